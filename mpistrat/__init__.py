@@ -1,0 +1,11 @@
+"""The API of tf.distribute on MPI: one rank, one device, one replica.
+
+Names load when they are first used: importing the package starts no MPI, h5py or cupy.
+"""
+
+import lazy_loader
+
+from mpistrat.version import __version__
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ += ["__version__"]

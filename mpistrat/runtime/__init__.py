@@ -1,0 +1,1 @@
+"""The machine: MPI, the topology of the ranks, devices, arrays."""

@@ -1,0 +1,2 @@
+"""Where the ranks are: world, node, rail and leaders, made once per communicator."""
+# placeholder, written next
