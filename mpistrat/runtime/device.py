@@ -53,5 +53,28 @@ class Device(NamedTuple):
         index = match["index"]
         return cls(_KINDS[match["kind"].lower()], 0 if index in (None, "*") else int(index))
 
+    def require(self) -> Device:
+        """This device, if it is there.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not: the text says what is missing.
+        """
+        if self.kind == "cuda":
+            try:
+                import cupy
+            except ImportError as error:
+                raise RuntimeError(
+                    f"device {self} needs CuPy: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
+                ) from error
+            try:
+                count = cupy.cuda.runtime.getDeviceCount()
+            except Exception as error:
+                raise RuntimeError(f"device {self} cannot be used: {error}") from error
+            if self.index >= count:
+                raise RuntimeError(f"device {self} is not there: this process sees {count} GPU(s)")
+        return self
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

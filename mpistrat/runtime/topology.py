@@ -1,2 +1,219 @@
-"""Where the ranks are: world, node, rail and leaders, made once per communicator."""
-# placeholder, written next
+"""Where the ranks are: world, node, rail and leaders, made once per communicator.
+
+*node*: the ranks that share memory (``MPI_Comm_split_type``, MPI 4.1 section 7.4.2; never host names, which
+are equal in containers). *rail*: the ranks with the same local rank, one per node. *leaders*: the rail of
+local rank 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime import failure, log, mpi
+from mpistrat.runtime.operation import MismatchError, Operation, Said, call_site, mismatch, operation
+
+_END = operation("the end of the program")
+_BARRIER = operation("barrier")
+_AGREE = operation("agree")
+_ALL_GATHER_OBJECT = operation("all_gather_object")
+_keyval: int | None = None
+
+
+class Topology:
+    """The ranks of a communicator and where they live.
+
+    Get one by `Topology.of`: all users of one communicator share it, and with it the private communicators.
+
+    Attributes
+    ----------
+    size, rank : int
+        Number of ranks, and which one this is.
+    nodes : tuple of tuple of int
+        The ranks of each node, nodes in the order of their first rank.
+    parent, world, node, rail : mpi4py.MPI.Comm
+        The communicator this was made for, a private duplicate, and the two tiers. Only the package itself
+        communicates on the last three.
+    sequence : int
+        How many collectives were entered so far.
+    """
+
+    def __init__(self, parent: Any):
+        MPI = mpi.start()
+        self.parent = parent
+        self.world = world = parent.Dup()
+        self.size: int = world.size
+        self.rank: int = world.rank
+        self.node = world.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self.rail = world.Split(self.node.rank, key=self.rank)
+        leader_of = np.empty(self.size, np.int64)
+        world.Allgather(np.array([self.node.bcast(self.rank)], np.int64), leader_of)
+        self.nodes = tuple(
+            tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in np.unique(leader_of)
+        )
+        self.sequence = 0
+        self._turn = threading.Lock()
+        self._extremes = np.empty(2, np.int64)
+        self._max = MPI.MAX
+
+    @classmethod
+    def of(cls, comm: Any) -> Topology:
+        """The topology of a communicator. Collective over it when asked for the first time.
+
+        Raises
+        ------
+        TypeError
+            If ``comm`` is no intra-communicator of mpi4py.
+        ValueError
+            If it is the null communicator: this rank is none of its members.
+        """
+        MPI = mpi.start()
+        if not isinstance(comm, MPI.Intracomm):
+            if comm == MPI.COMM_NULL:
+                raise ValueError(
+                    "the communicator is COMM_NULL on this rank: only its members may create the strategy"
+                )
+            raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
+        if comm == MPI.COMM_NULL:
+            raise ValueError(
+                "the communicator is COMM_NULL on this rank: only its members may create the strategy"
+            )
+        global _keyval
+        if _keyval is None:
+            _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)
+        topology = comm.Get_attr(_keyval)
+        if topology is None:
+            topology = cls(comm)
+            comm.Set_attr(_keyval, topology)
+            topology._greet(MPI)
+        return topology
+
+    def _greet(self, MPI: Any) -> None:
+        if MPI.COMM_WORLD.size == 1:
+            return
+        log.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        failure.arm(self.world, self.node)
+        if MPI.Comm.Compare(self.parent, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
+            atexit.register(self._say_goodbye)
+
+    @property
+    def leaders(self) -> Any:
+        """The communicator of the nodes' first ranks, None on all other ranks."""
+        return self.rail if self.node.rank == 0 else None
+
+    @property
+    def ranks_per_node(self) -> tuple[int, ...]:
+        """How many ranks each node has."""
+        return tuple(len(ranks) for ranks in self.nodes)
+
+    def turn(self, operation: Operation) -> Topology:
+        """Context in which this thread makes the collective that ``operation`` describes.
+
+        Asking for it exchanges a checksum of the description with all ranks. It costs one all-reduce of 16
+        bytes, and is what makes ranks that disagree raise instead of hang or compute nonsense.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if the ranks are not all in the same operation, or one has ended its program.
+        RuntimeError
+            If another thread is in a collective of this communicator.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(
+                f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
+                "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
+            )
+        self.sequence += 1
+        if self.size > 1:
+            try:
+                self._agree(operation)
+            except BaseException:
+                self._turn.release()
+                raise
+        return self
+
+    def __enter__(self) -> Topology:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turn.release()
+
+    def _agree(self, operation: Operation) -> None:
+        mine, extremes = operation.checksum, self._extremes
+        self.world.Allreduce(mine, extremes, self._max)
+        if extremes[0] != mine[0] or extremes[1] != mine[1]:
+            said = self.world.allgather(Said(operation.name, str(operation), call_site()))
+            raise mismatch(self.rank, self.sequence, said)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        with self.turn(_BARRIER):
+            if self.size > 1:
+                self.world.Barrier()
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's (pickled) object, in the order of ranks, on every rank."""
+        with self.turn(_ALL_GATHER_OBJECT):
+            return self.world.allgather(value) if self.size > 1 else [value]
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """The (pickled) object of rank ``root``, on every rank."""
+        with self.turn(operation("broadcast_object", root)):
+            return self.world.bcast(value, root) if self.size > 1 else value
+
+    def all_true(self, flag: Any) -> bool:
+        """Whether the flag is true on all ranks."""
+        with self.turn(_AGREE):
+            if self.size == 1:
+                return bool(flag)
+            flags = np.array([not flag], np.int64)
+            self.world.Allreduce(flags, self._extremes[:1], self._max)
+            return not self._extremes[0]
+
+    def _say_goodbye(self) -> None:
+        """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
+        MPI = mpi.start()
+        if failure.pending() or MPI.Is_finalized() or self.world == MPI.COMM_NULL:
+            return
+        while True:
+            try:
+                with self.turn(_END):
+                    return
+            except MismatchError:
+                continue
+            except RuntimeError:  # a thread is still in a collective
+                return
+
+    def free(self) -> None:
+        """Give the private communicators back. Collective."""
+        atexit.unregister(self._say_goodbye)
+        for comm in (self.rail, self.node, self.world):
+            comm.Free()
+
+    def __repr__(self) -> str:
+        return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
+
+
+class Alone(Topology):
+    """One replica that needs no MPI: `parent` starts it if it is asked for."""
+
+    def __init__(self) -> None:
+        self.size, self.rank, self.nodes = 1, 0, ((0,),)
+        self.sequence = 0
+        self._turn = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("parent", "world", "node", "rail"):
+            return mpi.start().COMM_SELF
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _delete(comm: Any, keyval: int, topology: Topology) -> None:
+    """The user frees the communicator: MPI frees what was cached on it, collectively as that call is."""
+    MPI = mpi.start()
+    if not MPI.Is_finalized() and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        topology.free()

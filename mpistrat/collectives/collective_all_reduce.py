@@ -1,0 +1,85 @@
+"""The default ops: packed, and each message by the algorithm the table chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import packing
+from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.runtime import arrays
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, component
+
+_dtype_and_shape = attrgetter("dtype", "shape")
+_ONLY_ARRAYS = {np.ndarray}
+
+
+class CollectiveAllReduce(CrossDeviceOps):
+    """All-reduce over all replicas, small arrays packed.
+
+    Parameters
+    ----------
+    algorithm : str, optional
+        Name of the algorithm for all messages; by default the table chooses for each.
+    """
+
+    def __init__(self, algorithm: str | None = None):
+        super().__init__()
+        self._algorithm = algorithm
+        self._plans: dict[Any, packing.Plan] = {}
+
+    def _bind(self, topology: Topology) -> None:
+        super()._bind(topology)
+        self._plans.clear()
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+    ) -> Any:
+        return self.all_reduce(reduce_op, [component(per_replica_value)], options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+    ) -> Sequence[Any]:
+        return self.all_reduce(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
+
+    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        """Combine this replica's plain values, sparse rows by gathering them."""
+        if set(map(type, values)) == _ONLY_ARRAYS:
+            return self._all_reduce(op, values, options)
+        dense = [i for i, value in enumerate(values) if not isinstance(value, IndexedSlices)]
+        out: list[Any] = list(values)
+        totals = self._all_reduce(op, [arrays.to_host(values[i]) for i in dense], options)
+        for i, total in zip(dense, totals, strict=True):
+            out[i] = arrays.from_host(total, values[i])
+        for i, value in enumerate(values):
+            if isinstance(value, IndexedSlices):
+                out[i] = all_reduce_slices(self._ranks, op, value)
+        return out
+
+    def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
+        return options.bytes_per_pack
+
+    def _all_reduce(
+        self, op: ReduceOp, values: list[np.ndarray], options: CommunicationOptions
+    ) -> list[np.ndarray]:
+        topology = self._ranks
+        bytes_per_pack = self._bytes_per_pack(values, options)
+        key = (op, bytes_per_pack, *map(_dtype_and_shape, values))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) > 1024:
+                self._plans.clear()
+            plan = packing.plan(topology, op, key[2:], bytes_per_pack, self._algorithm)
+            self._plans[key] = plan
+        # Arrays without elements are their own result, but for their dtype and identity.
+        out = [x if x.size else np.empty(x.shape, packing.dtypes.result(x.dtype, op)) for x in values]
+        with topology.turn(plan.operation):
+            for bucket in plan.buckets:
+                packing.reduce_bucket(topology, op, bucket, values, out)
+        return out

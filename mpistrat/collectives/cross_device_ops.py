@@ -1,0 +1,199 @@
+"""The base of pluggable reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, component
+
+
+class CrossDeviceOps:
+    """How a strategy reduces and broadcasts: subclass it to bring an algorithm of your own.
+
+    Override `reduce_implementation` and `batch_reduce_implementation` (and `broadcast_implementation`
+    if the default will not do); the public methods check the arguments and call them. An object works
+    once a strategy was given it: ``MirroredStrategy(cross_device_ops=MyOps())``.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> class Logged(mpistrat.ReductionToOneDevice):
+    ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+    ...         print("reduce", reduce_op.name)
+    ...         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
+    >>> strategy = mpistrat.MirroredStrategy(cross_device_ops=Logged())
+    >>> float(strategy.reduce("SUM", 2.0, axis=None))
+    reduce SUM
+    2.0
+    """
+
+    def __init__(self) -> None:
+        self._topology: Topology | None = None
+
+    def _bind(self, topology: Topology) -> None:
+        """A strategy says over which ranks to reduce."""
+        self._topology = topology
+
+    @property
+    def _ranks(self) -> Topology:
+        topology = getattr(self, "_topology", None)
+        if topology is None:
+            raise RuntimeError(
+                f"{type(self).__name__} belongs to no strategy yet: give it to one, for example "
+                "MirroredStrategy(cross_device_ops=...)"
+            )
+        return topology
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Mirrored:
+        """Combine one value over all replicas.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        per_replica_value : PerReplica, array or number
+            A plain value is this replica's.
+        destinations : variable, distributed value, array or device name
+            Where the result is wanted: with one device a rank, always here.
+        options : CommunicationOptions, optional
+
+        Returns
+        -------
+        Mirrored
+            The result, on every replica.
+
+        Raises
+        ------
+        ValueError
+            If ``destinations`` names nothing, or the value is mirrored and the op SUM.
+        RuntimeError
+            If this object belongs to no strategy.
+        """
+        op = ReduceOp.parse(reduce_op)
+        check_destinations(destinations)
+        value = _per_replica(op, per_replica_value)
+        if isinstance(value, Mirrored):
+            return value
+        result = self.reduce_implementation(op, value, destinations, options or CommunicationOptions())
+        return mirrored(result)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Mirrored]:
+        """Combine many values over all replicas in as few messages as possible.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        value_destination_pairs : sequence of (value, destinations)
+        options : CommunicationOptions, optional
+
+        Returns
+        -------
+        list of Mirrored
+            The results in the order of the pairs.
+
+        Raises
+        ------
+        ValueError
+            If an element is no pair, or as `reduce`.
+        """
+        op = ReduceOp.parse(reduce_op)
+        pairs = list(value_destination_pairs)
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError(f"value_destination_pairs must be pairs (value, destinations), not {pair!r}")
+            check_destinations(pair[1])
+        values = [_per_replica(op, value) for value, _ in pairs]
+        todo = [(v, pair[1]) for v, pair in zip(values, pairs, strict=True) if not isinstance(v, Mirrored)]
+        done = iter(
+            self.batch_reduce_implementation(op, todo, options or CommunicationOptions()) if todo else ()
+        )
+        return [v if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
+        """Replica 0's value, on every replica.
+
+        Parameters
+        ----------
+        tensor : array or number
+        destinations : variable, distributed value, array or device name
+
+        Returns
+        -------
+        Mirrored
+        """
+        check_destinations(destinations)
+        return mirrored(self.broadcast_implementation(tensor, destinations))
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+    ) -> Any:
+        """Hook of `reduce`: its arguments, checked. Returns an array or a Mirrored."""
+        raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+    ) -> Sequence[Any]:
+        """Hook of `batch_reduce`: its arguments, checked. Returns an array or a Mirrored for each pair."""
+        raise NotImplementedError(f"{type(self).__name__} must override batch_reduce_implementation")
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """Hook of `broadcast`. Returns an array or a Mirrored."""
+        value = component(tensor)
+        return arrays.from_host(broadcast(self._ranks, [arrays.to_host(value)])[0], value)
+
+    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        """Combine this replica's plain values: what strategies call, by way of the hooks."""
+        pairs = [(PerReplica((value,)), value) for value in values]
+        return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
+
+
+def check_destinations(destinations: Any) -> None:
+    """Raise unless ``destinations`` says where a result is wanted.
+
+    Raises
+    ------
+    ValueError
+        For an empty name, or a name of no device.
+    TypeError
+        For None, a list or a tuple.
+    """
+    if isinstance(destinations, str):
+        if not destinations:
+            raise ValueError("destinations must not be empty: name a device or give a variable")
+        Device.parse(destinations)
+    elif destinations is None or isinstance(destinations, (list, tuple)) and not isinstance(destinations, Device):
+        raise TypeError(
+            f"destinations must be a variable, a value or the name of a device, not {destinations!r}"
+        )
+
+
+def mirrored(value: Any) -> Mirrored:
+    """The value as Mirrored."""
+    return value if isinstance(value, Mirrored) else Mirrored((component(value),))
+
+
+def _per_replica(op: ReduceOp, value: Any) -> DistributedValues:
+    if isinstance(value, Mirrored):
+        if op is ReduceOp.SUM:
+            raise ValueError(
+                "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
+                "num_replicas_in_sync times as large; use MEAN, or multiply"
+            )
+        return value
+    return value if isinstance(value, PerReplica) else PerReplica((component(value),))

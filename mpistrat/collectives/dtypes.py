@@ -1,0 +1,40 @@
+"""Which numbers can be reduced, and in which precision they are added."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from mpistrat.values import ReduceOp
+
+# Half precision travels and is added as float32, and the result is rounded once.
+_HALF = ("float16", "bfloat16")
+
+
+@lru_cache(maxsize=256)
+def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
+    """The dtype in which values of ``dtype`` are added.
+
+    Raises
+    ------
+    TypeError
+        If values of this dtype cannot be reduced by ``op``.
+    """
+    if dtype.name in _HALF:
+        return np.dtype(np.float32)
+    if dtype.kind in "iufc" and dtype.itemsize <= 32:
+        return dtype.newbyteorder("=")
+    if dtype.kind == "b":
+        raise TypeError(
+            f"{op.name} of bool is not defined: cast to an integer to count, or use strategy.agree for 'all'"
+        )
+    raise TypeError(f"{op.name} of {dtype} is not defined: numbers can be reduced, see numpy dtype kinds 'iufc'")
+
+
+@lru_cache(maxsize=256)
+def result(dtype: np.dtype, op: ReduceOp) -> np.dtype:
+    """The dtype of the result: that of the values, but float64 for the mean of integers."""
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        return np.dtype(np.float64)
+    return dtype.newbyteorder("=") if dtype.name not in _HALF else dtype

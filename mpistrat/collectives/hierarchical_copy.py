@@ -1,0 +1,43 @@
+"""Reduce to each node's leader, all-reduce between leaders, copy back."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES
+from mpistrat.runtime import mpi
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+
+class HierarchicalCopy(Algorithm):
+    """The two tiers by MPI's own reduce, all-reduce and broadcast, piece by piece."""
+
+    name = "hierarchical_copy"
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        return device.kind == "cpu" and dtype.kind in "iufc"
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        """A reduce and a broadcast inside the node, and every leader's share of the wire."""
+        largest, nodes = max(topology.ranks_per_node), len(topology.nodes)
+        inside = 2 * math.ceil(math.log2(largest)) * (1e-6 + nbytes / 5e9)
+        between = math.ceil(math.log2(nodes)) * 5e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9
+        return inside + between
+
+    def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
+        MPI = mpi.start()
+        node, leaders = topology.node, topology.leaders
+        step = max(1, CHUNK_BYTES // send.itemsize)
+        for start in range(0, len(send), step):
+            mine, total = send[start : start + step], receive[start : start + step]
+            if leaders is None:
+                node.Reduce(mine, None, root=0)
+            else:
+                node.Reduce(MPI.IN_PLACE if send is receive else mine, total, root=0)
+                if leaders.size > 1:
+                    leaders.Allreduce(MPI.IN_PLACE, total)
+            node.Bcast(total, root=0)

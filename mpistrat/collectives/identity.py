@@ -1,0 +1,25 @@
+"""One replica: its value is the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+
+class Identity(Algorithm):
+    """Copies: the all-reduce of a single replica."""
+
+    name = "identity"
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        return topology.size == 1
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        return 0.0
+
+    def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
+        if send is not receive:
+            receive[...] = send

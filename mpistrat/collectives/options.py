@@ -1,0 +1,129 @@
+"""What a caller may ask of a collective."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which family of algorithms to use.
+
+    Attributes
+    ----------
+    AUTO
+        Whatever is predicted to be fastest for these values on these ranks.
+    RING
+        MPI on host memory.
+    NCCL
+        NCCL, which needs one GPU per rank.
+
+    Examples
+    --------
+    >>> CommunicationImplementation("RING").name
+    'RING'
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+class CommunicationOptions:
+    """Options of a collective.
+
+    Parameters
+    ----------
+    bytes_per_pack : int
+        Size of the messages that many small arrays are packed into; 0 leaves it to the library.
+    timeout_seconds : float, optional
+        How long to wait for the other ranks.
+    implementation : CommunicationImplementation or str
+        Which family of algorithms to use.
+
+    Raises
+    ------
+    ValueError
+        If ``bytes_per_pack`` is negative, the time is not positive or the implementation unknown.
+
+    Examples
+    --------
+    >>> CommunicationOptions(bytes_per_pack=1 << 20, implementation="ring")
+    CommunicationOptions(bytes_per_pack=1048576, timeout_seconds=None, implementation=RING)
+    """
+
+    __slots__ = ("bytes_per_pack", "implementation", "timeout_seconds")
+
+    def __init__(
+        self,
+        bytes_per_pack: int = 0,
+        timeout_seconds: float | None = None,
+        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+    ):
+        if bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack must not be negative, not {bytes_per_pack}")
+        if timeout_seconds is not None and timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds must be positive or None, not {timeout_seconds}")
+        if isinstance(implementation, str):
+            try:
+                implementation = CommunicationImplementation[implementation.upper()]
+            except KeyError:
+                names = ", ".join(each.name for each in CommunicationImplementation)
+                raise ValueError(f"{implementation!r} is no implementation: use one of {names}") from None
+        elif not isinstance(implementation, CommunicationImplementation):
+            raise ValueError(f"implementation must be a CommunicationImplementation, not {implementation!r}")
+        self.bytes_per_pack = int(bytes_per_pack)
+        self.timeout_seconds = timeout_seconds
+        self.implementation = implementation
+
+    def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """These options, with those of ``options`` that are not at their defaults instead.
+
+        Examples
+        --------
+        >>> CommunicationOptions(bytes_per_pack=8).merge(CommunicationOptions(timeout_seconds=3.0))
+        CommunicationOptions(bytes_per_pack=8, timeout_seconds=3.0, implementation=AUTO)
+        """
+        if options is None:
+            return self
+        auto = CommunicationImplementation.AUTO
+        return CommunicationOptions(
+            options.bytes_per_pack or self.bytes_per_pack,
+            self.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds,
+            self.implementation if options.implementation is auto else options.implementation,
+        )
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.bytes_per_pack, self.timeout_seconds, self.implementation
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CommunicationOptions) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return (
+            f"CommunicationOptions(bytes_per_pack={self.bytes_per_pack}, "
+            f"timeout_seconds={self.timeout_seconds}, implementation={self.implementation.name})"
+        )
+
+
+class CollectiveHints:
+    """The former name of `CommunicationOptions`, which it returns.
+
+    Parameters
+    ----------
+    bytes_per_pack : int
+    timeout_seconds : float, optional
+
+    Examples
+    --------
+    >>> CollectiveHints(bytes_per_pack=4)
+    CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation=AUTO)
+    """
+
+    def __new__(  # type: ignore[misc]  # as in tf.distribute, the old name makes the new thing
+        cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None
+    ) -> CommunicationOptions:
+        return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)

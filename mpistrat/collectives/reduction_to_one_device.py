@@ -1,0 +1,110 @@
+"""All values to one rank, combined there, and the result to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import dtypes
+from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.operation import operation
+from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, component
+
+
+def add_n(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum of some arrays, in order, in the dtype that their sum is accumulated in."""
+    wide = dtypes.accumulator(values[0].dtype, ReduceOp.SUM)
+    total = values[0].astype(wide)
+    for value in values[1:]:
+        total += value
+    return total.astype(dtypes.result(values[0].dtype, ReduceOp.SUM), copy=False)
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Gather to replica 0, combine there, broadcast: slow, simple, and any function will do.
+
+    Parameters
+    ----------
+    reduce_to_device : str, optional
+        Name of the device to combine on. Every rank has one; it must be one of this library.
+    accumulation_fn : callable, optional
+        Takes the list of the replicas' arrays, in replica order, returns one array. By default their sum.
+
+    Raises
+    ------
+    ValueError
+        If ``reduce_to_device`` names no device.
+    TypeError
+        If ``accumulation_fn`` cannot be called.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> import numpy as np
+    >>> ops = mpistrat.ReductionToOneDevice(accumulation_fn=lambda values: np.max(values, axis=0))
+    >>> strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
+    >>> float(strategy.reduce("SUM", 3.0, axis=None))
+    3.0
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | None = None,
+        accumulation_fn: Callable[[Sequence[np.ndarray]], Any] | None = None,
+    ):
+        super().__init__()
+        self._device = None if reduce_to_device is None else Device.parse(reduce_to_device)
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise TypeError(f"accumulation_fn must be callable, not {accumulation_fn!r}")
+        self._accumulate = accumulation_fn or add_n
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+    ) -> Any:
+        return self._reduce(reduce_op, component(per_replica_value))
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+    ) -> Sequence[Any]:
+        return [self._reduce(reduce_op, component(value)) for value, _ in value_destination_pairs]
+
+    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        """As `batch_reduce`, for this replica's plain values."""
+        return super().all_reduce(op, values, options)
+
+    def _reduce(self, op: ReduceOp, value: Any) -> Any:
+        topology = self._ranks
+        if isinstance(value, IndexedSlices):
+            return all_reduce_slices(topology, op, value)
+        host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
+        dtypes.accumulator(host.dtype, op)
+        with topology.turn(operation("reduce to one device", op.name, (host.dtype, host.shape))):
+            parts = topology.world.gather(host, 0) if topology.size > 1 else [host]
+        total, error = host, None
+        if parts is not None:
+            try:
+                total = self._combine(op, parts)
+            except Exception as e:  # the other ranks wait for the verdict
+                error = e
+        said = topology.broadcast_object(error and repr(error))
+        if error is not None:
+            raise error
+        if said is not None:
+            raise RuntimeError(f"rank {topology.rank}: accumulation_fn failed on rank 0: {said}")
+        shape, dtype = topology.broadcast_object((total.shape, total.dtype))
+        if topology.rank:
+            total = np.empty(shape, dtype)
+        return arrays.from_host(broadcast(topology, [total])[0], value)
+
+    def _combine(self, op: ReduceOp, parts: Sequence[np.ndarray]) -> np.ndarray:
+        total = np.asarray(self._accumulate(parts))
+        if op is ReduceOp.MEAN:
+            total = (total / len(parts)).astype(dtypes.result(total.dtype, op), copy=False)
+        return total

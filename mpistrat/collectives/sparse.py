@@ -1,0 +1,31 @@
+"""Sparse rows of many replicas, by gathering them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpistrat.collectives import dtypes
+from mpistrat.collectives.all_gather import all_gather
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import IndexedSlices, ReduceOp
+
+
+def all_reduce_slices(topology: Topology, op: ReduceOp, value: IndexedSlices) -> IndexedSlices:
+    """All replicas' rows in replica order; for a mean each divided by the number of replicas.
+
+    Rows of equal index stay apart: whoever takes them adds them up.
+
+    Raises
+    ------
+    ValueError
+        If row shapes, dtypes or dense shapes differ between ranks.
+    """
+    dtypes.accumulator(value.dtype, op)
+    with topology.turn(operation("all_reduce of sparse rows", op.name, value.dense_shape)):
+        pass
+    rows = all_gather(topology, value.values, 0)
+    indices = all_gather(topology, value.indices, 0)
+    if op is ReduceOp.MEAN and topology.size > 1:
+        rows = (rows / rows.dtype.type(topology.size)).astype(dtypes.result(value.dtype, op), copy=False)
+    return IndexedSlices(rows, indices, value.dense_shape)

@@ -1,0 +1,157 @@
+"""An error that leaves one rank's program ends the whole job.
+
+Without this, the other ranks would wait for ever in their next collective. The failing rank prints its
+traceback in one piece; where several ranks of a node fail together, the first one alone does, and
+``MPI_Abort`` then ends the job. The abort itself is left to mpi4py, at the very end of the interpreter,
+so that ``atexit`` handlers and open files of this rank are served; a watchdog sees to it that this cannot
+take long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+_GRACE = 1.0  # seconds that the failing rank's own exit may take
+
+_world: Any = None
+_claim: int | None = None
+_pending = False
+
+
+def arm(world: Any, node: Any) -> None:
+    """From now on an uncaught error of this rank ends the job. Collective over ``world``, once a process."""
+    global _world, _claim
+    if _world is not None:
+        return
+    _world = world
+    _claim = _shared_file(node)
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _interactive():
+            previous(kind, error, trace)
+            return
+        if _first_failure():
+            _flush()
+            if previous is sys.__excepthook__:
+                _write(_heading() + "".join(traceback.format_exception(kind, error, trace)))
+            else:
+                previous(kind, error, trace)
+        else:
+            time.sleep(2 * _GRACE)  # the first one is about to end the job
+        _abort_at_exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = excepthook
+    _watch_system_exit()
+
+
+def pending() -> bool:
+    """Whether this rank is on its way out because of an error."""
+    return _pending
+
+
+def _heading() -> str:
+    return f"\nrank {_world.rank} of {_world.size} failed, which ends the job:\n" if _world.size > 1 else ""
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _write(text: str) -> None:
+    """All of a text in one call, so that no other rank's output comes between."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _shared_file(node: Any) -> int | None:
+    """A descriptor of one empty, nameless file that all ranks of a node have open."""
+    path, descriptor = None, None
+    if node.rank == 0:
+        with contextlib.suppress(OSError):
+            descriptor, path = tempfile.mkstemp(prefix="mpistrat-")
+    path = node.bcast(path)
+    if path is not None and node.rank != 0:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    node.Barrier()
+    if path is not None and node.rank == 0:
+        os.unlink(path)
+    return descriptor
+
+
+def _first_failure() -> bool:
+    if _claim is None:
+        return True
+    try:
+        fcntl.flock(_claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(_claim).st_size:
+            return False
+        os.write(_claim, b"x")
+    except OSError:
+        return False
+    return True
+
+
+def _abort_at_exit(status: int) -> None:
+    global _pending
+    _pending = True
+    from mpi4py.run import set_abort_status
+
+    set_abort_status(status)
+
+    def abort() -> None:
+        time.sleep(_GRACE)
+        from mpi4py import MPI
+
+        _flush()
+        MPI.COMM_WORLD.Abort(status)
+
+    threading.Thread(target=abort, name="mpistrat-abort", daemon=True).start()
+
+
+def _watch_system_exit() -> None:
+    """See the status of a SystemExit that nobody catches.
+
+    CPython tells it to no hook. But once no frame is left it asks the exception for its ``code``, and
+    that can be listened to: the built-in descriptor is replaced by a property that answers the same.
+    Before Python 3.12 ``sys.exit`` raises an exception that is not an object yet, hence its stand-in.
+    """
+    members = gc.get_referents(SystemExit.__dict__)[0]
+    stored = members["code"]
+
+    def code(self: SystemExit) -> Any:
+        value = stored.__get__(self)
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            status = value if isinstance(value, int) else 0 if value is None else 1
+            if status and not _interactive():
+                _flush()
+                _abort_at_exit(status)
+        return value
+
+    members["code"] = property(code, stored.__set__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    if sys.version_info < (3, 12):
+        # The builtin has no signature to keep but this one.
+        def exit(status: Any = None, /) -> None:
+            raise SystemExit(status)
+
+        sys.exit = exit

@@ -1,0 +1,109 @@
+"""The description of a collective that ranks compare before they enter it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MOST_PARTS = 4
+
+
+class MismatchError(RuntimeError):
+    """The ranks of a strategy are not all in the same collective. Raised on every rank."""
+
+
+class ValueMismatchError(ValueError, MismatchError):
+    """The ranks are in the same collective with values that do not fit together. Raised on every rank."""
+
+
+class Operation:
+    """A collective by name and by all that must be equal on all ranks.
+
+    Attributes
+    ----------
+    name : str
+    parts : tuple
+        Names, numbers, and (dtype, shape) pairs.
+    checksum : numpy.ndarray of int64, shape (2,)
+        A CRC-32 of the above and its negative, so that one MAX over the ranks finds the largest and the
+        smallest: they are equal where all agree.
+    """
+
+    __slots__ = ("checksum", "name", "parts")
+
+    def __init__(self, name: str, *parts: Hashable):
+        self.name = name
+        self.parts = parts
+        crc = zlib.crc32(repr((name, parts)).encode())
+        self.checksum = np.array([crc, -crc], np.int64)
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])
+
+
+@lru_cache(maxsize=4096)
+def operation(name: str, *parts: Hashable) -> Operation:
+    """An `Operation`, made once."""
+    return Operation(name, *parts)
+
+
+class Said(NamedTuple):
+    """What one rank said it does."""
+
+    name: str
+    description: str
+    place: str
+
+
+def call_site() -> str:
+    """``file:line`` of the user's code that is in a call of the package."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
+    """The error of rank ``rank`` from what each rank said it does in collective number ``sequence``."""
+    groups: dict[str, list[int]] = {}
+    for each, (_, description, place) in enumerate(said):
+        groups.setdefault(f"{description} at {place}", []).append(each)
+    lines = "\n".join(f"  {_ranks(ranks)}: {what}" for what, ranks in groups.items())
+    if len({each.name for each in said}) == 1:
+        return ValueMismatchError(
+            f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
+            f"{lines}\nshapes, dtypes and options must be equal on all ranks."
+        )
+    return MismatchError(
+        f"rank {rank}: the ranks met in different collectives (collective number {sequence}):\n"
+        f"{lines}\nall ranks must make the same calls in the same order."
+    )
+
+
+def _word(part: Hashable) -> str:
+    match part:
+        case (np.dtype() as dtype, tuple() as shape):
+            return str(dtype) + str(list(shape)).replace(" ", "")
+        case tuple():
+            words = [_word(each) for each in part[:_MOST_PARTS]]
+            return ", ".join(words) + (f", ... ({len(part)} in all)" if len(part) > _MOST_PARTS else "")
+    return str(part)
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

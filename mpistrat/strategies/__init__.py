@@ -1,0 +1,7 @@
+"""The strategies: one policy a file."""
+
+from mpistrat.strategies.mirrored import MirroredStrategy
+from mpistrat.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpistrat.strategies.one_device import OneDeviceStrategy
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"]

@@ -1,0 +1,65 @@
+"""All ranks of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat.collectives import CrossDeviceOps
+from mpistrat.runtime import mpi
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+from mpistrat.strategy import Strategy, StrategyExtended
+
+
+class MirroredStrategy(Strategy):
+    """Synchronous data parallelism over the ranks of one node, variables mirrored.
+
+    Parameters
+    ----------
+    devices : sequence of str, optional
+        The device of each replica, in the order of ranks.
+    cross_device_ops : CrossDeviceOps, optional
+        How to reduce; by default the fastest way for each message.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks to use; by default all.
+
+    Raises
+    ------
+    RuntimeError
+        If the ranks are on several nodes, or a device is not there.
+    ValueError
+        If there is not one device for each replica.
+    TypeError
+        If ``cross_device_ops`` is none.
+
+    Examples
+    --------
+    >>> strategy = MirroredStrategy()
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        comm: Any = None,
+    ):
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
+        parsed = None if devices is None else [Device.parse(name) for name in devices]
+        topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+        if len(topology.nodes) > 1:
+            raise RuntimeError(
+                f"MirroredStrategy works on the ranks of one node, and its {topology.size} ranks are on "
+                f"{len(topology.nodes)}: use MultiWorkerMirroredStrategy, or give it comm="
+            )
+        if parsed is not None and len(parsed) != topology.size:
+            raise ValueError(
+                f"devices names {len(parsed)} devices for {topology.size} replicas: name one for each, in the order "
+                "of ranks"
+            )
+        device = None if parsed is None else parsed[topology.rank].require()
+        super().__init__(StrategyExtended(self, topology, device, cross_device_ops))

@@ -1,0 +1,39 @@
+"""Everything on one device."""
+
+from __future__ import annotations
+
+from mpistrat.runtime.device import Device
+from mpistrat.strategy import Strategy, StrategyExtended, Variable
+from mpistrat.values import VariableSynchronization
+from mpistrat.variables import LocalVariable
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica on the named device: to try a program, or to run it alone on one rank of many.
+
+    Parameters
+    ----------
+    device : str
+        Such as ``"cpu:0"`` or ``"/gpu:0"``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it names no device.
+    RuntimeError
+        If there is no such device here.
+
+    Examples
+    --------
+    >>> strategy = OneDeviceStrategy("cpu:0")
+    >>> strategy.run(lambda x: x + 1, args=(1,))
+    2
+    """
+
+    def __init__(self, device: str):
+        super().__init__(_OneDeviceExtended(self, device=Device.parse(device).require()))
+
+
+class _OneDeviceExtended(StrategyExtended):
+    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
+        return LocalVariable

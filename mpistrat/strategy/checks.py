@@ -1,0 +1,60 @@
+"""Misuse of contexts, and what to say about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from mpistrat import context
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.replica_context import ReplicaContext
+    from mpistrat.strategy.strategy import Strategy
+
+
+def mixing(current: object, wanted: object) -> NoReturn:
+    """Raise: two strategies at once."""
+    raise RuntimeError(
+        f"Mixing different tf.distribute.Strategy objects: {current!r} is current, and this call belongs to "
+        f"{wanted!r}. Leave the scope of the first, or use one strategy object throughout"
+    )
+
+
+def require_cross_replica(strategy: Strategy, method: str, instead: str) -> None:
+    """Raise unless in this strategy's cross-replica context, or in no strategy's at all."""
+    mode = context.current()
+    if mode.replica_context is None:
+        if mode.strategy is not strategy:
+            mixing(mode.strategy, strategy)
+    elif not context.is_default():
+        if mode.strategy is not strategy:
+            mixing(mode.strategy, strategy)
+        raise RuntimeError(
+            f"Method requires being in cross-replica context, use get_replica_context().merge_call(): {method} "
+            f"was called in a replica context; {instead}"
+        )
+
+
+def require_scope(strategy: Strategy) -> None:
+    """Raise unless this strategy is the current one."""
+    mode = context.current()
+    if mode.strategy is not strategy:
+        if context.is_default():
+            raise RuntimeError('Need to be inside "with strategy.scope()" of ' + repr(strategy))
+        mixing(mode.strategy, strategy)
+
+
+def require_replica_context(replica_context: ReplicaContext) -> None:
+    """Raise unless this replica context is the current one."""
+    mode = context.current()
+    if mode.replica_context is replica_context:
+        return
+    if mode.replica_context is None:
+        raise RuntimeError(
+            "Need to be inside `call_for_each_replica()`: this call belongs into the function that strategy.run runs"
+        )
+    if mode.strategy is replica_context.strategy:
+        raise RuntimeError("Mismatching ReplicaContext.")
+    raise RuntimeError(
+        "Mismatching tf.distribute.Strategy objects: the replica context belongs to "
+        f"{replica_context.strategy!r}, and {mode.strategy!r} is current"
+    )

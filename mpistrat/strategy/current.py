@@ -1,0 +1,95 @@
+"""Which strategy is current."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpistrat import context
+from mpistrat.strategy.default import default_mode
+from mpistrat.strategy.replica_context import ReplicaContext
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.strategy import Strategy
+
+context.set_default(default_mode)
+
+
+def get_strategy() -> Strategy:
+    """The current strategy, the default one if none was entered.
+
+    Examples
+    --------
+    >>> get_strategy().num_replicas_in_sync
+    1
+    """
+    return context.current().strategy
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default one is current.
+
+    Examples
+    --------
+    >>> has_strategy()
+    False
+    """
+    return context.current().strategy is not default_mode().strategy
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The current replica context, None in cross-replica context.
+
+    Examples
+    --------
+    >>> get_replica_context().num_replicas_in_sync
+    1
+    """
+    return context.current().replica_context
+
+
+def in_cross_replica_context() -> bool:
+    """Whether the current context is one of all replicas together.
+
+    Examples
+    --------
+    >>> in_cross_replica_context()
+    False
+    """
+    return context.current().replica_context is None
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Make a strategy current without a ``with`` block, in this thread; None leaves it again.
+
+    Raises
+    ------
+    RuntimeError
+        If a ``with strategy.scope()`` is active.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> experimental_set_strategy(mpistrat.OneDeviceStrategy("cpu:0"))
+    >>> has_strategy()
+    True
+    >>> experimental_set_strategy(None)
+    """
+    stack = context.stack()
+    if stack and isinstance(stack[0], _Set):
+        if len(stack) > 1:
+            raise RuntimeError(
+                "Must not be called inside a strategy scope: experimental_set_strategy() was called inside one"
+            )
+        stack.pop()
+    if stack:
+        raise RuntimeError(
+            "Must not be called inside a strategy scope: leave `with strategy.scope()` before you set another"
+        )
+    if strategy is not None and strategy is not default_mode().strategy:
+        stack.append(_Set(strategy))
+
+
+class _Set(context.Mode):
+    """The mode that `experimental_set_strategy` entered."""
+
+    __slots__ = ()

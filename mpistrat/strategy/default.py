@@ -1,0 +1,126 @@
+"""The default strategy: one replica, no devices, nothing distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+from mpistrat import context
+from mpistrat.collectives import CommunicationOptions
+from mpistrat.data import Dataset, InputContext, InputOptions
+from mpistrat.strategy.extended import StrategyExtended
+from mpistrat.strategy.strategy import Scope, Strategy
+from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
+from mpistrat.variables import LocalVariable, Variable
+
+
+class _DefaultStrategy(Strategy):
+    """What is current where no strategy was entered: plain variables, values as they are."""
+
+    def __init__(self) -> None:
+        if _strategy:
+            raise RuntimeError("there is one default strategy: get it by get_strategy()")
+        super().__init__(_DefaultExtended(self))
+
+    def scope(self) -> Scope:
+        return _DefaultScope(self)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        return value
+
+    def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        return dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> Any:
+        return dataset_fn(InputContext())
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        return value_fn(ValueContext())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise RuntimeError("the default strategy cannot be copied: there is one")
+
+    def __repr__(self) -> str:
+        return "<default strategy>"
+
+
+class _DefaultScope(Scope):
+    """Changes nothing, and does not stand inside the scope of a strategy."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Strategy:
+        if context.current().strategy is not self._strategy:
+            raise RuntimeError("Must not nest tf.distribute.Strategy scopes: the default one goes inside no other")
+        return self._strategy
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class _DefaultExtended(StrategyExtended):
+    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
+        return LocalVariable
+
+    def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
+        return values
+
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
+        """Scope in which new variables go where a variable is: here."""
+        return nullcontext()
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """The value itself."""
+        ReduceOp.parse(reduce_op)
+        return value
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """The values themselves."""
+        ReduceOp.parse(reduce_op)
+        return [value for value, _ in value_destination_pairs]
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
+        """Not for the default strategy, which has no devices."""
+        if destinations is None:
+            raise TypeError("destinations must be a variable, a value or the name of a device, not None")
+        raise NotImplementedError("the default strategy has no devices to broadcast to")
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """The variable with the smallest name."""
+        return min(var_list, key=lambda variable: variable.name)
+
+    @property
+    def worker_devices(self) -> NoReturn:
+        """The default strategy has none."""
+        raise RuntimeError("worker_devices: the default strategy has no devices; create a strategy")
+
+    @property
+    def parameter_devices(self) -> NoReturn:
+        """The default strategy has none."""
+        raise RuntimeError("parameter_devices: the default strategy has no devices; create a strategy")
+
+
+_strategy: list[_DefaultStrategy] = []
+_strategy.append(_DefaultStrategy())
+_mode = _strategy[0].extended._replica_context._mode
+
+
+def default_mode() -> context.Mode:
+    """The default strategy in its replica context."""
+    return _mode

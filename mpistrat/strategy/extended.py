@@ -1,0 +1,352 @@
+"""The part of a strategy that libraries use rather than training scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from mpistrat import context, nest
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
+from mpistrat.collectives.cross_device_ops import check_destinations
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.strategy.checks import require_cross_replica, require_scope
+from mpistrat.strategy.replica_context import ReplicaContext
+from mpistrat.values import DistributedValues, Mirrored, ReduceOp, VariableSynchronization, component
+from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.strategy import Strategy
+
+
+class StrategyExtended:
+    """What optimizers and other libraries use of a strategy.
+
+    Parameters
+    ----------
+    container_strategy : Strategy
+        The strategy this belongs to.
+    topology : Topology, optional
+        Its ranks; by default this one alone.
+    device : Device, optional
+        The device of this rank.
+    cross_device_ops : CrossDeviceOps, optional
+        How it reduces; by default the fastest way for each message.
+    communication_options : CommunicationOptions, optional
+        Options of all its reductions.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> extended = mpistrat.MultiWorkerMirroredStrategy().extended
+    >>> extended.worker_devices
+    ('cpu:0',)
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        topology: Topology | None = None,
+        device: Device | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        self._strategy = container_strategy
+        self._topology = topology or Alone()
+        self._device = device or Device("cpu")
+        self._devices = (str(self._device),)
+        self._ops = cross_device_ops or CollectiveAllReduce()
+        self._ops._bind(self._topology)
+        self._options = communication_options or CommunicationOptions()
+        self._replica_context = ReplicaContext(container_strategy, self._topology.rank)
+        self._cross_replica_mode = context.Mode(container_strategy)
+        self._update_mode = context.Mode(container_strategy, update_replica_id=self._topology.rank)
+        self._unnamed = 0
+
+    # --- what a strategy is ----------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._topology.size
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices that replica functions run on, in this process."""
+        return self._devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that variables live on, in this process."""
+        return self._devices
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether all shapes must be known beforehand: never."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether every worker runs the program itself."""
+        return self._topology.size > 1
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initialises its variables: always."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process is the one that saves."""
+        return self._topology.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process is the one that logs."""
+        return self._topology.rank == 0
+
+    # --- variables -------------------------------------------------------------------
+
+    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
+        if synchronization is VariableSynchronization.ON_READ:
+            return SyncOnReadVariable
+        return MirroredVariable
+
+    def _name_variable(self, name: str | None) -> str:
+        if name is not None:
+            return name
+        self._unnamed += 1
+        return "Variable" if self._unnamed == 1 else f"Variable_{self._unnamed - 1}"
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether ``v`` was created while this strategy was current."""
+        return getattr(v, "distribute_strategy", None) is self._strategy
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that ``value`` is the component of, or ``value`` itself."""
+        container = getattr(value, "_container", None)
+        return value if container is None else container() or value
+
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
+        """Scope in which new variables go where a variable is. With one device a rank: where all are.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this strategy's scope.
+        ValueError
+            If the variable is none of this strategy.
+        """
+        require_scope(self._strategy)
+        self._check_variable(colocate_with_variable, "colocate_vars_with")
+        return nullcontext()
+
+    def _check_variable(self, variable: Any, method: str) -> None:
+        if not isinstance(variable, Variable):
+            raise TypeError(f"{method} takes a variable, not {variable!r}")
+        if not self.variable_created_in_scope(self.value_container(variable)):
+            raise ValueError(
+                f"{method}: the variable {variable.name!r} was created by {variable.distribute_strategy!r}, "
+                f"not by {self._strategy!r}: create it in this strategy's scope"
+            )
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Run ``fn(component, *args, **kwargs)`` on this replica's copy of a variable.
+
+        What ``fn`` writes reaches this copy only, without communication: hand it values that are equal
+        on all replicas, such as those of `reduce_to`.
+
+        Parameters
+        ----------
+        var : Variable
+            A variable of this strategy.
+        fn : callable
+        args, kwargs
+            Distributed values among them are handed over as this replica's component.
+        group : bool
+            Return one Mirrored result rather than the tuple of local ones.
+
+        Returns
+        -------
+        Mirrored or tuple
+
+        Raises
+        ------
+        TypeError
+            If ``var`` is no variable.
+        ValueError
+            If it is none of this strategy.
+        RuntimeError
+            If another strategy is current.
+        """
+        self._check_variable(var, "update")
+        if context.current().replica_context is not self._replica_context:
+            require_cross_replica(self._strategy, "update", "")
+        return self._in_update(fn, (component(var), *args), kwargs, group)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Run ``fn(*args, **kwargs)`` in update context, as `update` does for a variable.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        """
+        require_cross_replica(self._strategy, "update_non_slot", "call it in merge_call")
+        return self._in_update(fn, args, kwargs, group)
+
+    def _in_update(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, group: bool
+    ) -> Any:
+        args = tuple(map(component, args)) if not any(map(nest.is_nested, args)) else self._components(args)
+        kwargs = self._components(kwargs) if kwargs else {}
+        stack = context.stack()
+        stack.append(self._update_mode)
+        try:
+            result = fn(*args, **kwargs)
+        finally:
+            stack.pop()
+        return Mirrored((result,)) if group else (result,)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Where to keep what belongs to several variables together: this rank's devices."""
+        return self._devices
+
+    # --- values ----------------------------------------------------------------------
+
+    def _select(self, tree: Any) -> Any:
+        """What a replica function gets of an argument: the component, but a variable whole."""
+        return _map(_unless_variable, tree)
+
+    def _components(self, tree: Any) -> Any:
+        return _map(component, tree)
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (self._components(value),)
+
+    def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
+        return self._ops.all_reduce(op, values, self._merge(options))
+
+    def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        return self._options if options is None else self._options.merge(options)
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Mirrored:
+        """Combine one value over the replicas.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp, VariableAggregation or str
+        value : PerReplica, array or number
+            A plain value is this replica's.
+        destinations : Variable, distributed value, array or device name
+        options, experimental_hints : CommunicationOptions, optional
+            The second is the former name.
+
+        Returns
+        -------
+        Mirrored
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        ValueError, TypeError
+            As `ReplicaContext.all_reduce`, and for destinations that name nothing.
+        """
+        require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
+        op = ReduceOp.parse(reduce_op)
+        return self._ops.reduce(op, value, destinations, self._merge(options or experimental_hints))
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> list[Mirrored]:
+        """Combine many values over the replicas in as few messages as possible.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp, VariableAggregation or str
+        value_destination_pairs : sequence of (value, destinations)
+        options, experimental_hints : CommunicationOptions, optional
+            The second is the former name.
+
+        Returns
+        -------
+        list of Mirrored
+            In the order of the pairs.
+
+        Raises
+        ------
+        RuntimeError, ValueError, TypeError
+            As `reduce_to`.
+        """
+        require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
+        op = ReduceOp.parse(reduce_op)
+        return self._ops.batch_reduce(op, value_destination_pairs, self._merge(options or experimental_hints))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
+        """Replica 0's value, on every replica.
+
+        Parameters
+        ----------
+        tensor : array or number
+            Shape and dtype must be equal on all replicas.
+        destinations : Variable, distributed value, array or device name
+
+        Returns
+        -------
+        Mirrored
+
+        Raises
+        ------
+        TypeError
+            If ``destinations`` is None, a list or a tuple.
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        """
+        require_cross_replica(self._strategy, "broadcast_to", "call it in merge_call")
+        check_destinations(destinations)
+        return self._ops.broadcast(tensor, destinations)
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function once per replica: `Strategy.run` by its inner name."""
+        return self._strategy.run(fn, args, kwargs)
+
+
+def _unless_variable(value: Any) -> Any:
+    if isinstance(value, DistributedValues) and not isinstance(value, Variable):
+        return component(value)
+    return value
+
+
+def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
+    return nest.map_structure(fn, tree) if nest.is_nested(tree) else fn(tree)
+
+
+__all__ = ["LocalVariable", "StrategyExtended"]

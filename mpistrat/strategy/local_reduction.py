@@ -1,0 +1,58 @@
+"""What a replica adds up by itself before the replicas are combined over an axis."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import dtypes
+from mpistrat.runtime import arrays
+from mpistrat.values import ReduceOp
+
+Axis = int | tuple[int, ...]
+
+
+def local_sum(value: Any, axis: Axis) -> np.ndarray:
+    """The sum over an axis, half precision still in the float32 it is added in.
+
+    Raises
+    ------
+    ValueError
+        If there is no such axis.
+    TypeError
+        If the value is no number or bool.
+    """
+    array = arrays.to_host(value)
+    wide = dtypes.accumulator(array.dtype, ReduceOp.SUM)
+    widened = array.astype(wide) if wide.itemsize > array.itemsize else array
+    return np.asarray(np.sum(widened, axis=axis))
+
+
+def sum_of_parts(total: np.ndarray, like: Any) -> Any:
+    """The result of a SUM over an axis, in the dtype and library of the value."""
+    dtype = arrays.to_host(like).dtype
+    half = dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
+    return _given_back(total.astype(dtype) if half else total, like)
+
+
+def local_mean_parts(value: Any, axis: Axis) -> list[np.ndarray]:
+    """Sum and number of examples over an axis."""
+    shape = arrays.to_host(value).shape
+    total = local_sum(value, axis)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return [total, np.array(math.prod(shape[i] for i in axes), np.int64)]
+
+
+def mean_of_parts(total: np.ndarray, count: np.ndarray, like: Any) -> Any:
+    """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
+    dtype = arrays.to_host(like).dtype
+    with np.errstate(invalid="ignore", divide="ignore"):
+        divisor = count if total.dtype.kind in "iu" else total.dtype.type(count)
+        mean = np.asarray(total / divisor)
+    return _given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
+
+
+def _given_back(result: np.ndarray, like: Any) -> Any:
+    return result[()] if isinstance(like, (np.ndarray, np.generic)) else arrays.from_host(result, like)

@@ -1,0 +1,190 @@
+"""What a replica function sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mpistrat import context, nest
+from mpistrat.collectives import CommunicationOptions, all_gather
+from mpistrat.runtime import arrays
+from mpistrat.strategy.checks import require_replica_context
+from mpistrat.values import DistributedValues, IndexedSlices, Mirrored, ReduceOp, component
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.strategy import Strategy
+
+
+class ReplicaContext:
+    """The identity of a replica, and its collectives.
+
+    Get it by `get_replica_context` inside the function that `Strategy.run` runs.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    replica_id_in_sync_group : int or None
+        Which of the replicas.
+
+    Raises
+    ------
+    ValueError
+        If the id is no int, or there is no such replica.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> def fn(x):
+    ...     replica = mpistrat.get_replica_context()
+    ...     return replica.all_reduce("SUM", x) / replica.num_replicas_in_sync
+    >>> float(mpistrat.MultiWorkerMirroredStrategy().run(fn, args=(3.0,)))
+    3.0
+    """
+
+    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any):
+        if replica_id_in_sync_group is not None:
+            try:
+                replica_id_in_sync_group = int(replica_id_in_sync_group)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"replica_id_in_sync_group must be an int or None, not {replica_id_in_sync_group!r}"
+                ) from None
+        self._strategy = strategy
+        self._id = replica_id_in_sync_group
+        self._mode = context.Mode(strategy, self)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that runs the function."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """Which replica this is: 0 to ``num_replicas_in_sync - 1``."""
+        return self._id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of this replica."""
+        require_replica_context(self)
+        return self._strategy.extended._devices
+
+    def __enter__(self) -> None:
+        context.stack().append(self._mode)
+
+    def __exit__(self, exception_type: Any, exception_value: Any, traceback: Any) -> None:
+        context.stack().pop()
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``merge_fn(strategy, *args, **kwargs)`` in cross-replica context.
+
+        Parameters
+        ----------
+        merge_fn : callable
+        args : tuple
+        kwargs : dict, optional
+
+        Returns
+        -------
+        Any
+            What ``merge_fn`` returns, this replica's component where that is distributed.
+
+        Raises
+        ------
+        RuntimeError
+            If this replica context is not the current one.
+        """
+        require_replica_context(self)
+        strategy = self._strategy
+        stack = context.stack()
+        stack.append(strategy.extended._cross_replica_mode)
+        try:
+            result = merge_fn(strategy, *args, **(kwargs or {}))
+        finally:
+            stack.pop()
+        return strategy.extended._select(result)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Combine the replicas' values; every replica gets the result.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        value : array, number, IndexedSlices, or nested structure of these
+            Shapes and dtypes must be equal on all replicas. Numbers and arrays of int, float, complex;
+            float16 and bfloat16 are added in float32.
+        options : CommunicationOptions, optional
+
+        Returns
+        -------
+        Any
+            The same structure. Arrays come back in the caller's array library, the mean of integers as
+            float64.
+
+        Raises
+        ------
+        TypeError
+            If a value is no number, or SUM of bool is asked for.
+        ValueError
+            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+        RuntimeError
+            If this replica context is not the current one.
+        """
+        require_replica_context(self)
+        op = ReduceOp.parse(reduce_op)
+        leaves, rebuild = nest.flatten(value)
+        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            leaves = [_component(op, leaf) for leaf in leaves]
+        return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Concatenate the replicas' values along an axis; every replica gets the result.
+
+        Parameters
+        ----------
+        value : array or nested structure of arrays
+            Lengths along ``axis`` may differ between replicas, all else must be equal.
+        axis : int
+        options : CommunicationOptions, optional
+
+        Returns
+        -------
+        Any
+            The same structure.
+
+        Raises
+        ------
+        ValueError
+            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+        NotImplementedError
+            For IndexedSlices.
+        RuntimeError
+            If this replica context is not the current one.
+        """
+        require_replica_context(self)
+        return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis), value)
+
+
+def gather(strategy: Strategy, value: Any, axis: int) -> Any:
+    """The replicas' values of one leaf, concatenated."""
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
+    leaf = component(value)
+    return arrays.from_host(all_gather(strategy.extended._topology, arrays.to_host(leaf), axis), leaf)
+
+
+def _component(op: ReduceOp, value: Any) -> Any:
+    if isinstance(value, Mirrored) and op is ReduceOp.SUM:
+        raise ValueError("SUM of a mirrored value: it is equal on all replicas already; multiply instead")
+    if isinstance(value, DistributedValues) and not hasattr(value, "assign"):
+        return component(value)
+    return value

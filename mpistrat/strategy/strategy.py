@@ -1,0 +1,410 @@
+"""The public face of a distribution policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mpistrat import context, nest
+from mpistrat.data import (
+    Dataset,
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    InputContext,
+    InputOptions,
+)
+from mpistrat.strategy.checks import mixing, require_cross_replica
+from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
+from mpistrat.strategy.options import RunOptions
+from mpistrat.strategy.replica_context import gather
+from mpistrat.values import Mirrored, PerReplica, ReduceOp, ValueContext, component
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.extended import StrategyExtended
+
+
+class Strategy:
+    """How a program is spread over replicas. Use one of its subclasses.
+
+    Parameters
+    ----------
+    extended : StrategyExtended
+        What it does, in detail.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     total = mpistrat.Variable(0.0, aggregation=mpistrat.VariableAggregation.SUM)
+    >>> _ = strategy.run(lambda: total.assign_add(1.0))
+    >>> float(total) == strategy.num_replicas_in_sync
+    True
+    """
+
+    def __init__(self, extended: StrategyExtended):
+        self._extended = extended
+
+    # --- who we are ------------------------------------------------------------------
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """What libraries use of this strategy."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work together."""
+        return self._extended._topology.size
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver that the strategy was given, or None."""
+        return None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is replica 0, which writes files and reports."""
+        return self._extended._topology.rank == 0
+
+    @property
+    def comm(self) -> Any:
+        """The ``mpi4py`` communicator of the replicas, for calls of your own.
+
+        The strategy's collectives use private duplicates: yours never meet them.
+        """
+        return self._extended._topology.parent
+
+    def barrier(self) -> None:
+        """Wait for all replicas."""
+        self._extended._topology.barrier()
+
+    def agree(self, ok: bool) -> bool:
+        """Whether ``ok`` is true on every replica.
+
+        A replica that catches an error of its own tells the others by it, so that all can turn together.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> try:
+        ...     ok = 1 / 2 > 0
+        ... except ZeroDivisionError:
+        ...     ok = False
+        >>> strategy.agree(ok)
+        True
+        """
+        return self._extended._topology.all_true(ok)
+
+    @contextmanager
+    def chief_first(self) -> Iterator[bool]:
+        """Context that replica 0 goes through while the others wait, and then they.
+
+        Yields whether this is replica 0.
+
+        Raises
+        ------
+        RuntimeError
+            On the other replicas, if replica 0 left its block with an error.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> with strategy.chief_first() as first:
+        ...     if first:
+        ...         pass  # make the files that all replicas read
+        """
+        topology = self._extended._topology
+        if self.is_chief:
+            try:
+                yield True
+            except BaseException as error:
+                topology.broadcast_object(repr(error))
+                raise
+            topology.broadcast_object(None)
+            return
+        error = topology.broadcast_object(None)
+        if error is not None:
+            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {error}")
+        yield False
+
+    # --- contexts --------------------------------------------------------------------
+
+    def scope(self) -> Scope:
+        """Context in which this strategy is current: variables made in it are its own.
+
+        Yields the strategy. May be kept, and entered again.
+
+        Raises
+        ------
+        RuntimeError
+            When entered in a replica context, or while another strategy is current.
+        """
+        return Scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Run a function once per replica: here, for this process's one.
+
+        Parameters
+        ----------
+        fn : callable
+        args, kwargs
+            Of distributed values in them, at any depth, the function gets this replica's component;
+            variables and all else are handed over as they are.
+        options : RunOptions, optional
+
+        Returns
+        -------
+        Any
+            What ``fn`` returns in this replica.
+
+        Raises
+        ------
+        ValueError
+            If ``args`` is neither a list nor a tuple.
+        RuntimeError
+            In a replica context, or while another strategy is current.
+        """
+        if not isinstance(args, (list, tuple)):
+            raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
+        extended = self._extended
+        require_cross_replica(self, "run", "a replica function cannot run another")
+        if args:
+            args = [extended._select(arg) for arg in args]
+        if kwargs:
+            kwargs = {name: extended._select(arg) for name, arg in kwargs.items()}
+        stack = context.stack()
+        stack.append(extended._replica_context._mode)
+        try:
+            return fn(*args, **kwargs) if kwargs else fn(*args)
+        finally:
+            stack.pop()
+
+    # --- values ----------------------------------------------------------------------
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+        """Combine the replicas' values into one, and every replica gets it.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        value : PerReplica, array, number, or nested structure of these
+            A plain value is this replica's.
+        axis : int, tuple of int or None
+            Also reduce over these axes of each value, whose lengths may differ between replicas: the mean
+            is that over all examples, not that of the replicas' means.
+
+        Returns
+        -------
+        Any
+            The same structure. Sums over an axis widen small integers as ``numpy.sum`` does, the mean of
+            integers is float64.
+
+        Raises
+        ------
+        ValueError
+            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if shapes
+            or dtypes do not fit together.
+        TypeError
+            If a value is no number, SUM of bool; a nested structure with an axis.
+        RuntimeError
+            In a replica context, or while another strategy is current.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> import numpy as np
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> float(strategy.reduce("MEAN", np.array([1.0, 2.0, 6.0]), axis=0))
+        3.0
+        """
+        op = ReduceOp.parse(reduce_op)
+        require_cross_replica(self, "reduce", "use all_reduce of the replica context")
+        if axis is not None:
+            return self._reduce_axis(op, value, axis)
+        leaves, rebuild = nest.flatten(value)
+        values = [_reducible(op, leaf) for leaf in leaves]
+        todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
+        totals = self._extended._all_reduce(op, [values[i] for i in todo], None) if todo else ()
+        for i, total in zip(todo, totals, strict=True):
+            values[i] = total
+        return rebuild(values) if leaves else value
+
+    def _reduce_axis(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
+        if nest.is_nested(value):
+            raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
+        if isinstance(axis, list):
+            raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
+        leaf = _reducible(op, value)
+        if op is ReduceOp.SUM:
+            return sum_of_parts(self._extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
+        parts = local_mean_parts(leaf, axis)
+        if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
+            parts = self._extended._all_reduce(ReduceOp.SUM, parts, None)
+        return mean_of_parts(*parts, like=leaf)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """The replicas' values one after another along an axis, on every replica.
+
+        Parameters
+        ----------
+        value : PerReplica, array, or nested structure of these
+            Lengths along ``axis`` may differ, all else must be equal on all replicas.
+        axis : int
+
+        Returns
+        -------
+        Any
+            The same structure.
+
+        Raises
+        ------
+        ValueError
+            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+        NotImplementedError
+            For IndexedSlices.
+        RuntimeError
+            In a replica context, or while another strategy is current.
+        """
+        require_cross_replica(self, "gather", "use all_gather of the replica context")
+        return nest.map_structure(lambda leaf: gather(self, leaf, axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value that live in this process: always a tuple.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> mpistrat.MultiWorkerMirroredStrategy().experimental_local_results(3)
+        (3,)
+        """
+        return self._extended._local_results(value)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """A PerReplica value whose component for each replica is ``value_fn(ValueContext)``.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or while another strategy is current.
+        """
+        require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
+        topology = self._extended._topology
+        return PerReplica((value_fn(ValueContext(topology.rank, topology.size)),))
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Wait for a value. Everything is computed when it is called: there is nothing to wait for."""
+
+    # --- input -----------------------------------------------------------------------
+
+    def experimental_distribute_dataset(
+        self, dataset: Dataset, options: InputOptions | None = None
+    ) -> Any:
+        """Spread the global batches of a dataset over the replicas.
+
+        Collective: every replica gives an equal dataset. Each then reads its own rows only; all take the
+        same number of steps, with an empty batch where a replica has no rows.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            One that ends in global batches.
+        options : InputOptions, optional
+
+        Returns
+        -------
+        DistributedDataset
+
+        Raises
+        ------
+        ValueError
+            On every replica, if the dataset has no batches or its files do not fit together.
+        RuntimeError
+            In a replica context, or while another strategy is current.
+        """
+        require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
+        return DistributedDataset(dataset, self._extended._topology, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> Any:
+        """Datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per replica.
+
+        Parameters
+        ----------
+        dataset_fn : callable
+        options : InputOptions, optional
+
+        Returns
+        -------
+        DistributedDataset
+
+        Raises
+        ------
+        TypeError
+            On every replica, if the function of one returns no Dataset.
+        RuntimeError
+            In a replica context, or while another strategy is current.
+        """
+        require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
+        return DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+
+    # --- copies ----------------------------------------------------------------------
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError("a strategy cannot be copied shallowly: use the one object, or copy.deepcopy")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            setattr(new, name, copy.deepcopy(value, memo))
+        return new
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replica(s) at {hex(id(self))}>"
+
+
+class Scope:
+    """The context that `Strategy.scope` returns."""
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Strategy):
+        self._strategy = strategy
+
+    def __enter__(self) -> Strategy:
+        strategy = self._strategy
+        mode = context.current()
+        if not context.is_default():
+            if mode.strategy is not strategy:
+                mixing(mode.strategy, strategy)
+            if mode.replica_context is not None:
+                raise RuntimeError(
+                    "Method requires being in cross-replica context, use get_replica_context().merge_call(): "
+                    "scope() was entered in a replica context"
+                )
+        context.stack().append(strategy.extended._cross_replica_mode)
+        return strategy
+
+    def __exit__(self, *exc_info: object) -> None:
+        context.stack().pop()
+
+
+def _reducible(op: ReduceOp, value: Any) -> Any:
+    if op is ReduceOp.SUM and isinstance(value, Mirrored):
+        raise ValueError(
+            "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
+            "num_replicas_in_sync times as large; use MEAN, or multiply"
+        )
+    return component(value)

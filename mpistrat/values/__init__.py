@@ -1,0 +1,20 @@
+"""Values of many replicas, and the words for how they become one."""
+
+from mpistrat.values.array_like import ArrayLike
+from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component
+from mpistrat.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
+from mpistrat.values.indexed_slices import IndexedSlices
+from mpistrat.values.value_context import ValueContext
+
+__all__ = [
+    "ArrayLike",
+    "DistributedValues",
+    "IndexedSlices",
+    "Mirrored",
+    "PerReplica",
+    "ReduceOp",
+    "ValueContext",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "component",
+]

@@ -1,0 +1,98 @@
+"""What makes a value behave as the array that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
+    """Operators, ufuncs and conversions on the array that `_read` returns.
+
+    A subclass says what `_read` is (which may communicate), what `_shape_and_dtype` are (which never
+    do), and how `_write_result` stores what an in-place operation computed.
+    """
+
+    __slots__ = ()
+
+    def _read(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
+        array = self._read()
+        return array.shape, array.dtype
+
+    def _write_result(self, result: Any) -> None:
+        raise TypeError(f"{type(self).__name__} cannot be changed in place")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes. Never communicates."""
+        return self._shape_and_dtype()[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The NumPy dtype. Never communicates."""
+        return self._shape_and_dtype()[1]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes. Never communicates."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements. Never communicates."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._read()
+        if copy or (dtype is not None and array.dtype != dtype):
+            if copy is False:
+                raise ValueError(f"a copy is needed to make {array.dtype} into {np.dtype(dtype)}")
+            return np.array(array, dtype=dtype)
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [x._read() if isinstance(x, ArrayLike) else x for x in inputs]
+        out = kwargs.get("out", ())
+        targets = [x for x in out if isinstance(x, ArrayLike)]
+        if not targets:
+            return getattr(ufunc, method)(*plain, **kwargs)
+        kwargs["out"] = tuple(np.array(x._read()) if isinstance(x, ArrayLike) else x for x in out)
+        results = getattr(ufunc, method)(*plain, **kwargs)
+        for target, result in zip(out, kwargs["out"], strict=True):
+            if isinstance(target, ArrayLike):
+                target._write_result(result)
+        return out[0] if len(out) == 1 else tuple(out) if isinstance(results, tuple) else results
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__array__()[key]
+
+    def __len__(self) -> int:
+        shape = self.shape
+        if not shape:
+            raise TypeError("len() of an unsized value (shape ())")
+        return shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__array__())
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __complex__(self) -> complex:
+        return complex(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __index__(self) -> int:
+        return self._read().__index__()

@@ -1,0 +1,97 @@
+"""Values that have one component per replica; a process holds its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpistrat import context
+from mpistrat.values.array_like import ArrayLike
+
+
+class DistributedValues:
+    """A value with one component per replica.
+
+    Parameters
+    ----------
+    values : tuple
+        The components that live in this process: one.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> value = mpistrat.PerReplica((3.0,))
+    >>> mpistrat.get_strategy().experimental_local_results(value)
+    (3.0,)
+    """
+
+    __slots__ = ("__weakref__", "_component")
+
+    def __init__(self, values: tuple[Any, ...] | list[Any]):
+        if len(values) != 1:
+            raise ValueError(f"a process holds one component of a distributed value, not {len(values)}")
+        self._component = values[0]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components that live in this process."""
+        return (self._component,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}:{{\n  0: {self._component!r}\n}}"
+
+
+class PerReplica(DistributedValues):
+    """A value of which every replica has its own component.
+
+    ``Strategy.run`` hands each replica its component. Converted to an array in a replica context it is
+    the component; elsewhere that is a ValueError.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> PerReplica((np.float32(1.0),)).values
+    (np.float32(1.0),)
+    """
+
+    __slots__ = ()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        mode = context.current()
+        if (mode.replica_context is None or context.is_default()) and mode.update_replica_id is None:
+            raise ValueError(
+                "It looks like you are using a PerReplica object while not inside a replica context. Its "
+                "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
+                "strategy.gather or strategy.experimental_local_results"
+            )
+        return np.array(self._component, dtype=dtype, copy=True if copy else None)
+
+
+class Mirrored(DistributedValues, ArrayLike):
+    """A value whose components are equal on all replicas; it behaves as that one value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> total = Mirrored((np.array([1.0, 2.0]),))
+    >>> total * 2
+    array([2., 4.])
+    """
+
+    __slots__ = ()
+
+    def _read(self) -> np.ndarray:
+        return np.asarray(self._component)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._component, name)
+
+    __hash__ = object.__hash__
+
+
+def component(value: Any) -> Any:
+    """This process's component of a distributed value; anything else as it is."""
+    return value._component if isinstance(value, DistributedValues) else value

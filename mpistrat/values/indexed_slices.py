@@ -1,0 +1,89 @@
+"""Sparse rows of an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class IndexedSlices:
+    """Some rows of an array that is zero, or untouched, elsewhere.
+
+    Parameters
+    ----------
+    values : array, shape (n, ...)
+        The rows.
+    indices : array of int, shape (n,)
+        Where each row belongs on axis 0. An index may occur more than once: its rows add up.
+    dense_shape : tuple of int, optional
+        Shape of the whole array.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many indices as rows, or an index lies outside of ``dense_shape``.
+    TypeError
+        If the indices are no integers.
+
+    Examples
+    --------
+    >>> IndexedSlices([[1.0, 2.0]], [2], (4, 2)).to_dense()
+    array([[0., 0.],
+           [0., 0.],
+           [1., 2.],
+           [0., 0.]])
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: tuple[int, ...] | None = None):
+        self.values = np.asarray(values)
+        self.indices = np.asarray(indices)
+        self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
+            raise TypeError(
+                f"indices must be integers on one axis, not {self.indices.dtype} of shape {self.indices.shape}"
+            )
+        if self.values.ndim == 0 or len(self.values) != len(self.indices):
+            raise ValueError(
+                f"{len(self.indices)} indices need as many rows, not values of shape {self.values.shape}"
+            )
+        self.indices = self.indices.astype(np.int64, copy=False)
+        if self.dense_shape is not None:
+            if self.values.shape[1:] != self.dense_shape[1:]:
+                raise ValueError(
+                    f"rows of shape {self.values.shape[1:]} do not fit an array of shape {self.dense_shape}"
+                )
+            if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < self.dense_shape[0]:
+                raise ValueError(
+                    f"indices from {self.indices.min()} to {self.indices.max()} lie outside of axis 0 of "
+                    f"{self.dense_shape}"
+                )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the rows."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the whole array, None if it is not known."""
+        return self.dense_shape
+
+    def to_dense(self) -> np.ndarray:
+        """The whole array, rows of equal index added up.
+
+        Raises
+        ------
+        ValueError
+            If ``dense_shape`` is not known.
+        """
+        if self.dense_shape is None:
+            raise ValueError("dense_shape is needed to make these rows into a whole array")
+        dense = np.zeros(self.dense_shape, self.values.dtype)
+        np.add.at(dense, self.indices, self.values)
+        return dense
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices({len(self.indices)} rows of {self.dtype}, dense_shape={self.dense_shape})"

@@ -1,0 +1,9 @@
+"""Variables: plain ones, mirrored ones, and those that are combined when they are read."""
+
+from mpistrat.variables.distributed import DistributedVariable
+from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.mirrored import MirroredVariable
+from mpistrat.variables.sync_on_read import SyncOnReadVariable
+from mpistrat.variables.variable import Variable
+
+__all__ = ["DistributedVariable", "LocalVariable", "MirroredVariable", "SyncOnReadVariable", "Variable"]

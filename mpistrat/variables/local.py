@@ -1,0 +1,148 @@
+"""A variable of one process: plain, or the copy that one replica holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpistrat.values import IndexedSlices, component
+from mpistrat.variables.variable import Variable
+
+
+class LocalVariable(Variable):
+    """A variable whose reads and writes stay in this process.
+
+    The default strategy and one device make these; update functions are handed this replica's copy of a
+    distributed variable as one.
+    """
+
+    def _initialize(self, value: np.ndarray) -> None:
+        self._array = value
+
+    @classmethod
+    def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:
+        """The component of a distributed variable. ``container`` is a weak reference to it."""
+        made = object.__new__(cls)
+        made._strategy = variable.distribute_strategy
+        made._synchronization = variable.synchronization
+        made._aggregation = variable.aggregation
+        made._trainable = variable.trainable
+        made._name = f"{variable.name}/replica_{replica}" if replica else variable.name
+        made._container = container
+        made._array = value
+        return made
+
+    @property
+    def array(self) -> np.ndarray:
+        """The memory itself: what is written there is the variable's value."""
+        return self._array
+
+    def _read(self) -> np.ndarray:
+        return self._array
+
+    def _own_copy(self) -> np.ndarray:
+        return self._array
+
+    def _update(self, method: str, value: Any) -> None:
+        _WRITES[method](self, value)
+
+    def _write_result(self, result: Any) -> None:
+        self._array[...] = result
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = component(value)
+
+    def _fitting(self, value: Any) -> np.ndarray:
+        """A value that may be written here, as an array.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If its shape or dtype do not fit.
+        """
+        value = component(value)
+        array = np.asarray(value)
+        mine = self._array
+        if array.shape != mine.shape:
+            raise ValueError(
+                f"variable {self.name!r} has shape {mine.shape}: a value of shape {array.shape} does not fit"
+            )
+        if array.dtype is not mine.dtype and not _fits(array, value, mine.dtype):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {mine.dtype}: values of {array.dtype} do not fit; cast them"
+            )
+        return array
+
+    def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
+        mine, values = self._array, np.asarray(rows.values)
+        if mine.ndim == 0 or values.shape[1:] != mine.shape[1:]:
+            raise ValueError(
+                f"variable {self.name!r} has shape {mine.shape}: rows of shape {values.shape[1:]} do not fit"
+            )
+        if not _fits(values, values, mine.dtype):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {mine.dtype}: rows of {values.dtype} do not fit; cast them"
+            )
+        indices = rows.indices
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(mine):
+            raise ValueError(
+                f"variable {self.name!r} has {len(mine)} rows: indices from {indices.min()} to {indices.max()} "
+                "do not fit"
+            )
+        return indices, values.astype(mine.dtype, copy=False)
+
+
+def _fits(array: np.ndarray, value: Any, dtype: np.dtype) -> bool:
+    if np.can_cast(array.dtype, dtype, "same_kind"):
+        return True
+    # A Python number has no precision of its own, only a kind.
+    return isinstance(value, int) and not isinstance(value, bool) and dtype.kind in "iufcV"
+
+
+def _assign(variable: LocalVariable, value: Any) -> None:
+    variable._array[...] = variable._fitting(value)
+
+
+def _assign_add(variable: LocalVariable, value: Any) -> None:
+    mine = variable._array
+    np.add(mine, variable._fitting(value), out=mine, casting="unsafe")
+
+
+def _assign_sub(variable: LocalVariable, value: Any) -> None:
+    mine = variable._array
+    np.subtract(mine, variable._fitting(value), out=mine, casting="unsafe")
+
+
+def _scatter_by(ufunc: np.ufunc) -> Callable[[LocalVariable, Any], None]:
+    def scatter(variable: LocalVariable, rows: Any) -> None:
+        indices, values = variable._fitting_rows(rows)
+        ufunc.at(variable._array, indices, values)
+
+    return scatter
+
+
+def _scatter_div(variable: LocalVariable, rows: Any) -> None:
+    indices, values = variable._fitting_rows(rows)
+    divide = np.floor_divide if variable.dtype.kind in "iu" else np.true_divide
+    divide.at(variable._array, indices, values)
+
+
+def _scatter_update(variable: LocalVariable, rows: Any) -> None:
+    indices, values = variable._fitting_rows(rows)
+    variable._array[indices] = values
+
+
+_WRITES: dict[str, Callable[[LocalVariable, Any], None]] = {
+    "assign": _assign,
+    "assign_add": _assign_add,
+    "assign_sub": _assign_sub,
+    "scatter_add": _scatter_by(np.add),
+    "scatter_sub": _scatter_by(np.subtract),
+    "scatter_mul": _scatter_by(np.multiply),
+    "scatter_min": _scatter_by(np.minimum),
+    "scatter_max": _scatter_by(np.maximum),
+    "scatter_div": _scatter_div,
+    "scatter_update": _scatter_update,
+}

@@ -1,0 +1,64 @@
+"""Variables whose copies are equal at all times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import broadcast
+from mpistrat.runtime import arrays
+from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, VariableAggregation, component
+from mpistrat.variables.distributed import DistributedVariable
+
+_REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
+
+
+class MirroredVariable(DistributedVariable):
+    """A variable that every write reaches on all replicas.
+
+    What the replicas assign is combined first, as the aggregation says, and then written to each copy. In
+    cross-replica context this rank's value is written without communication: it must be equal on all.
+    """
+
+    def _read(self) -> np.ndarray:
+        return self._component._array
+
+    def _update_in_replica(self, method: str, value: Any) -> None:
+        self._component._update(method, self._combined(method, component(value)))
+
+    def _combined(self, method: str, value: Any) -> Any:
+        """The replicas' values as one."""
+        aggregation, extended = self._aggregation, self._strategy.extended
+        if aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
+                "become one: create it with aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
+            )
+        op = _REDUCTIONS.get(aggregation)
+        if isinstance(value, IndexedSlices):
+            return self._combined_rows(op, value)
+        value = self._component._fitting(value)
+        if op is None:
+            return broadcast(extended._topology, [value])[0]
+        if op is ReduceOp.MEAN and value.dtype.kind not in "fcV":
+            raise ValueError(
+                f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
+            )
+        return extended._all_reduce(op, [value], None)[0]
+
+    def _combined_rows(self, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
+        extended = self._strategy.extended
+        if op is not None:
+            return extended._all_reduce(op, [rows], None)[0]
+        topology = extended._topology
+        values, indices = topology.broadcast_object((arrays.to_host(rows.values), rows.indices))
+        return IndexedSlices(values, indices, rows.dense_shape)
+
+    def _update_across_replicas(self, method: str, value: Any) -> None:
+        if isinstance(value, PerReplica):
+            raise ValueError(
+                f"variable {self.name!r}: a PerReplica value differs between replicas, and the copies of a mirrored "
+                "variable must not: reduce it first, or assign in strategy.run"
+            )
+        self._component._update(method, component(value))

@@ -1,0 +1,53 @@
+"""Variables that every replica writes for itself, combined when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import broadcast
+from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
+from mpistrat.variables.distributed import DistributedVariable, Place
+
+
+class SyncOnReadVariable(DistributedVariable):
+    """A variable with a value of its own on each replica, for what is counted locally and read seldom.
+
+    Reading it in cross-replica context is collective: all replicas must. `repr`, `shape`, `dtype`, `len` and
+    hashing never communicate.
+    """
+
+    def _read(self) -> np.ndarray:
+        if self._place() in (Place.REPLICA, Place.UPDATE):
+            return self._own_copy()
+        extended, own = self._strategy.extended, self._own_copy()
+        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return broadcast(extended._topology, [own])[0]
+        if self._aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "
+                "strategy.run, or by strategy.experimental_local_results"
+            )
+        op = ReduceOp.from_variable_aggregation(self._aggregation)
+        return extended._all_reduce(op, [own], None)[0]
+
+    def _update_in_replica(self, method: str, value: Any) -> None:
+        self._component._update(method, value)
+
+    def _update_across_replicas(self, method: str, value: Any) -> None:
+        if method.startswith("scatter"):
+            raise ValueError(
+                f"variable {self.name!r}: {method} of a sync-on-read variable writes one replica's copy: call it in "
+                "strategy.run"
+            )
+        value = component(value) if not isinstance(value, PerReplica) else value.values[0]
+        if self._aggregation is VariableAggregation.SUM:
+            if method != "assign":
+                raise ValueError(
+                    f"variable {self.name!r}: {method} in cross-replica context would count once per replica: "
+                    "call it in strategy.run, or assign the sum"
+                )
+            share = np.asarray(value) / self._strategy.num_replicas_in_sync
+            value = share.astype(self.dtype)
+        self._component._update(method, value)

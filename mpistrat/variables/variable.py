@@ -1,0 +1,267 @@
+"""What all variables are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat import context
+from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
+
+if TYPE_CHECKING:
+    from mpistrat.strategy import Strategy
+
+_SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
+
+
+class Variable(ArrayLike):
+    """An array that keeps its place, and knows what becomes of it on many replicas.
+
+    Which kind is made depends on the strategy that is current.
+
+    Parameters
+    ----------
+    initial_value : array, number, or callable without arguments that returns one
+        Replica 0's is taken for all replicas; the others' must have its shape and dtype.
+    trainable : bool, optional
+        Whether an optimizer should train it; by default yes, but not where ``synchronization`` is ON_READ.
+    name : str, optional
+    dtype : dtype, optional
+        By default that of the initial value.
+    synchronization : VariableSynchronization
+        ON_WRITE (also AUTO): all copies are equal at all times. ON_READ: every replica has a copy of its
+        own, and reading it in cross-replica context combines them.
+    aggregation : VariableAggregation
+        How the values that replicas assign (ON_WRITE) or hold (ON_READ) are combined.
+
+    Raises
+    ------
+    ValueError
+        For synchronization NONE, MEAN of a dtype that is no floating point or complex number, a value of
+        Python objects; on every replica, if shapes or dtypes differ between them.
+    TypeError
+        If synchronization or aggregation are none of their enums.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     v = mpistrat.Variable([1.0, 2.0], name="v")
+    >>> v.assign_add([1.0, 1.0])
+    <MirroredVariable 'v' shape=(2,) dtype=float64, this replica: [2. 3.]>
+    >>> v * 2
+    array([4., 6.])
+    """
+
+    _container: Any = None  # of a component: a weak reference to the variable it is a copy of
+
+    def __new__(
+        cls,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> Variable:
+        if cls is Variable:
+            cls = context.current().strategy.extended._variable_kind(synchronization)
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ):
+        strategy = context.current().strategy
+        self._strategy: Strategy = strategy
+        self._synchronization = _checked_synchronization(synchronization)
+        if not isinstance(aggregation, VariableAggregation):
+            raise TypeError(f"aggregation must be a VariableAggregation, not {aggregation!r}")
+        self._aggregation = aggregation
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._trainable = not on_read if trainable is None else bool(trainable)
+        self._name = strategy.extended._name_variable(name)
+        value = _initial_array(initial_value, dtype, self._name)
+        if aggregation is VariableAggregation.MEAN and value.dtype.kind not in "fcV":
+            raise ValueError(
+                f"variable {self._name!r}: aggregation MEAN needs a floating point or complex dtype, not "
+                f"{value.dtype}"
+            )
+        self._initialize(value)
+
+    @abstractmethod
+    def _initialize(self, value: np.ndarray) -> None:
+        """Hold the value; ``value`` is the variable's own."""
+
+    # --- what it is ------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer should train it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When its copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the replicas' values are combined."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Strategy:
+        """The strategy that was current when it was created."""
+        return self._strategy
+
+    @property
+    def device(self) -> str:
+        """Where this replica's copy lives."""
+        return self._strategy.extended._devices[0]
+
+    # --- reading and writing ---------------------------------------------------------
+
+    def read_value(self) -> np.ndarray:
+        """A copy of the value: in cross-replica context the one value of all replicas."""
+        return np.array(self._read())
+
+    def value(self) -> np.ndarray:
+        """As `read_value`."""
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """As `read_value`."""
+        return self.read_value()
+
+    @abstractmethod
+    def _update(self, method: str, value: Any) -> None:
+        """Write by one of the methods of `LocalVariable`, wherever the kind and the context say."""
+
+    def assign(self, value: Any, read_value: bool = True) -> Variable:
+        """Set the value.
+
+        Parameters
+        ----------
+        value : array or number
+            Of the variable's shape, and of a dtype that fits into its own.
+        read_value : bool
+            Return the variable (for chaining) rather than None.
+
+        Raises
+        ------
+        ValueError
+            If the shape differs, or the replicas' values cannot be combined as the aggregation says.
+        TypeError
+            If the dtype does not fit.
+        RuntimeError
+            While another strategy is current.
+        """
+        self._update("assign", value)
+        return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
+
+    def assign_add(self, delta: Any, read_value: bool = True) -> Variable:
+        """Add to the value; as `assign`."""
+        self._update("assign_add", delta)
+        return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
+
+    def assign_sub(self, delta: Any, read_value: bool = True) -> Variable:
+        """Subtract from the value; as `assign`."""
+        self._update("assign_sub", delta)
+        return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
+
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+        """Add rows: those of equal index all count."""
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+        """Subtract rows: those of equal index all count."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+        """Multiply rows: those of equal index all count."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+        """Divide rows: those of equal index all count."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+        """Keep the smaller of the rows there and these."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+        """Keep the larger of the rows there and these."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+        """Set rows; of equal indices the last counts."""
+        return self._scatter("scatter_update", sparse_delta)
+
+    def _scatter(self, method: str, rows: IndexedSlices) -> Variable:
+        if not isinstance(rows, IndexedSlices):
+            raise TypeError(f"{method} takes IndexedSlices, not {type(rows).__name__}")
+        self._update(method, rows)
+        return self
+
+    def _write_result(self, result: Any) -> None:
+        self.assign(result)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        whole = self.read_value()
+        whole[key] = value
+        self.assign(whole)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:  # element-wise, as the operators of arrays are
+        return np.equal(self, other)
+
+    def _own_copy(self) -> np.ndarray:
+        """This replica's copy; never communicates."""
+        raise NotImplementedError
+
+    def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
+        own = self._own_copy()
+        return own.shape, own.dtype
+
+    def __repr__(self) -> str:
+        own = np.array2string(self._own_copy(), threshold=8, edgeitems=2, separator=" ").replace("\n", "")
+        return (
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
+        )
+
+
+def _checked_synchronization(synchronization: VariableSynchronization) -> VariableSynchronization:
+    if not isinstance(synchronization, VariableSynchronization):
+        raise TypeError(f"synchronization must be a VariableSynchronization, not {synchronization!r}")
+    if synchronization is VariableSynchronization.NONE:
+        raise ValueError("synchronization NONE: copies that are never brought together make no variable")
+    if synchronization is VariableSynchronization.AUTO:
+        return VariableSynchronization.ON_WRITE
+    return synchronization
+
+
+def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
+    if callable(initial_value):
+        initial_value = initial_value()
+    if initial_value is None:
+        raise ValueError(f"variable {name!r}: initial_value is needed")
+    array = np.array(initial_value, dtype=dtype, order="C")
+    if array.dtype.hasobject:
+        raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")
+    return array
