@@ -87,18 +87,14 @@ class ReductionToOneDevice(CrossDeviceOps):
         dtypes.accumulator(host.dtype, op)
         with topology.turn(operation("reduce to one device", op.name, (host.dtype, host.shape))):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host]
-        total, error = host, None
-        if parts is not None:
-            try:
-                total = self._combine(op, parts)
-            except Exception as e:  # the other ranks wait for the verdict
-                error = e
-        said = topology.broadcast_object(error and repr(error))
-        if error is not None:
-            raise error
-        if said is not None:
-            raise RuntimeError(f"rank {topology.rank}: accumulation_fn failed on rank 0: {said}")
-        shape, dtype = topology.broadcast_object((total.shape, total.dtype))
+        total = host
+
+        def combine() -> tuple[tuple[int, ...], np.dtype]:
+            nonlocal total
+            total = self._combine(op, parts)
+            return total.shape, total.dtype
+
+        shape, dtype = topology.on_first(combine)
         if topology.rank:
             total = np.empty(shape, dtype)
         return arrays.from_host(broadcast(topology, [total])[0], value)

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
@@ -63,18 +64,18 @@ class Said(NamedTuple):
 
 
 def call_site() -> str:
-    """``file:line`` of the user's code that is in a call of the package."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    """`` at file:line`` of the user's code that is in a call of the package; nothing outside of any."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     """The error of rank ``rank`` from what each rank said it does in collective number ``sequence``."""
     groups: dict[str, list[int]] = {}
     for each, (_, description, place) in enumerate(said):
-        groups.setdefault(f"{description} at {place}", []).append(each)
+        groups.setdefault(description + place, []).append(each)
     lines = "\n".join(f"  {_ranks(ranks)}: {what}" for what, ranks in groups.items())
     if len({each.name for each in said}) == 1:
         return ValueMismatchError(

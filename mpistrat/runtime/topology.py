@@ -8,7 +8,9 @@ local rank 0.
 from __future__ import annotations
 
 import atexit
+import builtins
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,31 @@ class Topology:
         """The (pickled) object of rank ``root``, on every rank."""
         with self.turn(operation("broadcast_object", root)):
             return self.world.bcast(value, root) if self.size > 1 else value
+
+    def on_first(self, fn: Callable[[], Any]) -> Any:
+        """``fn()``, called on rank 0 alone: its (pickled) result or its error, on every rank.
+
+        Raises
+        ------
+        Exception
+            On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
+            RuntimeError.
+        """
+        if self.rank:
+            result, error = self.broadcast_object(None)
+            if error is not None:
+                kind, text = error
+                raise getattr(builtins, kind, RuntimeError)(f"rank 0: {text}")
+            return result
+        try:
+            result = fn()
+        except BaseException as error:
+            names = (each.__name__ for each in type(error).__mro__)
+            kind = next((name for name in names if hasattr(builtins, name)), "RuntimeError")
+            self.broadcast_object((None, (kind, str(error))))
+            raise
+        self.broadcast_object((result, None))
+        return result
 
     def all_true(self, flag: Any) -> bool:
         """Whether the flag is true on all ranks."""

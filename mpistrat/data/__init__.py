@@ -1,0 +1,8 @@
+"""Datasets of rows and batches, and their distribution over the replicas.
+
+Names load when they are first used: importing the package does not import h5py.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

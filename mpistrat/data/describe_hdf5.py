@@ -1,0 +1,207 @@
+"""What one HDF5 file holds: lengths, types and layout of its datasets, without reading rows."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from mpistrat.data.errors import (
+    DataFileError,
+    DatasetMismatchError,
+    DatasetNotFoundError,
+    FilterUnavailableError,
+)
+
+_NAMES_SHOWN = 20
+
+
+class Column(NamedTuple):
+    """One HDF5 dataset: the type of a row and how rows are stored.
+
+    ``chunk_rows`` is 0 for a dataset that is not chunked; ``filtered`` tells whether a row can only be
+    had by decoding its whole chunk.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk_rows: int
+    chunk_bytes: int
+    filtered: bool
+    checksum: bool
+
+
+class FileRecord(NamedTuple):
+    """One file of the manifest."""
+
+    size: int
+    rows: int
+    columns: tuple[Column, ...]
+
+
+def describe(path: str, names: Sequence[str]) -> FileRecord:
+    """What there is to know of a file before its rows are read.
+
+    Raises
+    ------
+    DataFileError, DatasetNotFoundError, DatasetMismatchError, FilterUnavailableError
+        Whatever is wrong with it, naming the file.
+    """
+    with opened(path) as file:
+        size = os.path.getsize(path)
+        columns, lengths = [], []
+        for name in names:
+            column, length = _column(path, file, name)
+            columns.append(column)
+            lengths.append(length)
+        for name, length in zip(names, lengths, strict=True):
+            if length != lengths[0]:
+                raise DatasetMismatchError(
+                    f"file {path!r}: dataset {names[0]!r} has {lengths[0]} rows and dataset {name!r} has "
+                    f"{length}; fix: datasets that are read together must be equally long"
+                )
+    return FileRecord(size, lengths[0], tuple(columns))
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[h5py.File]:
+    """The file, open for reading and without a lock; what h5py says is wrong as a DataFileError."""
+    file = open_file(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def open_file(path: str) -> h5py.File:
+    """The file, open for reading and without a lock."""
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise DataFileError(
+            f"file {path!r}: it cannot be found any more ({error.strerror}); fix: bring it back"
+        ) from None
+    try:
+        return h5py.File(path, "r", locking=False)
+    except PermissionError:
+        raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
+    except OSError as error:
+        if size == 0:
+            what = "it is empty (0 bytes)"
+        elif "truncated" in str(error):
+            what = f"it is truncated ({size} bytes: {_reason(error)})"
+        elif not h5py.is_hdf5(path):
+            what = f"it is not an HDF5 file ({size} bytes)"
+        else:
+            what = f"HDF5 cannot open it ({size} bytes: {_reason(error)})"
+        raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
+
+
+def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
+    found = _find(path, file, name)
+    where = f"file {path!r}, dataset {name!r}"
+    if not found.shape:
+        kind = "has no data space" if found.shape is None else "is a scalar"
+        raise DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the samples")
+    try:
+        dtype = found.dtype
+    except TypeError as error:
+        raise DataFileError(f"{where}: NumPy has no such type ({error}); fix: store another type") from error
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
+    _check_elsewhere(where, path, found)
+    filtered, checksum = _check_filters(where, found)
+    chunks = found.chunks
+    base, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
+    column = Column(
+        name=name,
+        shape=tuple(found.shape[1:]) + tuple(inner),
+        dtype=base,
+        chunk_rows=chunks[0] if chunks else 0,
+        chunk_bytes=int(np.prod(chunks)) * dtype.itemsize if chunks else 0,
+        filtered=filtered,
+        checksum=checksum,
+    )
+    return column, found.shape[0]
+
+
+def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
+    try:
+        found = file[name]
+    except (KeyError, OSError) as error:
+        link = _link(file, name)
+        if isinstance(link, h5py.ExternalLink):
+            raise DatasetNotFoundError(
+                f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
+                f"cannot be followed ({_reason(error)}); fix: put that file where the link points"
+            ) from None
+        raise DatasetNotFoundError(
+            f"file {path!r} has no dataset {name!r}; it has {_names(file)}; fix: name one of these"
+        ) from None
+    if isinstance(found, h5py.Dataset):
+        return found
+    raise DatasetNotFoundError(
+        f"file {path!r}: {name!r} is a {type(found).__name__.lower()}, not a dataset; "
+        f"the file has {_names(file)}; fix: name one of these"
+    )
+
+
+def _link(file: h5py.File, name: str) -> Any:
+    try:
+        return file.get(name, getlink=True)
+    except (KeyError, OSError, ValueError):
+        return None
+
+
+def _names(file: h5py.File) -> str:
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    if not names:
+        return "no dataset at all"
+    shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _check_elsewhere(where: str, path: str, dataset: h5py.Dataset) -> None:
+    """Rows that lie in other files: HDF5 answers with fill values where such a file is missing."""
+    elsewhere = [each[0] for each in dataset.external or ()]
+    if dataset.is_virtual:
+        elsewhere += [each.file_name for each in dataset.virtual_sources()]
+    for name in elsewhere:
+        if name == "." or "%b" in name:
+            continue
+        if not os.path.exists(os.path.join(os.path.dirname(path), name)):
+            raise DataFileError(
+                f"{where}: its rows lie in {name!r}, which does not exist; fix: bring it back"
+            )
+
+
+def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
+    plist = dataset.id.get_create_plist()
+    checksum = False
+    for number in range(plist.get_nfilters()):
+        code, _, _, label = plist.get_filter(number)
+        checksum = checksum or code == h5py.h5z.FILTER_FLETCHER32
+        if h5py.h5z.filter_avail(code):
+            continue
+        with contextlib.suppress(ImportError):
+            importlib.import_module("hdf5plugin")
+        if not h5py.h5z.filter_avail(code):
+            label = label.decode(errors="replace") if isinstance(label, bytes) else label
+            raise FilterUnavailableError(
+                f"{where}: it is stored with HDF5 filter {code} ({label or 'no name'}), which is not "
+                "installed; fix: pip install hdf5plugin, or set HDF5_PLUGIN_PATH to where the filter is"
+            )
+    return plist.get_nfilters() > 0, checksum
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error.args[0]) if error.args else str(error)
+    first, _, rest = text.partition("(")
+    return rest.rstrip(")") if rest else first

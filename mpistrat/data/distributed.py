@@ -1,0 +1,154 @@
+"""A dataset of global batches, shared by the replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.data import spec
+from mpistrat.data.contracts import Peers
+from mpistrat.data.dataset import INFINITE_CARDINALITY, Dataset, drawn_seeds, with_drawn_seeds
+from mpistrat.data.iterator import DistributedIterator
+from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.policies import DIVISIONS, Division
+from mpistrat.data.transforms import Map, Shuffle, Transform
+
+
+class Distributed:
+    """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
+
+    _division: Division
+    _replicas: int
+
+    def __init__(self, division: Division, replicas: int):
+        self._division = division
+        self._replicas = replicas
+        self._iterations = itertools.count()
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._division, next(self._iterations), lambda: self.element_spec)
+
+    def __len__(self) -> int:
+        if self._division.steps is None:
+            raise TypeError("an endless dataset has no length: use take(), or repeat() with a count")
+        return self._division.steps
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def cardinality(self) -> int:
+        """How many steps an epoch has, on every replica; `INFINITE_CARDINALITY` if it has no end."""
+        return INFINITE_CARDINALITY if self._division.steps is None else self._division.steps
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of this replica's batches, an `ArraySpec` for each array.
+
+        With several replicas the number of rows is None, as their pieces may differ by a row.
+        """
+        of_plan = self._division.plan.element_spec()
+        if self._replicas == 1 or self._division.plan.batch is None:
+            return of_plan
+        return spec.any_size(of_plan)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold this replica's batches of one epoch into a state.
+
+        Parameters
+        ----------
+        initial_state : object
+            The state before the first batch.
+        reduce_func : callable
+            Gets the state and a batch, returns the next state.
+
+        Returns
+        -------
+        object
+            The last state. It is this replica's own: nothing is communicated.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
+
+
+class DistributedDataset(Distributed):
+    """A dataset of global batches, of which each replica gets its part.
+
+    Made by ``strategy.experimental_distribute_dataset(dataset)``, on all replicas. The number of steps
+    is known here and is the same everywhere; iterating communicates nothing.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        In global batches: ``.batch(...)`` must be among its transforms.
+    topology : object with size, rank, all_gather_object and broadcast_object
+        The replicas that share the dataset.
+    options : InputOptions, optional
+        Options of the input.
+
+    Raises
+    ------
+    TypeError
+        If ``dataset`` is no Dataset.
+    ValueError
+        If the dataset is not batched, if it differs between replicas, or if the policy of its options
+        (see `AutoShardPolicy`) does not suit it.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> second_of_two = SimpleNamespace(size=2, rank=1, all_gather_object=lambda x: [x, x])
+    >>> list(DistributedDataset(Dataset.range(7).batch(4), second_of_two))
+    [array([2, 3]), array([6])]
+    """
+
+    def __init__(self, dataset: Dataset, topology: Peers, options: InputOptions | None = None):
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"only a mpistrat.data.Dataset can be distributed, not {type(dataset).__name__}: make one "
+                "with Dataset.from_arrays or Dataset.from_hdf5"
+            )
+        check_input_options(options)
+        if options is not None and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+            raise NotImplementedError(
+                "InputReplicationMode.PER_REPLICA only has a meaning with distribute_datasets_from_function"
+            )
+        if dataset.batch_size is None:
+            raise ValueError(
+                f"{dataset} has single rows, and only global batches can be divided over replicas: "
+                "call .batch(global_batch_size) first"
+            )
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        transforms, source = dataset._transforms, dataset._source
+        mine = {
+            "source": source.fingerprint(),
+            "pipeline": [_description(each) for each in transforms],
+            "auto_shard_policy": policy.name,
+        }
+        everyone = topology.all_gather_object((mine, drawn_seeds(dataset)))
+        _check_equal([description for description, _ in everyone])
+        source.agree(topology)
+        transforms = with_drawn_seeds(transforms, everyone[0][1])
+        super().__init__(DIVISIONS[policy](source, transforms, topology), topology.size)
+
+
+def _description(transform: Transform) -> str:
+    if isinstance(transform, Map):
+        return "map"
+    if isinstance(transform, Shuffle) and not transform.seeded:
+        return repr(Shuffle(0, False, transform.buffer_size, transform.reshuffle))
+    return repr(transform)
+
+
+def _check_equal(descriptions: list[dict[str, Any]]) -> None:
+    for rank, other in enumerate(descriptions):
+        for what, value in other.items():
+            if value != descriptions[0][what]:
+                raise ValueError(
+                    f"the replicas must distribute the same dataset, but its {what} is {value} on rank "
+                    f"{rank} and {descriptions[0][what]} on rank 0: build it alike on all ranks, or use "
+                    "distribute_datasets_from_function"
+                )

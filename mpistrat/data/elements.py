@@ -1,0 +1,59 @@
+"""Single elements: taken out of stacked rows, given to a map function, stacked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+
+
+def call(fn: Callable[..., Any], element: Any) -> Any:
+    """``fn`` of an element; a tuple is spread over the arguments, as in tf.data."""
+    return fn(*element) if type(element) is tuple else fn(element)
+
+
+def rows_of(tree: Any) -> Iterator[Any]:
+    """The elements that are stacked in a structure of arrays."""
+    leaves, rebuild = nest.flatten(tree)
+    for i in range(len(leaves[0])):
+        yield rebuild([leaf[i] for leaf in leaves])
+
+
+def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
+    """One element after all functions, its leaves as NumPy arrays or scalars."""
+    for fn in functions:
+        element = nest.map_structure(_as_value, call(fn, element))
+    return element
+
+
+def stack(elements: Sequence[Any]) -> Any:
+    """Elements of equal structure and shapes, stacked on a new axis 0.
+
+    Raises
+    ------
+    ValueError
+        If they differ in structure or shape.
+    """
+    first, _ = nest.flatten(elements[0])
+    if not first:
+        raise ValueError(
+            f"an element {elements[0]!r} holds no array: does the function given to map() return its result?"
+        )
+    try:
+        return nest.map_structure(lambda *leaves: np.stack(leaves), *elements)
+    except ValueError as error:
+        shapes = [nest.map_structure(np.shape, element) for element in elements]
+        other = next((shape for shape in shapes if shape != shapes[0]), None)
+        if other is None:
+            raise
+        raise ValueError(
+            f"elements of one batch must have equal shapes, but map() gave {shapes[0]} for one and {other} "
+            "for another: pad them to one shape"
+        ) from error
+
+
+def _as_value(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (np.ndarray, np.generic)) else np.asarray(leaf)[()]

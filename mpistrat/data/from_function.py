@@ -1,0 +1,101 @@
+"""Datasets that a function makes, one for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.data.contracts import Peers
+from mpistrat.data.dataset import Dataset, drawn_seeds, with_drawn_seeds
+from mpistrat.data.distributed import Distributed
+from mpistrat.data.options import InputContext, InputOptions, check_input_options
+from mpistrat.data.plan import Plan
+from mpistrat.data.policies import Own
+
+
+class DistributedDatasetsFromFunction(Distributed):
+    """The datasets that a function made, each replica's own, iterated in step.
+
+    Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. Nothing is
+    divided: the function does that itself, with `Dataset.shard` for example. Shorter datasets are
+    followed by empty batches until the longest ends. Shuffles to which the function gave no seed take
+    the seeds of replica 0, so that ``shuffle()`` before ``shard()`` loses no row.
+
+    Parameters
+    ----------
+    dataset_fn : callable
+        Gets an `InputContext`, returns a Dataset in batches of the replica's own size.
+    topology : object with size, rank, all_gather_object and broadcast_object
+        The replicas.
+    options : InputOptions, optional
+        Options of the input.
+
+    Raises
+    ------
+    TypeError
+        If ``dataset_fn`` is not callable, or, on every rank, if it returned no Dataset on one of them.
+    RuntimeError
+        On the other ranks, if the function raised on one.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> alone = SimpleNamespace(size=1, rank=0, all_gather_object=lambda x: [x])
+    >>> def dataset_fn(context):
+    ...     size = context.get_per_replica_batch_size(4)
+    ...     return Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id).batch(size)
+    >>> list(DistributedDatasetsFromFunction(dataset_fn, alone))
+    [array([0, 1, 2, 3]), array([4, 5])]
+    """
+
+    def __init__(
+        self,
+        dataset_fn: Callable[[InputContext], Dataset],
+        topology: Peers,
+        options: InputOptions | None = None,
+    ):
+        if not callable(dataset_fn):
+            raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
+        check_input_options(options)
+        dataset: Any = None
+        failure: Exception | None = None
+        report: dict[str, Any] = {"length": None, "batched": True, "seeds": [], "kind": "", "failure": ""}
+        try:
+            dataset = dataset_fn(InputContext(topology.size, topology.rank, topology.size))
+            if isinstance(dataset, Dataset):
+                report["length"] = dataset._plan.length
+                report["batched"] = dataset.batch_size is not None
+                report["seeds"] = drawn_seeds(dataset)
+            else:
+                report["kind"] = type(dataset).__name__
+        except Exception as error:
+            failure = error
+            report["failure"] = f"{type(error).__name__}: {error}"
+        reports = topology.all_gather_object(report)
+        if failure is not None:
+            raise failure
+        _check(reports)
+        lengths = [each["length"] for each in reports]
+        steps = None if None in lengths else max(lengths)
+        plan = Plan(dataset._source, with_drawn_seeds(dataset._transforms, reports[0]["seeds"]))
+        super().__init__(Own(plan, steps), topology.size)
+
+
+def _check(reports: list[dict[str, Any]]) -> None:
+    for rank, report in enumerate(reports):
+        if report["failure"]:
+            raise RuntimeError(f"dataset_fn raised on rank {rank}: {report['failure']}")
+    for rank, report in enumerate(reports):
+        if report["kind"]:
+            raise TypeError(
+                f"dataset_fn must return a mpistrat.data.Dataset, and on rank {rank} it returned "
+                f"{report['kind']}"
+            )
+    lengths = [report["length"] for report in reports]
+    unbatched = [rank for rank, report in enumerate(reports) if not report["batched"]]
+    if unbatched and len(set(lengths)) > 1:
+        raise ValueError(
+            "datasets of unequal length must be batched, so that empty batches can follow a short one: on "
+            f"rank {unbatched[0]} there are single rows, and the lengths by rank are {lengths}; call "
+            ".batch(context.get_per_replica_batch_size(...))"
+        )

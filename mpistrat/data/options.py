@@ -1,0 +1,319 @@
+"""What a program can say about distributed input."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+SHARD_HINT = -1
+"""Stands in ``dataset.shard(SHARD_HINT, SHARD_HINT)`` for replica count and id under AutoShardPolicy.HINT."""
+
+
+class InputReplicationMode(enum.Enum):
+    """How often an input function is called: with one replica per process the two are the same."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How a dataset of global batches is divided over the replicas.
+
+    Attributes
+    ----------
+    AUTO
+        What fits the dataset. At present always DATA, which needs no balanced files.
+    DATA
+        Every global batch is cut into one contiguous piece per replica, of sizes that differ by at most
+        one row. Each replica reads only the rows of its own piece.
+    FILE
+        Files are dealt round-robin. Each replica applies the whole pipeline (shuffle, take, ...) to the
+        rows of its own files, in batches of its share of the global batch. Every replica makes as many
+        steps as the longest; the others get empty batches at the end.
+    HINT
+        ``shard(SHARD_HINT, SHARD_HINT)`` becomes the replica's shard; otherwise as OFF.
+    OFF
+        Every replica sees every row, in sub-batches of the size of a replica's share: an epoch has as
+        many times more steps as there are replicas.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+class InputContext:
+    """What an input function is told about its place.
+
+    Parameters
+    ----------
+    num_input_pipelines : int
+        How many pipelines there are: one per replica.
+    input_pipeline_id : int
+        Which of them this one is.
+    num_replicas_in_sync : int
+        How many replicas take part in a step.
+
+    Examples
+    --------
+    >>> context = InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=2)
+    >>> context.get_per_replica_batch_size(32)
+    16
+    """
+
+    __slots__ = ("_input_pipeline_id", "_num_input_pipelines", "_num_replicas_in_sync")
+
+    def __init__(
+        self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1
+    ):
+        self._num_input_pipelines = num_input_pipelines
+        self._input_pipeline_id = input_pipeline_id
+        self._num_replicas_in_sync = num_replicas_in_sync
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """How many input pipelines there are."""
+        return self._num_input_pipelines
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which of the input pipelines this is."""
+        return self._input_pipeline_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas take part in a step."""
+        return self._num_replicas_in_sync
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The size of a replica's batch.
+
+        Parameters
+        ----------
+        global_batch_size : int
+            Rows of a batch of all replicas together.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        ValueError
+            If the global batch is not a multiple of the number of replicas.
+        """
+        size, rest = divmod(global_batch_size, self._num_replicas_in_sync)
+        if rest:
+            raise ValueError(
+                f"the global batch size {global_batch_size} is not a multiple of the "
+                f"{self._num_replicas_in_sync} replicas: choose one that is"
+            )
+        return size
+
+    def __repr__(self) -> str:
+        return (
+            f"InputContext(num_input_pipelines={self._num_input_pipelines}, "
+            f"input_pipeline_id={self._input_pipeline_id}, "
+            f"num_replicas_in_sync={self._num_replicas_in_sync})"
+        )
+
+
+class _InputOptions(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_InputOptions):
+    """Options of one distributed dataset.
+
+    Parameters
+    ----------
+    experimental_fetch_to_device : bool, optional
+        Whether batches are moved to the replica's device; None means True.
+    experimental_replication_mode : InputReplicationMode
+        How often the input function is called.
+    experimental_place_dataset_on_device : bool
+        Whether the dataset itself lives on the device. Needs ``PER_REPLICA`` and
+        ``experimental_fetch_to_device=False``; checked where the options are used.
+    experimental_per_replica_buffer_size : int
+        How many batches are kept ready.
+
+    Examples
+    --------
+    >>> InputOptions().experimental_fetch_to_device
+    True
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> InputOptions:
+        return super().__new__(
+            cls,
+            True if experimental_fetch_to_device is None else experimental_fetch_to_device,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+
+def check_input_options(options: InputOptions | None) -> None:
+    """Refuse options that contradict each other.
+
+    Raises
+    ------
+    TypeError
+        If ``options`` is neither None nor InputOptions.
+    ValueError
+        If a dataset on the device is combined with PER_WORKER or with fetching to the device.
+    """
+    if options is None:
+        return
+    if not isinstance(options, InputOptions):
+        raise TypeError(f"options must be an InputOptions, not {options!r}")
+    if options.experimental_place_dataset_on_device:
+        if options.experimental_replication_mode is not InputReplicationMode.PER_REPLICA:
+            raise ValueError(
+                "experimental_place_dataset_on_device=True needs "
+                "experimental_replication_mode=InputReplicationMode.PER_REPLICA, "
+                f"got {options.experimental_replication_mode}"
+            )
+        if options.experimental_fetch_to_device:
+            raise ValueError(
+                "experimental_place_dataset_on_device=True needs experimental_fetch_to_device=False: "
+                "what is placed on the device is not fetched to it"
+            )
+
+
+class DistributeOptions:
+    """The part of `Options` that concerns distribution.
+
+    Attributes
+    ----------
+    auto_shard_policy : AutoShardPolicy
+        How the dataset is divided over the replicas.
+    num_devices : int or None
+        Accepted for programs written for tf.data; one process has one device.
+
+    Examples
+    --------
+    >>> options = DistributeOptions()
+    >>> options.auto_shard_policy = AutoShardPolicy.DATA
+    >>> options.auto_shard_policy.name
+    'DATA'
+    """
+
+    __slots__ = ("_auto_shard_policy", "_num_devices")
+
+    def __init__(self) -> None:
+        self._auto_shard_policy: AutoShardPolicy | None = None
+        self._num_devices: int | None = None
+
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """How the dataset is divided over the replicas, AUTO unless set."""
+        return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
+
+    @auto_shard_policy.setter
+    def auto_shard_policy(self, policy: AutoShardPolicy) -> None:
+        if not isinstance(policy, AutoShardPolicy):
+            raise TypeError(
+                f"auto_shard_policy must be a member of AutoShardPolicy, for example AutoShardPolicy.DATA, "
+                f"not {policy!r}"
+            )
+        self._auto_shard_policy = policy
+
+    @property
+    def num_devices(self) -> int | None:
+        """The number of devices that was set, None unless set."""
+        return self._num_devices
+
+    @num_devices.setter
+    def num_devices(self, value: int | None) -> None:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise TypeError(f"num_devices must be an int or None, not {value!r}")
+        self._num_devices = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DistributeOptions):
+            return NotImplemented
+        return (self._auto_shard_policy, self._num_devices) == (other._auto_shard_policy, other._num_devices)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"DistributeOptions(auto_shard_policy={self.auto_shard_policy.name}, "
+            f"num_devices={self._num_devices})"
+        )
+
+
+class Options:
+    """Options of a dataset, given to `Dataset.with_options`.
+
+    Attributes
+    ----------
+    experimental_distribute : DistributeOptions
+        What concerns distribution.
+
+    Examples
+    --------
+    >>> options = Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    """
+
+    __slots__ = ("_distribute",)
+
+    def __init__(self) -> None:
+        self._distribute = DistributeOptions()
+
+    @property
+    def experimental_distribute(self) -> DistributeOptions:
+        """What concerns distribution."""
+        return self._distribute
+
+    @experimental_distribute.setter
+    def experimental_distribute(self, value: DistributeOptions) -> None:
+        if not isinstance(value, DistributeOptions):
+            raise TypeError(f"experimental_distribute must be a DistributeOptions, not {value!r}")
+        self._distribute = value
+
+    def merge(self, other: Options) -> Options:
+        """These options with what is set in others put over them.
+
+        Parameters
+        ----------
+        other : Options
+            Whose settings win.
+
+        Returns
+        -------
+        Options
+            A new object.
+        """
+        merged = Options()
+        for each in (self, other):
+            for name in DistributeOptions.__slots__:
+                value: Any = getattr(each._distribute, name)
+                if value is not None:
+                    setattr(merged._distribute, name, value)
+        return merged
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Options):
+            return NotImplemented
+        return self._distribute == other._distribute
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Options(experimental_distribute={self._distribute!r})"

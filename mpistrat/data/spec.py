@@ -1,0 +1,102 @@
+"""What an element looks like without its values: shape and dtype of every array."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat import nest
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class ArraySpec:
+    """Shape and dtype of an array.
+
+    Parameters
+    ----------
+    shape : iterable of int or None
+        The shape; None stands for a dimension that is not known beforehand.
+    dtype : numpy.dtype or what makes one
+        The type of the elements.
+    name : str, optional
+        A name, part of equality.
+
+    Examples
+    --------
+    >>> ArraySpec((None, 3), "float32")
+    ArraySpec(shape=(None, 3), dtype=float32)
+    >>> ArraySpec((2,), int) == ArraySpec([2], "int64")
+    True
+    """
+
+    _mpistrat_leaf: ClassVar[bool] = True
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+    name: str | None
+
+    def __init__(self, shape: Iterable[int | None], dtype: Any, name: str | None = None):
+        sizes = tuple(None if size is None else operator.index(size) for size in shape)
+        if any(size is not None and size < 0 for size in sizes):
+            raise ValueError(f"a shape has no negative dimension, got {sizes}: use None for an unknown one")
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+        object.__setattr__(self, "name", name)
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f", name={self.name!r}"
+        return f"ArraySpec(shape={self.shape}, dtype={self.dtype}{name})"
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Whether an array, or another spec, has this dtype and a shape that fits.
+
+        Parameters
+        ----------
+        value : array or ArraySpec
+            What to compare with.
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> ArraySpec((None, 2), "float64").is_compatible_with(np.zeros((5, 2)))
+        True
+        """
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            value = np.asarray(value)
+        return (
+            self.dtype == value.dtype
+            and len(self.shape) == len(value.shape)
+            and all(a is None or b is None or a == b for a, b in zip(self.shape, value.shape, strict=True))
+        )
+
+
+def of_array(value: Any) -> ArraySpec:
+    """The spec of one array, number or other leaf."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return ArraySpec(value.shape, value.dtype)
+    value = np.asarray(value)
+    return ArraySpec(value.shape, value.dtype)
+
+
+def stacked(spec: Any, size: int | None) -> Any:
+    """The specs of elements stacked on a new axis 0 of the given size."""
+    return nest.map_structure(lambda s: ArraySpec((size, *s.shape), s.dtype, s.name), spec)
+
+
+def any_size(spec: Any) -> Any:
+    """The specs of batches of any size: axis 0 becomes None."""
+    return nest.map_structure(
+        lambda s: ArraySpec((None, *s.shape[1:]), s.dtype, s.name) if s.shape else s, spec
+    )
+
+
+def zeros(spec: Any, rows: int) -> Any:
+    """Arrays of that many rows, all zero, from the specs of one row."""
+    return nest.map_structure(lambda s: np.zeros((rows, *s.shape), s.dtype), spec)

@@ -1,0 +1,18 @@
+"""How a global batch is cut into pieces, one per replica."""
+
+from __future__ import annotations
+
+
+def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
+    """First and one past the last row of a replica's piece of ``n`` rows.
+
+    Pieces are contiguous; the first ``n % replicas`` have one row more than the others.
+
+    Examples
+    --------
+    >>> [piece(7, 3, r) for r in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    size, longer = divmod(n, replicas)
+    first = replica * size + min(replica, longer)
+    return first, first + size + (replica < longer)

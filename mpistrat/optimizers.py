@@ -1,0 +1,5 @@
+"""Optimizers: SGD, Adam, AdamW."""
+
+from mpistrat.training.optimizers import SGD, Adam, AdamW, Optimizer
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]

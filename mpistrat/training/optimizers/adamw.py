@@ -1,0 +1,59 @@
+"""Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpistrat.training.optimizers.adam import Adam
+
+
+class AdamW(Adam):
+    """Adam whose weights also decay by themselves (Loshchilov and Hutter 2019).
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+    weight_decay : float
+        Each step takes ``rate * weight_decay * w`` off.
+    beta_1, beta_2, epsilon, amsgrad, name
+        As for `Adam`.
+
+    Raises
+    ------
+    ValueError
+        If the weight decay is negative, or as for `Adam`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     v = mpistrat.Variable(1.0)
+    >>> optimizer = AdamW(learning_rate=0.1, weight_decay=0.5)
+    >>> strategy.run(lambda: optimizer.apply_gradients([(3.0, v)]))
+    >>> round(float(v), 6)
+    0.85
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.001,
+        weight_decay: float = 0.004,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        name: str | None = None,
+    ):
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name)
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
+        self._weight_decay = weight_decay
+
+    def update(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        weights *= 1 - rate * self._weight_decay
+        super().update(weights, gradient, step, rate, *state)

@@ -1,0 +1,26 @@
+"""Arrays in pieces that stay in the cache while several operations pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_ELEMENTS = 1 << 15
+
+
+def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Flat pieces of arrays of one shape, side by side: views, so that writing to them writes to the arrays.
+
+    Raises
+    ------
+    ValueError
+        If an array is not contiguous.
+    """
+    flat = []
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} is not contiguous")
+        flat.append(array.reshape(-1))
+    for start in range(0, flat[0].size, _ELEMENTS):
+        yield tuple(each[start : start + _ELEMENTS] for each in flat)

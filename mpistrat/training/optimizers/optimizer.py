@@ -1,0 +1,215 @@
+"""What optimizers have in common: the four steps of an update."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat import strategy as strategies
+from mpistrat.runtime import arrays
+from mpistrat.values import IndexedSlices, ReduceOp, component
+from mpistrat.variables import LocalVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.strategy import Strategy
+
+
+class Optimizer(ABC):
+    """The base of optimizers.
+
+    A method says by `slots` what it remembers of each variable, and by `update` how it changes one.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        A number, or a function of the number of steps done that returns one.
+    name : str, optional
+        Prefix of the names of its variables.
+
+    Raises
+    ------
+    ValueError
+        If the learning rate is negative.
+    """
+
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, learning_rate: float | Callable[[int], float], name: str | None = None):
+        self.learning_rate = learning_rate
+        self._name = name or type(self).__name__
+        self._iterations: Variable | None = None
+        self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate, or the function that says it. May be set."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float | Callable[[int], float]) -> None:
+        if not callable(value) and not value >= 0:
+            raise ValueError(f"learning_rate must not be negative, not {value!r}")
+        self._learning_rate = value
+
+    @property
+    def iterations(self) -> int:
+        """Number of steps done."""
+        return 0 if self._iterations is None else int(self._iterations._own_copy())
+
+    @property
+    def variables(self) -> list[Variable]:
+        """What it remembers, to be saved with the weights; empty before the first step or `build`."""
+        own = [] if self._iterations is None else [self._iterations]
+        return own + [slot for _, slots in self._slots.values() for slot in slots]
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Create what it remembers of variables now rather than at the first step: before a `load`, say.
+
+        Collective.
+        """
+        variables = list(variables)
+        if not variables:
+            raise ValueError("there are no variables")
+        strategy = variables[0].distribute_strategy
+        for variable in variables:
+            strategy.extended._check_variable(variable, f"{self._name}.build")
+        if strategies.get_strategy() is strategy:
+            self._create(variables)
+        else:
+            with strategy.scope():
+                self._create(variables)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Variable]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> None:
+        """Add up the replicas' gradients and update the variables. In a replica context.
+
+        One reduction for all gradients; the variables are changed in place. The replicas' gradients are
+        *summed*: where each is that of its examples' summed loss divided by the number of examples of the
+        global batch, the step is that of the mean over all examples.
+
+        Parameters
+        ----------
+        grads_and_vars : iterable of (gradient, Variable)
+            This replica's gradients, in the same order on all. None leaves a variable as it is; IndexedSlices
+            are rows of one.
+        name : str, optional
+            For programs that give one.
+        experimental_aggregate_gradients : bool
+            Whether to add up: not where the gradients were reduced already.
+
+        Raises
+        ------
+        RuntimeError
+            In cross-replica context.
+        ValueError
+            If there is no gradient, one does not fit its variable, or the variable is another strategy's; on every
+            replica, if gradients differ in shape or dtype between replicas.
+        """
+        replica = strategies.get_replica_context()
+        if replica is None:
+            raise RuntimeError(
+                "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
+            )
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        if not pairs:
+            raise ValueError("No gradients provided for any variable")
+        extended = replica.strategy.extended
+        gradients = []
+        for gradient, variable in pairs:
+            extended._check_variable(variable, "apply_gradients")
+            gradients.append(_fitting(gradient, variable))
+        variables = [variable for _, variable in pairs]
+        replica.merge_call(self._apply, (gradients, variables, experimental_aggregate_gradients))
+
+    def _apply(
+        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
+    ) -> None:
+        extended = strategy.extended
+        self._create(variables)
+        if aggregate:
+            gradients = extended._all_reduce(ReduceOp.SUM, gradients, None)
+        assert self._iterations is not None
+        step = self.iterations
+        rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
+        for gradient, variable in zip(gradients, variables, strict=True):
+            slots = self._slots[id(variable)][1]
+            extended.update(variable, self._update, (gradient, step + 1, float(rate), *slots), group=False)
+        extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
+
+    def _create(self, variables: list[Variable]) -> None:
+        if self._iterations is None:
+            self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
+        for variable in variables:
+            if id(variable) not in self._slots:
+                made = tuple(
+                    Variable(
+                        np.zeros(variable.shape, variable.dtype),
+                        trainable=False,
+                        name=f"{self._name}/{variable.name}/{slot}",
+                    )
+                    for slot in self.slots
+                )
+                self._slots[id(variable)] = (variable, made)
+
+    def _update(
+        self, variable: LocalVariable, gradient: Any, step: int, rate: float, *slots: LocalVariable
+    ) -> None:
+        state = [slot.array for slot in slots]
+        if isinstance(gradient, IndexedSlices):
+            self.update_rows(variable.array, gradient, step, rate, *state)
+        else:
+            self.update(variable.array, np.ascontiguousarray(arrays.to_host(gradient)), step, rate, *state)
+
+    @abstractmethod
+    def update(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        """Change ``weights`` and ``state`` in place.
+
+        Parameters
+        ----------
+        weights, gradient : numpy.ndarray
+            Contiguous, of one shape. The gradient must not be changed.
+        step : int
+            Number of this step, from 1.
+        rate : float
+            The learning rate.
+        *state : numpy.ndarray
+            What is remembered of this variable, one array for each of `slots`.
+        """
+
+    def update_rows(
+        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        """As `update`, for a gradient that is zero but for some rows."""
+        dense = np.zeros_like(weights)
+        np.add.at(dense, rows.indices, rows.values)
+        self.update(weights, dense, step, rate, *state)
+
+
+def _fitting(gradient: Any, variable: Variable) -> Any:
+    gradient = component(gradient)
+    if isinstance(gradient, IndexedSlices):
+        if gradient.values.shape[1:] != variable.shape[1:]:
+            raise ValueError(
+                f"variable {variable.name!r} has shape {variable.shape}: rows of shape {gradient.values.shape[1:]} "
+                "do not fit"
+            )
+        return gradient
+    host = arrays.to_host(gradient)
+    if host.shape != variable.shape:
+        raise ValueError(
+            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {host.shape}"
+        )
+    if not np.can_cast(host.dtype, variable.dtype, "same_kind"):
+        raise ValueError(
+            f"variable {variable.name!r} has dtype {variable.dtype}, and its gradient {host.dtype}: cast it"
+        )
+    return gradient

@@ -1,0 +1,81 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpistrat.training.optimizers.blocks import blocks
+from mpistrat.training.optimizers.optimizer import Optimizer
+from mpistrat.values import IndexedSlices
+
+
+class SGD(Optimizer):
+    """Gradient descent, with momentum (Polyak 1964; Nesterov 1983 as in Sutskever et al. 2013).
+
+    Without momentum ``w -= rate * g``. With it ``m = momentum * m - rate * g`` and ``w += m``, or with Nesterov's
+    ``w += momentum * m - rate * g``.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+    momentum : float
+        In [0, 1).
+    nesterov : bool
+    name : str, optional
+
+    Raises
+    ------
+    ValueError
+        If the momentum is out of range, or Nesterov's is asked for without any.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     v = mpistrat.Variable(1.0)
+    >>> optimizer = SGD(learning_rate=0.5)
+    >>> strategy.run(lambda: optimizer.apply_gradients([(1.0, v)]))
+    >>> float(v)
+    0.5
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        name: str | None = None,
+    ):
+        super().__init__(learning_rate, name)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {momentum!r}")
+        if nesterov and not momentum:
+            raise ValueError("nesterov=True needs a momentum")
+        self._momentum, self._nesterov = momentum, nesterov
+        self.slots = ("momentum",) if momentum else ()
+
+    def update(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        for w, g, *m in blocks(weights, gradient, *state):
+            change = np.multiply(g, -rate)
+            if m:
+                (velocity,) = m
+                velocity *= self._momentum
+                velocity += change
+                if not self._nesterov:
+                    change = velocity
+                else:
+                    change += velocity * self._momentum
+            w += change
+
+    def update_rows(
+        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        if state:
+            super().update_rows(weights, rows, step, rate, *state)
+        else:
+            np.subtract.at(weights, rows.indices, (rate * rows.values).astype(weights.dtype, copy=False))

@@ -1,0 +1,40 @@
+"""A progress bar on one replica."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from mpistrat.strategy import get_strategy
+
+
+def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None = None) -> Any:
+    """Iterate with a progress bar on replica 0 of the current strategy, where there is a terminal.
+
+    Parameters
+    ----------
+    iterable : iterable
+    desc : str, optional
+        What is going on.
+    total : int, optional
+        Number of elements, where the iterable does not know.
+
+    Returns
+    -------
+    tqdm.tqdm
+        The iterable; ``set_postfix`` and the other methods of tqdm work on every replica.
+
+    Examples
+    --------
+    >>> sum(progress(range(4)))
+    6
+    """
+    from tqdm import tqdm
+
+    # Under a launcher a rank's stderr is a pipe: `mpistrat run` says whether a terminal is behind it.
+    terminal = sys.stderr.isatty() or os.environ.get("MPISTRAT_PROGRESS") == "1"
+    return tqdm(
+        iterable, desc=desc, total=total, disable=not (terminal and get_strategy().is_chief), leave=False
+    )
