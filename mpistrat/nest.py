@@ -95,9 +95,9 @@ def _register(kind: type) -> None:
     def to_children(value: Any) -> tuple[list[Any], None, tuple[str, ...]]:
         return [getattr(value, name) for name in names], None, names
 
-    def from_children(_: None, children: Any) -> Any:
+    def from_children(_: Any, children: Any) -> Any:
         # Neither __init__ nor __post_init__ runs: a leaf may be anything here.
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(made, name, child)
         return made

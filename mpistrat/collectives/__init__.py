@@ -1,7 +1,5 @@
 """How the values of many replicas become one: one algorithm a file, chosen by a table."""
 
-from mpistrat.collectives.all_gather import all_gather
-from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.hierarchical_copy_all_reduce import HierarchicalCopyAllReduce
@@ -18,6 +16,4 @@ __all__ = [
     "HierarchicalCopyAllReduce",
     "NcclAllReduce",
     "ReductionToOneDevice",
-    "all_gather",
-    "broadcast",
 ]

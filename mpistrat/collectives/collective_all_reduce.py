@@ -14,7 +14,7 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, component
+from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
 _dtype_and_shape = attrgetter("dtype", "shape")
 _ONLY_ARRAYS = {np.ndarray}
@@ -39,12 +39,12 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._plans.clear()
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         return self.all_reduce(reduce_op, [component(per_replica_value)], options)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         return self.all_reduce(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
 
@@ -70,12 +70,13 @@ class CollectiveAllReduce(CrossDeviceOps):
     ) -> list[np.ndarray]:
         topology = self._ranks
         bytes_per_pack = self._bytes_per_pack(values, options)
-        key = (op, bytes_per_pack, *map(_dtype_and_shape, values))
+        shapes: packing.Key = tuple(map(_dtype_and_shape, values))
+        key = (op, bytes_per_pack, shapes)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 1024:
                 self._plans.clear()
-            plan = packing.plan(topology, op, key[2:], bytes_per_pack, self._algorithm)
+            plan = packing.plan(topology, op, shapes, bytes_per_pack, self._algorithm)
             self._plans[key] = plan
         # Arrays without elements are their own result, but for their dtype and identity.
         out = [x if x.size else np.empty(x.shape, packing.dtypes.result(x.dtype, op)) for x in values]

@@ -141,13 +141,13 @@ class CrossDeviceOps:
         return mirrored(self.broadcast_implementation(tensor, destinations))
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         """Hook of `reduce`: its arguments, checked. Returns an array or a Mirrored."""
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         """Hook of `batch_reduce`: its arguments, checked. Returns an array or a Mirrored for each pair."""
         raise NotImplementedError(f"{type(self).__name__} must override batch_reduce_implementation")
@@ -160,6 +160,8 @@ class CrossDeviceOps:
     def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values: what strategies call, by way of the hooks."""
         pairs = [(PerReplica((value,)), value) for value in values]
+        if len(pairs) == 1:
+            return [component(self.reduce_implementation(op, *pairs[0], options))]
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
 
 
@@ -177,7 +179,11 @@ def check_destinations(destinations: Any) -> None:
         if not destinations:
             raise ValueError("destinations must not be empty: name a device or give a variable")
         Device.parse(destinations)
-    elif destinations is None or isinstance(destinations, (list, tuple)) and not isinstance(destinations, Device):
+    elif (
+        destinations is None
+        or (isinstance(destinations, (list, tuple))
+        and not isinstance(destinations, Device))
+    ):
         raise TypeError(
             f"destinations must be a variable, a value or the name of a device, not {destinations!r}"
         )

@@ -29,7 +29,9 @@ def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
         raise TypeError(
             f"{op.name} of bool is not defined: cast to an integer to count, or use strategy.agree for 'all'"
         )
-    raise TypeError(f"{op.name} of {dtype} is not defined: numbers can be reduced, see numpy dtype kinds 'iufc'")
+    raise TypeError(
+        f"{op.name} of {dtype} is not defined: numbers can be reduced, see numpy dtype kinds 'iufc'"
+    )
 
 
 @lru_cache(maxsize=256)

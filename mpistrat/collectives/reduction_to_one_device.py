@@ -10,12 +10,11 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
-from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import operation
-from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, component
+from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
 
 def add_n(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -66,18 +65,14 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._accumulate = accumulation_fn or add_n
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         return self._reduce(reduce_op, component(per_replica_value))
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[PerReplica, Any]], options: Any
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
-        return [self._reduce(reduce_op, component(value)) for value, _ in value_destination_pairs]
-
-    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
-        """As `batch_reduce`, for this replica's plain values."""
-        return super().all_reduce(op, values, options)
+        return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
 
     def _reduce(self, op: ReduceOp, value: Any) -> Any:
         topology = self._ranks

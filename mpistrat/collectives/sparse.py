@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.runtime.operation import operation

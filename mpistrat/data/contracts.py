@@ -19,10 +19,10 @@ class Peers(Protocol):
     def rank(self) -> int:
         """Which of them this process is."""
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """The objects of all, in rank order."""
 
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """The object of one, on all."""
 
 

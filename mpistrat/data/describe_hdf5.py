@@ -88,7 +88,7 @@ def open_file(path: str) -> h5py.File:
             f"file {path!r}: it cannot be found any more ({error.strerror}); fix: bring it back"
         ) from None
     try:
-        return h5py.File(path, "r", locking=False)
+        return _open_as_others_do(path)
     except PermissionError:
         raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
     except OSError as error:
@@ -101,6 +101,17 @@ def open_file(path: str) -> h5py.File:
         else:
             what = f"HDF5 cannot open it ({size} bytes: {_reason(error)})"
         raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
+
+
+def _open_as_others_do(path: str) -> h5py.File:
+    # A file that the program itself has open can only be opened with the same kind of locking.
+    for locking in (False, None, "best-effort"):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if "locking flag" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True)
 
 
 def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:

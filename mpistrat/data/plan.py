@@ -52,6 +52,8 @@ class Plan:
     def piece(self, k: int, first: int, last: int, iteration: int) -> Any:
         """Rows ``first`` up to ``last`` of batch ``k``; no other row is read."""
         assert self.batch is not None
+        if first == last:
+            return self.empty()
         number, inner = self._batch_at(k, iteration)
         start = number * self.batch.size
         return self._map_batch(self._read(np.arange(start + first, start + last), inner))
@@ -65,7 +67,7 @@ class Plan:
 
     def empty(self) -> Any:
         """A batch without rows."""
-        return self._map_batch(self._read(np.empty(0, np.int64), 0))
+        return self._map_no_rows(self._read(np.empty(0, np.int64), 0))
 
     def elements(self, iteration: int) -> Iterator[Any]:
         """All elements of an iteration, one after another."""
@@ -138,6 +140,17 @@ class Plan:
         for fn in self._batch_maps:
             tree = elements.call(fn, tree)
         return tree
+
+    def _map_no_rows(self, tree: Any) -> Any:
+        try:
+            return self._map_batch(tree)
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(
+                    "map() was called with a batch of no rows, which is what a replica gets when a global batch "
+                    "has too few rows for all: the function must accept arrays of length 0"
+                )
+            raise
 
     def _empty_mapped_rows(self) -> Any:
         if self._no_mapped_rows is None:

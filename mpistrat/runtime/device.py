@@ -30,7 +30,7 @@ class Device(NamedTuple):
     """
 
     kind: str
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:

@@ -154,4 +154,4 @@ def _watch_system_exit() -> None:
         def exit(status: Any = None, /) -> None:
             raise SystemExit(status)
 
-        sys.exit = exit
+        sys.exit = exit  # type: ignore[assignment]  # it never returns

@@ -54,7 +54,9 @@ class _DefaultScope(Scope):
 
     def __enter__(self) -> Strategy:
         if context.current().strategy is not self._strategy:
-            raise RuntimeError("Must not nest tf.distribute.Strategy scopes: the default one goes inside no other")
+            raise RuntimeError(
+                "Must not nest tf.distribute.Strategy scopes: the default one goes inside no other"
+            )
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import context, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.cross_device_ops import check_destinations
+from mpistrat.data import Dataset
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.values import DistributedValues, Mirrored, ReduceOp, VariableSynchronization, component
-from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable, Variable
+from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
@@ -332,6 +333,15 @@ class StrategyExtended:
         check_destinations(destinations)
         return self._ops.broadcast(tensor, destinations)
 
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable in cross-replica context, by the name of earlier releases."""
+        self._check_variable(v, "read_var")
+        return v.read_value()
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions."""
+        return Dataset.from_arrays(numpy_input)
+
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -347,6 +357,3 @@ def _unless_variable(value: Any) -> Any:
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
     return nest.map_structure(fn, tree) if nest.is_nested(tree) else fn(tree)
-
-
-__all__ = ["LocalVariable", "StrategyExtended"]

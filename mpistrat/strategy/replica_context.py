@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context, nest
-from mpistrat.collectives import CommunicationOptions, all_gather
+from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives.all_gather import all_gather
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, Mirrored, ReduceOp, component

@@ -16,6 +16,7 @@ from mpistrat.data import (
     InputOptions,
 )
 from mpistrat.strategy.checks import mixing, require_cross_replica
+from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
 
 
-class Strategy:
+class Strategy(FormerNames):
     """How a program is spread over replicas. Use one of its subclasses.
 
     Parameters
@@ -127,9 +128,9 @@ class Strategy:
                 raise
             topology.broadcast_object(None)
             return
-        error = topology.broadcast_object(None)
-        if error is not None:
-            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {error}")
+        failure = topology.broadcast_object(None)
+        if failure is not None:
+            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
         yield False
 
     # --- contexts --------------------------------------------------------------------
@@ -242,7 +243,9 @@ class Strategy:
 
     def _reduce_axis(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
         if nest.is_nested(value):
-            raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
+            raise TypeError(
+                "reduce over an axis takes one value, not a structure: reduce its parts one by one"
+            )
         if isinstance(axis, list):
             raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
         leaf = _reducible(op, value)
@@ -251,7 +254,7 @@ class Strategy:
         parts = local_mean_parts(leaf, axis)
         if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
             parts = self._extended._all_reduce(ReduceOp.SUM, parts, None)
-        return mean_of_parts(*parts, like=leaf)
+        return mean_of_parts(parts[0], parts[1], like=leaf)
 
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' values one after another along an axis, on every replica.
@@ -307,9 +310,7 @@ class Strategy:
 
     # --- input -----------------------------------------------------------------------
 
-    def experimental_distribute_dataset(
-        self, dataset: Dataset, options: InputOptions | None = None
-    ) -> Any:
+    def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         """Spread the global batches of a dataset over the replicas.
 
         Collective: every replica gives an equal dataset. Each then reads its own rows only; all take the

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import broadcast
+from mpistrat.collectives.broadcast import broadcast
 from mpistrat.strategy import Variable
 
 # HDF5 has no word for these: their bits are stored, and their name beside.
@@ -51,6 +51,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     >>> load([v], pathlib.Path(folder.name) / "weights.h5")
     >>> v.read_value()
     array([1., 2.])
+    >>> folder.cleanup()
     """
     named = _named(variables)
     values = {name: variable.read_value() for name, variable in named.items()}
@@ -92,7 +93,9 @@ def _named(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, 
     if isinstance(variables, Mapping):
         pairs = [(str(name), variable) for name, variable in variables.items()]
     elif isinstance(variables, Variable):
-        raise TypeError(f"variables must be a list or a dict of variables, not the variable {variables.name!r}")
+        raise TypeError(
+            f"variables must be a list or a dict of variables, not the variable {variables.name!r}"
+        )
     else:
         pairs = [(getattr(variable, "name", ""), variable) for variable in variables]
     if not pairs:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives import broadcast
+from mpistrat.collectives.broadcast import broadcast
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.variable import Variable

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import broadcast
+from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable

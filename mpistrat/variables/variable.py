@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,9 +97,9 @@ class Variable(ArrayLike):
             )
         self._initialize(value)
 
-    @abstractmethod
     def _initialize(self, value: np.ndarray) -> None:
         """Hold the value; ``value`` is the variable's own."""
+        raise NotImplementedError
 
     # --- what it is ------------------------------------------------------------------
 
@@ -148,9 +147,9 @@ class Variable(ArrayLike):
         """As `read_value`."""
         return self.read_value()
 
-    @abstractmethod
     def _update(self, method: str, value: Any) -> None:
         """Write by one of the methods of `LocalVariable`, wherever the kind and the context say."""
+        raise NotImplementedError
 
     def assign(self, value: Any, read_value: bool = True) -> Variable:
         """Set the value.
@@ -229,7 +228,7 @@ class Variable(ArrayLike):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Any:  # element-wise, as the operators of arrays are
-        return np.equal(self, other)
+        return self.__array_ufunc__(np.equal, "__call__", self, other)
 
     def _own_copy(self) -> np.ndarray:
         """This replica's copy; never communicates."""
@@ -241,9 +240,8 @@ class Variable(ArrayLike):
 
     def __repr__(self) -> str:
         own = np.array2string(self._own_copy(), threshold=8, edgeitems=2, separator=" ").replace("\n", "")
-        return (
-            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
-        )
+        kind = f"{type(self).__name__} {self.name!r}"
+        return f"<{kind} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
 
 
 def _checked_synchronization(synchronization: VariableSynchronization) -> VariableSynchronization:

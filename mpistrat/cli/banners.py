@@ -1,0 +1,227 @@
+"""What launchers print when a job fails, taken out of a stream of bytes.
+
+Only text that can still become such a banner is held back, everything else passes at once: a progress bar
+that ends in ``\\r`` must not wait for its newline.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_LONGEST = 4096
+_DASHES = b"-" * 74 + b"\n"
+_EQUALS = b"=" * 83 + b"\n"
+
+
+class Death(NamedTuple):
+    """A rank that was killed by a signal. The rank or its process is None where the launcher does not say."""
+
+    signal: int
+    rank: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A text that a launcher prints.
+
+    Attributes
+    ----------
+    first : bytes
+        How it starts.
+    second : tuple of bytes
+        One of these comes next.
+    last : bytes
+        How it ends.
+    whole : re.Pattern
+        What all of it looks like. The groups ``signal``, ``rank`` and ``pid`` tell of a death.
+    fails : bool
+        Whether the job has failed if it is printed.
+    starts_line : bool
+        Whether it is looked for at the start of a line only.
+    """
+
+    first: bytes
+    second: tuple[bytes, ...]
+    last: bytes
+    whole: re.Pattern[bytes] = re.compile(rb".*", re.DOTALL)
+    fails: bool = True
+    starts_line: bool = False
+
+    def length(self, data: bytes) -> int | None:
+        """How many bytes of it ``data`` starts with: 0 for none, None if more has to be seen."""
+        if len(data) < len(self.first):
+            return None if self.first.startswith(data) else 0
+        if not data.startswith(self.first):
+            return 0
+        rest = data[len(self.first) : len(self.first) + _LONGEST]
+        second = next((text for text in self.second if rest.startswith(text)), None)
+        if second is None:
+            return None if any(text.startswith(rest) for text in self.second) else 0
+        end = rest.find(self.last, len(second))
+        if end < 0:
+            return None if len(rest) < _LONGEST else 0
+        length = len(self.first) + end + len(self.last)
+        return length if self.whole.fullmatch(data[:length]) else 0
+
+
+def _open_mpi(host: bytes) -> tuple[Banner, ...]:
+    def block(second: bytes, whole: bytes = rb".*") -> Banner:
+        return Banner(_DASHES, (second,), b"\n" + _DASHES, re.compile(whole, re.DOTALL))
+
+    noticed = (
+        rb".*process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+signal (?P<signal>\d+).*"
+    )
+    return (
+        block(b"MPI_ABORT was invoked on rank "),
+        block(b"Primary job  terminated normally, but "),
+        *(
+            banner
+            for launcher in (b"prterun ", b"mpirun ", b"mpiexec ", b"orterun ")
+            for banner in (
+                block(launcher + b"has exited due to process rank "),
+                block(launcher + b"detected that one or more processes exited with non-zero status"),
+                block(launcher + b"noticed that process rank ", noticed),
+            )
+        ),
+        # The launcher's server lost a rank that was killed: no news.
+        Banner(
+            b"[" + host,
+            (b".", b":"),
+            b"\n",
+            re.compile(rb"[^\n]* PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION)[^\n]* at line \d+\n"),
+            fails=False,
+        ),
+    )
+
+
+_MPICH_OUT = (
+    Banner(
+        b"\n" + _EQUALS,
+        (b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n",),
+        b"Please see the FAQ page for debugging suggestions\n",
+        re.compile(
+            rb".*=   PID (?P<pid>\d+) RUNNING AT .*EXIT STRING: [^\n]* \(signal (?P<signal>\d+)\)\n.*", re.DOTALL
+        ),
+        starts_line=True,
+    ),
+)
+_MPICH_OUT += tuple(
+    Banner(_EQUALS, banner.second, banner.last, banner.whole) for banner in _MPICH_OUT if banner.starts_line
+)
+
+_MPICH_ERR = (
+    Banner(
+        b"Abort(",
+        tuple(b"%d" % digit for digit in range(10)) + (b"-",),
+        b"\n",
+        re.compile(rb"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \S+\): application called MPI_Abort\([^\n]*\n"),
+    ),
+    # The same where the process manager prints it.
+    Banner(b"application called MPI_Abort(", (b"",), b"\n"),
+)
+
+
+def of_stderr(family: str, host: str) -> tuple[Banner, ...]:
+    """What the launchers of a family of MPI print on stderr."""
+    return _open_mpi(host.partition(".")[0].encode()) if family == "openmpi" else _MPICH_ERR
+
+
+def of_stdout(family: str) -> tuple[Banner, ...]:
+    """What the launchers of a family of MPI print on stdout."""
+    return () if family == "openmpi" else _MPICH_OUT
+
+
+class Filter:
+    """Takes banners out of a stream.
+
+    Attributes
+    ----------
+    deaths : list of Death
+        The ranks that were killed, as far as banners told.
+    failed : bool
+        Whether a banner said that the job failed.
+    """
+
+    def __init__(self, banners: tuple[Banner, ...]):
+        self.deaths: list[Death] = []
+        self.failed = False
+        self._banners = banners
+        self._held = b""
+        self._line_starts = True
+        self._after_banner = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether some text waits for what comes next."""
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """What may pass, now that these bytes came."""
+        self._held += data
+        passed = []
+        while self._held:
+            if self._after_banner and self._held.startswith(b"\0"):  # Open MPI 5 prints one
+                self._held = self._held[1:]
+                continue
+            start, banner = self._candidate()
+            passed.append(self._pass(start))
+            if banner is None:
+                break
+            length = banner.length(self._held)
+            if length is None:
+                break
+            self._drop(banner, length)
+        return b"".join(passed)
+
+    def flush(self) -> bytes:
+        """What was held back: nothing came that would make a banner of it."""
+        return self._pass(len(self._held))
+
+    def _candidate(self) -> tuple[int, Banner | None]:
+        """Where the first text starts that is a banner, or may become one."""
+        best, found = len(self._held), None
+        for banner in self._banners:
+            start = self._find(banner, best)
+            if start < best:
+                best, found = start, banner
+        return best, found
+
+    def _find(self, banner: Banner, end: int) -> int:
+        data, start = self._held, 0
+        while start < end:
+            start = data.find(banner.first[:1], start, end)
+            if start < 0:
+                return end
+            if self._may_start(banner, start):
+                length = banner.length(data[start : start + len(banner.first) + 2 * _LONGEST])
+                if length is None or length > 0:
+                    return start
+            start += 1
+        return end
+
+    def _may_start(self, banner: Banner, start: int) -> bool:
+        if not banner.starts_line:
+            return True
+        return self._held[start - 1 : start] == b"\n" if start else self._line_starts
+
+    def _pass(self, count: int) -> bytes:
+        passed, self._held = self._held[:count], self._held[count:]
+        if passed:
+            self._line_starts = passed.endswith(b"\n")
+            self._after_banner = False
+        return passed
+
+    def _drop(self, banner: Banner, length: int) -> None:
+        dropped, self._held = self._held[:length], self._held[length:]
+        self._after_banner = True
+        self.failed = self.failed or banner.fails
+        match = banner.whole.fullmatch(dropped)
+        groups = match.groupdict() if match is not None else {}
+        if groups.get("signal"):
+            rank, pid = groups.get("rank"), groups.get("pid")
+            self.deaths.append(
+                Death(int(groups["signal"]), int(rank) if rank else None, int(pid) if pid else None)
+            )

@@ -1,0 +1,57 @@
+"""``mpistrat bench``: measurements, one module of `mpistrat.bench` per subject."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+# Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
+SUBJECTS = {
+    "step": "One training step on several ranks.",
+    "startup": "From the start of a program to its first step.",
+    "overhead": "What a call costs beyond what it computes.",
+}
+
+
+class _Subject(click.Command):
+    """A command that leaves all of its arguments, --help too, to the subject's own parser."""
+
+    def __init__(self, name: str):
+        super().__init__(name, callback=self._measure, add_help_option=False)
+        self._arguments: list[str] = []
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        self._arguments = list(args)
+        return []
+
+    def _measure(self) -> None:
+        module = f"mpistrat.bench.{self.name}"
+        try:
+            subject = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise click.ClickException(f"{module} is not part of this version of mpistrat") from None
+        sys.exit(subject.main(self._arguments))
+
+
+class _Subjects(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBJECTS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _Subject(cmd_name) if cmd_name in SUBJECTS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Subjects"):
+            formatter.write_dl(list(SUBJECTS.items()))
+
+
+@click.command(cls=_Subjects, subcommand_metavar="SUBJECT [ARGS]...")
+def command() -> None:
+    """Measure.
+
+    What follows SUBJECT is for it; `mpistrat bench SUBJECT --help` says what that can be.
+    """

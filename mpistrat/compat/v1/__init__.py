@@ -1,0 +1,49 @@
+"""``tf.compat.v1.distribute``: the same strategies with what only version 1 had."""
+
+from mpistrat.collectives import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from mpistrat.compat.v1 import experimental
+from mpistrat.compat.v1.iterator import InputIterator
+from mpistrat.compat.v1.loss_reduction import get_loss_reduction
+from mpistrat.compat.v1.strategies import MirroredStrategy, OneDeviceStrategy
+from mpistrat.compat.v1.strategy import Strategy
+from mpistrat.data import InputContext, InputReplicationMode
+from mpistrat.strategy import (
+    ReplicaContext,
+    RunOptions,
+    StrategyExtended,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from mpistrat.values import ReduceOp
+
+__all__ = [
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputIterator",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "experimental",
+    "experimental_set_strategy",
+    "get_loss_reduction",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,16 @@
+"""How losses of replicas combine."""
+
+from __future__ import annotations
+
+from mpistrat.values import ReduceOp
+
+
+def get_loss_reduction() -> ReduceOp:
+    """The reduction of losses outside of Estimators: always SUM.
+
+    Examples
+    --------
+    >>> get_loss_reduction().name
+    'SUM'
+    """
+    return ReduceOp.SUM

@@ -1,0 +1,47 @@
+"""The former place of MultiWorkerMirroredStrategy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from mpistrat import strategies
+from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
+
+
+class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy):
+    """`mpistrat.MultiWorkerMirroredStrategy`, by its former name and arguments.
+
+    Parameters
+    ----------
+    communication : CommunicationImplementation or str
+        Which family of algorithms to use.
+    cluster_resolver : ClusterResolver, optional
+
+    Warns
+    -----
+    DeprecationWarning
+        Always: use `mpistrat.MultiWorkerMirroredStrategy`.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     strategy = MultiWorkerMirroredStrategy("RING")
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        cluster_resolver: Any = None,
+    ):
+        warnings.warn(
+            "mpistrat.experimental.MultiWorkerMirroredStrategy is deprecated: use "
+            "mpistrat.MultiWorkerMirroredStrategy",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))

@@ -1,0 +1,26 @@
+"""Metrics on sync-on-read variables: counted in each replica, combined when read."""
+
+from mpistrat.training.metrics.accuracy import (
+    Accuracy,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    SparseCategoricalAccuracy,
+)
+from mpistrat.training.metrics.mean import Mean
+from mpistrat.training.metrics.mean_squared_error import MeanSquaredError
+from mpistrat.training.metrics.metric import Metric
+from mpistrat.training.metrics.sum import Sum
+from mpistrat.training.metrics.top_k import SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy
+
+__all__ = [
+    "Accuracy",
+    "BinaryAccuracy",
+    "CategoricalAccuracy",
+    "Mean",
+    "MeanSquaredError",
+    "Metric",
+    "SparseCategoricalAccuracy",
+    "SparseTopKCategoricalAccuracy",
+    "Sum",
+    "TopKCategoricalAccuracy",
+]

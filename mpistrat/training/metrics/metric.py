@@ -1,0 +1,84 @@
+"""What a metric is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from mpistrat.strategy import Variable
+from mpistrat.values import VariableAggregation, VariableSynchronization
+
+
+class Metric(ABC):
+    """The base of metrics.
+
+    Create it in the scope of a strategy. ``update_state`` in a replica context touches this replica's copies
+    only; ``result`` in cross-replica context adds them up over the replicas, which is collective.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._variables: list[Variable] = []
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def variables(self) -> list[Variable]:
+        """What it counts in, to be saved."""
+        return list(self._variables)
+
+    def add_weight(self, name: str) -> Variable:
+        """A float64 variable that starts at zero and is summed over replicas when read."""
+        made = Variable(
+            np.float64(0),
+            name=f"{self._name}/{name}",
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
+        )
+        self._variables.append(made)
+        return made
+
+    @abstractmethod
+    def result(self) -> Any:
+        """The metric of all that was counted since the last reset, as a float64."""
+
+    def reset_state(self) -> None:
+        """Start again from nothing. No communication."""
+        for variable in self._variables:
+            variable.assign(0.0)
+
+    def reset_states(self) -> None:
+        """As `reset_state`, by its former name."""
+        self.reset_state()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}>"
+
+
+def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Values and the weight of each, as float64 of one shape.
+
+    Raises
+    ------
+    ValueError
+        If the weights' axes are not the first axes of the values', or 1.
+    """
+    values = np.asarray(values, np.float64)
+    weights = np.ones((), np.float64) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    if weights.ndim < values.ndim:
+        weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
+    try:
+        return values, np.broadcast_to(weights, values.shape)
+    except ValueError:
+        raise ValueError(
+            f"sample_weight of shape {np.shape(sample_weight)} does not fit values of shape {values.shape}"
+        ) from None
