@@ -109,7 +109,7 @@ def _open_as_others_do(path: str) -> h5py.File:
         try:
             return h5py.File(path, "r", locking=locking)
         except OSError as error:
-            if "locking flag" not in str(error):
+            if "flag values don't match" not in str(error):
                 raise
     return h5py.File(path, "r", locking=True)
 

@@ -147,8 +147,8 @@ class Plan:
         except Exception as error:
             if hasattr(error, "add_note"):
                 error.add_note(
-                    "map() was called with a batch of no rows, which is what a replica gets when a global batch "
-                    "has too few rows for all: the function must accept arrays of length 0"
+                    "map() was called with a batch of no rows, which is what a replica gets when a global "
+                    "batch has too few rows for all: the function must accept arrays of length 0"
                 )
             raise
 

@@ -1,0 +1,77 @@
+"""Several replicas in one process: threads that meet in the collective calls."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpistrat import nest
+
+
+class Peer:
+    """One replica of a group of threads, as ``Topology`` is one of a communicator."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size, self._shared = rank, size, shared
+        self.gathers = 0
+
+    def all_gather_object(self, obj):
+        self.gathers += 1
+        self._shared.values[self.rank] = obj
+        self._shared.barrier.wait(20)
+        values = list(self._shared.values)
+        self._shared.barrier.wait(20)
+        return values
+
+    def broadcast_object(self, obj, root=0):
+        return self.all_gather_object(obj)[root]
+
+
+def run(size, fn):
+    """``fn(peer)`` on every replica; results, or the errors that were raised, in rank order."""
+    shared = SimpleNamespace(barrier=threading.Barrier(size), values=[None] * size)
+    results = [None] * size
+
+    def replica(rank):
+        try:
+            results[rank] = fn(Peer(rank, size, shared))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=replica, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+@pytest.fixture(scope="session")
+def replicas():
+    """Call ``replicas(size, fn)`` for the results of ``fn(peer)`` of all replicas."""
+
+    def call(size, fn):
+        results = run(size, fn)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def replica_errors():
+    """As ``replicas``, but errors are results."""
+    return run
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """Structures of arrays as structures of lists, to compare with ``==``."""
+
+    def call(tree):
+        return nest.map_structure(lambda x: np.asarray(x).tolist(), tree)
+
+    return call
