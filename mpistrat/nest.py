@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 _NAMESPACE = "mpistrat"
@@ -15,7 +16,12 @@ _registered: set[type] = set()
 
 def is_nested(value: Any) -> bool:
     """Whether ``value`` is a structure rather than a leaf."""
-    return isinstance(value, (dict, list, tuple)) or value is None or _is_dataclass(value)
+    return _is_structure(type(value))
+
+
+@lru_cache(maxsize=4096)
+def _is_structure(kind: type) -> bool:
+    return issubclass(kind, (dict, list, tuple, type(None))) or _is_dataclass(kind)
 
 
 def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -31,7 +37,7 @@ def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """
     if not is_nested(structure):
         return [structure], _only
-    if type(structure) in (list, tuple) and not any(map(is_nested, structure)):
+    if type(structure) in (list, tuple) and not any(map(_is_structure, set(map(type, structure)))):
         return list(structure), type(structure)
     import optree
 
@@ -66,8 +72,7 @@ def _only(leaves: list[Any]) -> Any:
     return leaf
 
 
-def _is_dataclass(value: Any) -> bool:
-    kind = type(value)
+def _is_dataclass(kind: type) -> bool:
     # A frozen description (a spec, say) that opts out is a leaf.
     return hasattr(kind, "__dataclass_fields__") and not getattr(kind, "_mpistrat_leaf", False)
 
@@ -77,7 +82,7 @@ def _register_dataclasses(value: Any) -> None:
         children = list(value.values())
     elif isinstance(value, (list, tuple)):
         children = list(value)
-    elif _is_dataclass(value):
+    elif _is_dataclass(type(value)):
         children = [getattr(value, f.name) for f in dataclasses.fields(value)]
         if type(value) not in _registered:
             _register(type(value))

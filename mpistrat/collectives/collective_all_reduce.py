@@ -16,7 +16,7 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
-_dtype_and_shape = attrgetter("dtype", "shape")
+_dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _ONLY_ARRAYS = {np.ndarray}
 
 
@@ -44,7 +44,10 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self.all_reduce(reduce_op, [component(per_replica_value)], options)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
+        options: Any,
     ) -> Sequence[Any]:
         return self.all_reduce(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
 
@@ -68,19 +71,18 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _all_reduce(
         self, op: ReduceOp, values: list[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
-        topology = self._ranks
+        topology = self._topology or self._ranks
         bytes_per_pack = self._bytes_per_pack(values, options)
-        shapes: packing.Key = tuple(map(_dtype_and_shape, values))
-        key = (op, bytes_per_pack, shapes)
+        # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
+        dtypes, shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
+        key = (op, bytes_per_pack, dtypes, shapes)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 1024:
                 self._plans.clear()
-            plan = packing.plan(topology, op, shapes, bytes_per_pack, self._algorithm)
+            plan = packing.plan(
+                topology, op, tuple(zip(dtypes, shapes, strict=True)), bytes_per_pack, self._algorithm
+            )
             self._plans[key] = plan
-        # Arrays without elements are their own result, but for their dtype and identity.
-        out = [x if x.size else np.empty(x.shape, packing.dtypes.result(x.dtype, op)) for x in values]
         with topology.turn(plan.operation):
-            for bucket in plan.buckets:
-                packing.reduce_bucket(topology, op, bucket, values, out)
-        return out
+            return packing.reduce(topology, plan, values)

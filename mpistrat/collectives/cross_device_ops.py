@@ -10,7 +10,7 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, component
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, component, reducible
 
 
 class CrossDeviceOps:
@@ -147,7 +147,10 @@ class CrossDeviceOps:
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
+        options: Any,
     ) -> Sequence[Any]:
         """Hook of `batch_reduce`: its arguments, checked. Returns an array or a Mirrored for each pair."""
         raise NotImplementedError(f"{type(self).__name__} must override batch_reduce_implementation")
@@ -179,10 +182,8 @@ def check_destinations(destinations: Any) -> None:
         if not destinations:
             raise ValueError("destinations must not be empty: name a device or give a variable")
         Device.parse(destinations)
-    elif (
-        destinations is None
-        or (isinstance(destinations, (list, tuple))
-        and not isinstance(destinations, Device))
+    elif destinations is None or (
+        isinstance(destinations, (list, tuple)) and not isinstance(destinations, Device)
     ):
         raise TypeError(
             f"destinations must be a variable, a value or the name of a device, not {destinations!r}"
@@ -195,11 +196,5 @@ def mirrored(value: Any) -> Mirrored:
 
 
 def _per_replica(op: ReduceOp, value: Any) -> DistributedValues:
-    if isinstance(value, Mirrored):
-        if op is ReduceOp.SUM:
-            raise ValueError(
-                "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
-                "num_replicas_in_sync times as large; use MEAN, or multiply"
-            )
-        return value
-    return value if isinstance(value, PerReplica) else PerReplica((component(value),))
+    own = reducible(op, value)
+    return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((own,))

@@ -6,9 +6,10 @@ copied. The plan of a list depends on dtypes and shapes only, and is made once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
-HALF_CHUNK = 256 << 10  # elements of a half precision array that are widened at a time
+CONVERTED = 256 << 10  # elements of an array that are converted to the dtype of the wire at a time
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
@@ -39,6 +40,8 @@ class Bucket(NamedTuple):
         Elements of the message.
     wire, result : numpy.dtype
         The dtype in which they are added, and the one they are given back in.
+    divisor : int
+        What the sum is divided by; 1 for a sum.
     algorithm : Algorithm
     """
 
@@ -48,14 +51,26 @@ class Bucket(NamedTuple):
     length: int
     wire: np.dtype
     result: np.dtype
+    divisor: int
     algorithm: Algorithm
 
 
 class Plan(NamedTuple):
-    """How a list of arrays of given dtypes and shapes is reduced."""
+    """How a list of arrays of given dtypes and shapes is reduced.
+
+    Attributes
+    ----------
+    operation : Operation
+        What all ranks must agree on.
+    buckets : tuple of Bucket
+        The messages.
+    empty : tuple of (int, numpy.dtype)
+        The arrays without elements and the dtypes of their results.
+    """
 
     operation: Operation
     buckets: tuple[Bucket, ...]
+    empty: tuple[tuple[int, np.dtype], ...]
 
 
 def plan(
@@ -69,13 +84,13 @@ def plan(
         If one of the arrays cannot be reduced by ``op``.
     """
     groups: dict[np.dtype, list[int]] = {}
-    buckets = []
+    buckets: list[Bucket] = []
+    empty = []
 
-    def close(dtype: np.dtype, members: Sequence[int]) -> None:
+    def close(dtype: np.dtype, members: list[int]) -> None:
         wire = dtypes.accumulator(dtype, op)
         lengths = [math.prod(key[i][1]) for i in members]
-        ends = np.cumsum(lengths).tolist()
-        chosen = choose(topology, ends[-1] * wire.itemsize, wire, Device("cpu"), algorithm)
+        ends = list(itertools.accumulate(lengths))
         buckets.append(
             Bucket(
                 tuple(members),
@@ -84,7 +99,8 @@ def plan(
                 ends[-1],
                 wire,
                 dtypes.result(dtype, op),
-                chosen,
+                topology.size if op is ReduceOp.MEAN else 1,
+                choose(topology, ends[-1] * wire.itemsize, wire, Device("cpu"), algorithm),
             )
         )
 
@@ -99,47 +115,63 @@ def plan(
             group.append(i)
             if bytes_per_pack and sum(math.prod(key[j][1]) for j in group) * dtype.itemsize > bytes_per_pack:
                 close(dtype, groups.pop(dtype))
+        else:
+            empty.append((i, dtypes.result(dtype, op)))
     for dtype, members in groups.items():
         close(dtype, members)
-    return Plan(Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm), tuple(buckets))
+    operation = Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm)
+    return Plan(operation, tuple(buckets), tuple(empty))
 
 
-def reduce_bucket(
-    topology: Topology, op: ReduceOp, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[np.ndarray]
-) -> None:
-    """Reduce one bucket of ``arrays`` and put the results into their places in ``out``."""
-    if len(bucket.members) == 1:
-        (i,) = bucket.members
-        out[i] = _reduce_one(topology, op, bucket, arrays[i])
-        return
+def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
+    out: list[Any] = [None] * len(arrays)
+    for bucket in plan.buckets:
+        if len(bucket.members) == 1:
+            (i,) = bucket.members
+            out[i] = _reduce_one(topology, bucket, arrays[i])
+        else:
+            _reduce_many(topology, bucket, arrays, out)
+    for i, dtype in plan.empty:
+        out[i] = np.empty(arrays[i].shape, dtype)
+    return out
+
+
+def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
     packed = np.empty(bucket.length, bucket.wire)
     np.concatenate([arrays[i] for i in bucket.members], axis=None, out=packed, casting="same_kind")
     bucket.algorithm.sum(topology, packed, packed)
-    packed = _finish(topology, op, packed, bucket.result)
+    packed = _finish(bucket, packed)
     for i, where, shape in zip(bucket.members, bucket.slices, bucket.shapes, strict=True):
         out[i] = packed[where] if shape is None else packed[where].reshape(shape)
 
 
-def _reduce_one(topology: Topology, op: ReduceOp, bucket: Bucket, array: np.ndarray) -> np.ndarray:
-    flat = np.ascontiguousarray(array).reshape(-1)
+def _reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
+    flat = array.reshape(-1)  # a copy only if it is not contiguous
     if flat.dtype != bucket.wire:
-        total = np.empty(bucket.length, bucket.result)
-        for start in range(0, bucket.length, HALF_CHUNK):
-            piece = slice(start, start + HALF_CHUNK)
-            wide = flat[piece].astype(bucket.wire)
-            bucket.algorithm.sum(topology, wide, wide)
-            total[piece] = _finish(topology, op, wide, bucket.result)
+        total = _reduce_converted(topology, bucket, flat)
     else:
         total = np.empty(bucket.length, bucket.wire)
-        bucket.algorithm.sum(topology, flat, total)
-        total = _finish(topology, op, total, bucket.result)
-    return total.reshape(array.shape)
+        bucket.algorithm.sum(topology, flat if flat.flags.c_contiguous else flat.copy(), total)
+        total = _finish(bucket, total)
+    return total if array.ndim == 1 else total.reshape(array.shape)
 
 
-def _finish(topology: Topology, op: ReduceOp, total: np.ndarray, result: np.dtype) -> np.ndarray:
+def _reduce_converted(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
+    """In pieces, so that the wider copy stays in the cache."""
+    total = np.empty(bucket.length, bucket.result)
+    for start in range(0, bucket.length, CONVERTED):
+        piece = slice(start, start + CONVERTED)
+        wide = flat[piece].astype(bucket.wire)
+        bucket.algorithm.sum(topology, wide, wide)
+        total[piece] = _finish(bucket, wide)
+    return total
+
+
+def _finish(bucket: Bucket, total: np.ndarray) -> np.ndarray:
     """Divide for a mean, in place where the dtype allows, and round to the dtype of the result."""
-    if op is ReduceOp.MEAN and topology.size > 1:
+    if bucket.divisor != 1:
         if total.dtype.kind in "iu":
-            return total / topology.size
-        total /= total.dtype.type(topology.size)
-    return total.astype(result, copy=False)
+            return total / bucket.divisor
+        total /= total.dtype.type(bucket.divisor)
+    return total if total.dtype is bucket.result else total.astype(bucket.result, copy=False)

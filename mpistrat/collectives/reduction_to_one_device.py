@@ -70,7 +70,10 @@ class ReductionToOneDevice(CrossDeviceOps):
         return self._reduce(reduce_op, component(per_replica_value))
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
+        options: Any,
     ) -> Sequence[Any]:
         return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset, drawn_seeds, with_drawn_seeds
-from mpistrat.data.distributed import Distributed
+from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
 from mpistrat.data.plan import Plan
 from mpistrat.data.policies import Own
 
 
-class DistributedDatasetsFromFunction(Distributed):
+class DistributedDatasetsFromFunction(DistributedDataset):
     """The datasets that a function made, each replica's own, iterated in step.
 
     Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. Nothing is
@@ -78,7 +78,7 @@ class DistributedDatasetsFromFunction(Distributed):
         lengths = [each["length"] for each in reports]
         steps = None if None in lengths else max(lengths)
         plan = Plan(dataset._source, with_drawn_seeds(dataset._transforms, reports[0]["seeds"]))
-        super().__init__(Own(plan, steps), topology.size)
+        Distributed.__init__(self, Own(plan, steps), topology.size)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:

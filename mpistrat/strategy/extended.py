@@ -125,8 +125,9 @@ class StrategyExtended:
 
     def value_container(self, value: Any) -> Any:
         """The variable that ``value`` is the component of, or ``value`` itself."""
-        container = getattr(value, "_container", None)
-        return value if container is None else container() or value
+        reference = getattr(value, "_container", None)
+        container = None if reference is None else reference()
+        return value if container is None else container
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Scope in which new variables go where a variable is. With one device a rank: where all are.

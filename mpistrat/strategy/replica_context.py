@@ -10,7 +10,8 @@ from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
-from mpistrat.values import DistributedValues, IndexedSlices, Mirrored, ReduceOp, component
+from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
+from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
@@ -144,7 +145,7 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         leaves, rebuild = nest.flatten(value)
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
-            leaves = [_component(op, leaf) for leaf in leaves]
+            leaves = [_own(op, leaf) for leaf in leaves]
         return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -183,9 +184,6 @@ def gather(strategy: Strategy, value: Any, axis: int) -> Any:
     return arrays.from_host(all_gather(strategy.extended._topology, arrays.to_host(leaf), axis), leaf)
 
 
-def _component(op: ReduceOp, value: Any) -> Any:
-    if isinstance(value, Mirrored) and op is ReduceOp.SUM:
-        raise ValueError("SUM of a mirrored value: it is equal on all replicas already; multiply instead")
-    if isinstance(value, DistributedValues) and not hasattr(value, "assign"):
-        return component(value)
-    return value
+def _own(op: ReduceOp, value: Any) -> Any:
+    """This replica's value; of a variable its own copy."""
+    return component(value) if isinstance(value, Variable) else reducible(op, value)

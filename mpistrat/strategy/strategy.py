@@ -20,7 +20,8 @@ from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
-from mpistrat.values import Mirrored, PerReplica, ReduceOp, ValueContext, component
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, ValueContext, reducible
+from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
@@ -234,12 +235,16 @@ class Strategy(FormerNames):
         if axis is not None:
             return self._reduce_axis(op, value, axis)
         leaves, rebuild = nest.flatten(value)
-        values = [_reducible(op, leaf) for leaf in leaves]
+        if not leaves:
+            return value
+        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return rebuild(self._extended._all_reduce(op, leaves, None))
+        values = [reducible(op, leaf) for leaf in leaves]
         todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
         totals = self._extended._all_reduce(op, [values[i] for i in todo], None) if todo else ()
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
-        return rebuild(values) if leaves else value
+        return rebuild([each.read_value() if isinstance(each, Variable) else each for each in values])
 
     def _reduce_axis(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
         if nest.is_nested(value):
@@ -248,7 +253,7 @@ class Strategy(FormerNames):
             )
         if isinstance(axis, list):
             raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
-        leaf = _reducible(op, value)
+        leaf = reducible(op, value)
         if op is ReduceOp.SUM:
             return sum_of_parts(self._extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
         parts = local_mean_parts(leaf, axis)
@@ -400,12 +405,3 @@ class Scope:
 
     def __exit__(self, *exc_info: object) -> None:
         context.stack().pop()
-
-
-def _reducible(op: ReduceOp, value: Any) -> Any:
-    if op is ReduceOp.SUM and isinstance(value, Mirrored):
-        raise ValueError(
-            "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
-            "num_replicas_in_sync times as large; use MEAN, or multiply"
-        )
-    return component(value)

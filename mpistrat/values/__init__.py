@@ -1,7 +1,7 @@
 """Values of many replicas, and the words for how they become one."""
 
 from mpistrat.values.array_like import ArrayLike
-from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component
+from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component, reducible
 from mpistrat.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from mpistrat.values.indexed_slices import IndexedSlices
 from mpistrat.values.value_context import ValueContext
@@ -17,4 +17,5 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "component",
+    "reducible",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.values.array_like import ArrayLike
+from mpistrat.values.enums import ReduceOp
 
 
 class DistributedValues:
@@ -68,7 +69,7 @@ class PerReplica(DistributedValues):
         return np.array(self._component, dtype=dtype, copy=True if copy else None)
 
 
-class Mirrored(DistributedValues, ArrayLike):
+class Mirrored(ArrayLike, DistributedValues):
     """A value whose components are equal on all replicas; it behaves as that one value.
 
     Examples
@@ -95,3 +96,19 @@ class Mirrored(DistributedValues, ArrayLike):
 def component(value: Any) -> Any:
     """This process's component of a distributed value; anything else as it is."""
     return value._component if isinstance(value, DistributedValues) else value
+
+
+def reducible(op: ReduceOp, value: Any) -> Any:
+    """What this process contributes to the reduction of a value: its component, or the value as it is.
+
+    Raises
+    ------
+    ValueError
+        For SUM of a mirrored value.
+    """
+    if op is ReduceOp.SUM and isinstance(value, Mirrored):
+        raise ValueError(
+            "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
+            "num_replicas_in_sync times as large; use MEAN, or multiply"
+        )
+    return component(value)

@@ -8,13 +8,13 @@ import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
-from mpistrat.values import IndexedSlices, PerReplica, ReduceOp, VariableAggregation, component
+from mpistrat.values import IndexedSlices, Mirrored, PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
 
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
-class MirroredVariable(DistributedVariable):
+class MirroredVariable(DistributedVariable, Mirrored):
     """A variable that every write reaches on all replicas.
 
     What the replicas assign is combined first, as the aggregation says, and then written to each copy. In
