@@ -24,18 +24,17 @@ from typing import Any
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
-_world: Any = None
+_who = ""
 _claim: int | None = None
 _pending = False
 
 
-def arm(world: Any, node: Any) -> None:
-    """From now on an uncaught error of this rank ends the job. Collective over ``world``, once a process."""
-    global _world, _claim
-    if _world is not None:
+def arm(rank: int, size: int) -> None:
+    """From now on an uncaught error of this rank, one of several, ends the job."""
+    global _who
+    if _who:
         return
-    _world = world
-    _claim = _shared_file(node)
+    _who = f"rank {rank} of {size}"
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -45,7 +44,7 @@ def arm(world: Any, node: Any) -> None:
         if _first_failure():
             _flush()
             if previous is sys.__excepthook__:
-                _write(_heading() + "".join(traceback.format_exception(kind, error, trace)))
+                _write(f"\n{_who} failed, which ends the job:\n" + "".join(traceback.format_exception(kind, error, trace)))
             else:
                 previous(kind, error, trace)
         else:
@@ -56,13 +55,16 @@ def arm(world: Any, node: Any) -> None:
     _watch_system_exit()
 
 
+def share(node: Any) -> None:
+    """From now on only one of the ranks of a node that fail together shows its traceback. Collective."""
+    global _claim
+    if _claim is None:
+        _claim = _shared_file(node)
+
+
 def pending() -> bool:
     """Whether this rank is on its way out because of an error."""
     return _pending
-
-
-def _heading() -> str:
-    return f"\nrank {_world.rank} of {_world.size} failed, which ends the job:\n" if _world.size > 1 else ""
 
 
 def _interactive() -> bool:

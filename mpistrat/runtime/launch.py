@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Started(NamedTuple):
+@dataclass(frozen=True)
+class Started:
     """How many tasks a launcher says it started, and the variable that says so."""
 
     count: int

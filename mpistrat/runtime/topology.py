@@ -97,8 +97,9 @@ class Topology:
         if MPI.COMM_WORLD.size == 1:
             return
         log.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-        failure.arm(self.world, self.node)
+        failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         if MPI.Comm.Compare(self.parent, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
+            failure.share(self.node)
             atexit.register(self._say_goodbye)
 
     @property

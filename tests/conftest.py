@@ -1,0 +1,129 @@
+"""What the serial tests share: starting programs under several ranks, and reporting on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# They are programs for several ranks: test_ranks.py starts them. A path on the command line wins over this.
+collect_ignore = ["ranks"]
+
+# One line or more on each launch of tests/ranks, for the end of the output.
+INNER_SUMMARIES = pytest.StashKey[list[str]]()
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a program ended: its status (None: it was stopped at its limit) and all that it printed."""
+
+    command: list[str]
+    status: int | None
+    output: str
+    seconds: float
+
+    def __str__(self) -> str:
+        end = "stopped at its limit" if self.status is None else f"exit status {self.status}"
+        return f"$ {shlex.join(self.command)}\n{self.output}\n[{end} after {self.seconds:.1f} s]"
+
+    def check(self) -> Ended:
+        """Fail the test, with the whole output, unless the program succeeded."""
+        __tracebackhide__ = True
+        if self.status != 0:
+            pytest.fail(str(self), pytrace=False)
+        return self
+
+    def shows(self, *texts: str) -> None:
+        """Fail the test, with the whole output, unless each of the texts is in it."""
+        __tracebackhide__ = True
+        missing = [text for text in texts if text not in self.output]
+        if missing:
+            pytest.fail(f"The output lacks {missing}:\n{self}")
+
+
+def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: str) -> Ended:
+    """Run a program to its end, or to its limit in seconds; standard output and error come as one text."""
+    # A program with its own limit may take longer than faulthandler grants a test of this process.
+    faulthandler.cancel_dump_traceback_later()
+    # The dictionary, not the process's own environment: MPI adds to the latter when it starts.
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    start = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output = process.communicate(timeout=limit)[0]
+            status = process.returncode
+        except subprocess.TimeoutExpired:
+            status = None
+            # A launcher that is asked ends its ranks; one that is killed may leave them behind.
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                output = process.communicate(timeout=10)[0]
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output = process.communicate()[0]
+    return Ended(command, status, output, time.monotonic() - start)
+
+
+@pytest.fixture(scope="session")
+def run_alone() -> Callable[..., Ended]:
+    """``run_alone(*arguments, limit=60)``: this Python with these arguments, in a process of its own."""
+
+    def run(*arguments: str | Path, limit: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
+        return run_program([sys.executable, *map(str, arguments)], limit, cwd, **environ)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., Ended]:
+    """``run_ranks(n, *arguments, limit=60)``: this Python with these arguments, under n ranks.
+
+    ``MPISTRAT_TEST_LAUNCHER="srun -n {n}"`` in the environment starts the ranks with another launcher.
+    """
+
+    def run(n: int, *arguments: str | Path, limit: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
+        launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(n)]
+        if "MPISTRAT_TEST_LAUNCHER" in os.environ:
+            launcher = [*shlex.split(os.environ["MPISTRAT_TEST_LAUNCHER"].format(n=n)), sys.executable]
+        return run_program([*launcher, *map(str, arguments)], limit, cwd, **environ)
+
+    return run
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[INNER_SUMMARIES] = []
+
+
+@pytest.fixture
+def summarize(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Add a text to the section on several ranks at the end of the output."""
+    return request.config.stash[INNER_SUMMARIES].append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[INNER_SUMMARIES]:
+        terminalreporter.section("tests under several ranks")
+        for text in config.stash[INNER_SUMMARIES]:
+            terminalreporter.line(text)

@@ -1,0 +1,58 @@
+"""Programs written against ``tf.distribute`` give the answers that TensorFlow gives."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
+
+import mpistrat
+
+EXPECTED = json.loads((Path(__file__).parents[1] / "conformance" / "expected.json").read_text())
+
+
+class World:
+    """What a scenario is given: two ranks, one replica each."""
+
+    dist = mpistrat
+    end = StopIteration
+
+    def __init__(self):
+        self.sync = mpistrat.MultiWorkerMirroredStrategy()
+        self.other = mpistrat.MultiWorkerMirroredStrategy()
+        self.one = mpistrat.OneDeviceStrategy("cpu:0")
+        self.Variable = mpistrat.Variable
+        self.Sync = mpistrat.VariableSynchronization
+        self.Agg = mpistrat.VariableAggregation
+
+    def array(self, x, dtype):
+        return np.asarray(x, dtype)
+
+    def py(self, x):
+        return np.asarray(x).tolist()
+
+    def each(self, strategy, value):
+        mine = [self.py(result) for result in strategy.experimental_local_results(value)]
+        return [result for of_rank in strategy.comm.allgather(mine) for result in of_rank]
+
+    def dataset(self, x):
+        return mpistrat.data.Dataset.from_arrays(np.asarray(x, "float32"))
+
+    def raises(self, fn):
+        try:
+            fn()
+        except Exception as error:
+            return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+        return None
+
+
+def test_every_answer_has_a_scenario():
+    assert {*SCENARIOS, *RESOLVER_SCENARIOS} == set(EXPECTED)
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_answer(name):
+    answer = json.loads(json.dumps(SCENARIOS[name](World())))
+    assert answer == EXPECTED[name]

@@ -1,0 +1,207 @@
+"""The suite under several ranks neither hides a failure nor hangs on it: small suites that go wrong."""
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.mpich, pytest.mark.fault]
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def run_suite(run_ranks, tmp_path):
+    """Run the text of a test file, with the real conftest.py beside it and low limits, under n ranks."""
+
+    def run(n, text, *options):
+        shutil.copy(HERE / "ranks" / "conftest.py", tmp_path)
+        test = tmp_path / "test_it.py"
+        test.write_text("from hypothesis import given, strategies\nimport pytest\n" + textwrap.dedent(text))
+        configuration = [
+            "-c",
+            HERE.parent / "pyproject.toml",
+            "--rootdir",
+            tmp_path,
+            "-p",
+            "no:cacheprovider",
+        ]
+        limits = ["--patience=2", "-o", "faulthandler_timeout=3", "-o", "timeout=5"]
+        return run_ranks(n, "-m", "pytest", test, "--color=no", *configuration, *limits, *options, limit=60)
+
+    return run
+
+
+def counts(ended):
+    """The figures of the last line of each rank that reported."""
+    return re.findall(r"^=+ (.*) in .* =+$", ended.output, re.MULTILINE)
+
+
+def test_only_rank_0_reports(run_suite):
+    ended = run_suite(3, "def test(comm): assert comm.size == 3").check()
+    assert counts(ended) == ["1 passed"]
+    assert ended.output.count("test session starts") == 1
+
+
+def test_failure_everywhere_goes_on(run_suite):
+    ended = run_suite(
+        3,
+        """
+        def test_fails(comm):
+            assert comm.rank > 10
+        def test_passes(comm):
+            comm.Barrier()
+        """,
+    )
+    assert ended.status == 1, ended
+    assert counts(ended) == ["1 failed, 1 passed"], ended
+    for rank in range(3):
+        ended.shows(f"failed on rank {rank} of 3", f"assert {rank} > 10")
+
+
+def test_failure_of_one_rank_is_shown_and_goes_on(run_suite):
+    ended = run_suite(
+        3,
+        """
+        def check(rank):
+            print("said before")
+            raise KeyError("lost", rank)
+        def test_fails(comm):
+            comm.Barrier()
+            if comm.rank == 1:
+                check(1)
+        def test_passes(comm):
+            comm.Barrier()
+        """,
+    )
+    assert ended.status == 1, ended
+    assert counts(ended) == ["1 failed, 1 passed"], ended
+    ended.shows("passed on ranks 0, 2 of 3", "KeyError: ('lost', 1)", "test_it.py:6: KeyError", "said before")
+
+
+def test_failure_while_the_other_waits_ends_the_job(run_suite):
+    ended = run_suite(
+        2,
+        """
+        def test(comm):
+            if comm.rank == 1:
+                raise KeyError("lost", "x" * 200_000)
+            comm.Barrier()
+        """,
+    )
+    assert ended.status not in (0, None), ended
+    assert ended.seconds < 30
+    ended.shows("rank 1 of 2: test_it.py::test, call: failed", "x" * 200_000, "test_it.py:6: KeyError")
+
+
+def test_failure_in_a_fixture_skips_the_test_everywhere(run_suite):
+    ended = run_suite(
+        2,
+        """
+        @pytest.fixture
+        def resource(comm):
+            if comm.rank == 1:
+                raise OSError("no resource")
+        def test_errs(comm, resource):
+            comm.Barrier()
+        def test_passes(comm):
+            comm.Barrier()
+        """,
+    )
+    assert ended.status == 1, ended
+    assert counts(ended) == ["1 passed, 1 error"], ended
+    ended.shows("no resource")
+
+
+def test_skip_on_one_rank_fails(run_suite):
+    ended = run_suite(2, "def test(comm):\n    if comm.rank:\n        pytest.skip('not I')")
+    assert counts(ended) == ["1 failed"], ended
+    ended.shows("skipped on rank 1 of 2", "not I")
+
+
+def test_hang_shows_every_stack(run_suite):
+    ended = run_suite(
+        2,
+        """
+        import time
+        def rank_0_stands_here(comm):
+            comm.Barrier()
+        def rank_1_stands_here():
+            time.sleep(1000)
+        def test(comm):
+            rank_1_stands_here() if comm.rank else rank_0_stands_here(comm)
+        """,
+    )
+    assert ended.status not in (0, None), ended
+    assert ended.seconds < 30
+    for rank in range(2):
+        # Once from faulthandler, which needs no lock of the interpreter, and once with the rank's name.
+        ended.shows(
+            f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 5 s"
+        )
+    assert ended.output.count("Timeout (0:00:03)!") == 2
+
+
+def test_different_collection_ends_the_run(run_suite):
+    ended = run_suite(
+        2,
+        """
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            raise ImportError("only here")
+        def test(comm): pass
+        """,
+    )
+    assert ended.status == 2, ended
+    ended.shows("did not collect the same tests", "only here")
+
+
+def test_property_fails_alike_on_every_rank(run_suite):
+    ended = run_suite(
+        2,
+        """
+        @given(x=strategies.integers(0, 1000))
+        def test_fails(comm, x):
+            assert comm.rank == 0 or x < 17
+        @given(x=strategies.integers())
+        def test_passes(comm, x):
+            assert comm.allgather(x) == [x] * comm.size
+        """,
+    )
+    assert ended.status == 1, ended
+    assert counts(ended) == ["1 failed, 1 passed"], ended
+    ended.shows("failed on rank 1 of 2", "x=17")
+
+
+def test_property_needs_equal_examples(run_suite):
+    ended = run_suite(
+        2,
+        """
+        from mpi4py import MPI
+        @given(x=strategies.just(MPI.COMM_WORLD.rank))
+        def test(comm, x): pass
+        """,
+    )
+    assert ended.status == 1, ended
+    ended.shows("The ranks drew different examples")
+
+
+def test_mark_that_no_launch_satisfies_is_an_error(run_suite):
+    ended = run_suite(2, "@pytest.mark.ranks(min=9)\ndef test(): pass")
+    assert ended.status == 4, ended
+    ended.shows("no launch of the suite runs")
+
+
+def test_ranks_mark_skips_and_says_so(run_suite):
+    ended = run_suite(2, "@pytest.mark.ranks(min=3)\ndef test(): pass").check()
+    ended.shows("for 3 to 4 ranks, this run has 2")
+
+
+def test_program_over_its_limit_is_stopped(run_ranks, tmp_path):
+    (tmp_path / "sleeps.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(1000)")
+    ended = run_ranks(2, tmp_path / "sleeps.py", limit=8)
+    assert ended.status is None
+    assert ended.seconds < 25
+    ended.shows("started")

@@ -1,0 +1,29 @@
+"""Starts ``tests/ranks`` once under each number of ranks.
+
+To run one of them by hand: ``python -m mpistrat run -n 3 -m pytest tests/ranks -k name``.
+``MPISTRAT_TEST_RANKS=2`` (or ``2,3``) leaves the other numbers of ranks out.
+"""
+
+import os
+import re
+
+import pytest
+
+SUMMARY = re.compile(r"=+ (.*\d+ (?:passed|failed|error).* in .*?) =+")
+SIZES = [int(n) for n in os.environ.get("MPISTRAT_TEST_RANKS", "1,2,3,4").split(",")]
+LIMIT = 600  # seconds; a test that hangs is ended by its own limit long before
+
+
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize("n", [pytest.param(n, marks=[pytest.mark.mpich] * (n in (2, 3))) for n in SIZES])
+def test_ranks(n, run_ranks, summarize):
+    arguments = ("-m", "pytest", "tests/ranks", "-p", "no:cacheprovider", "--color=no")
+    ended = run_ranks(n, *arguments, limit=LIMIT)
+    lines = ended.output.splitlines()
+    counts = [match[1] for line in lines if (match := SUMMARY.fullmatch(line))]
+    summarize(f"{n} rank{'s' * (n > 1)}: {counts[-1] if counts else 'no summary'}")
+    for line in lines:
+        if line.startswith(("SKIPPED", "XFAIL", "XPASS")):
+            summarize(f"    {line}")
+    ended.check()
+    assert len(counts) == 1, str(ended)
