@@ -7,7 +7,7 @@ that ends in ``\\r`` must not wait for its newline.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _LONGEST = 4096
@@ -68,56 +68,55 @@ class Banner:
 
 
 def _open_mpi(host: bytes) -> tuple[Banner, ...]:
-    def block(second: bytes, whole: bytes = rb".*") -> Banner:
-        return Banner(_DASHES, (second,), b"\n" + _DASHES, re.compile(whole, re.DOTALL))
-
-    noticed = (
-        rb".*process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+signal (?P<signal>\d+).*"
+    launchers = (b"prterun ", b"mpirun ", b"mpiexec ", b"orterun ")
+    events = (
+        b"has exited due to process rank ",
+        b"detected that one or more processes exited with non-zero status",
+        b"noticed that process rank ",
     )
-    return (
-        block(b"MPI_ABORT was invoked on rank "),
-        block(b"Primary job  terminated normally, but "),
-        *(
-            banner
-            for launcher in (b"prterun ", b"mpirun ", b"mpiexec ", b"orterun ")
-            for banner in (
-                block(launcher + b"has exited due to process rank "),
-                block(launcher + b"detected that one or more processes exited with non-zero status"),
-                block(launcher + b"noticed that process rank ", noticed),
-            )
+    block = Banner(
+        _DASHES,
+        (
+            b"MPI_ABORT was invoked on rank ",
+            b"Primary job  terminated normally, but ",
+            *(launcher + event for launcher in launchers for event in events),
         ),
-        # The launcher's server lost a rank that was killed: no news.
-        Banner(
-            b"[" + host,
-            (b".", b":"),
-            b"\n",
-            re.compile(rb"[^\n]* PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION)[^\n]* at line \d+\n"),
-            fails=False,
-        ),
-    )
-
-
-_MPICH_OUT = (
-    Banner(
-        b"\n" + _EQUALS,
-        (b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n",),
-        b"Please see the FAQ page for debugging suggestions\n",
+        b"\n" + _DASHES,
         re.compile(
-            rb".*=   PID (?P<pid>\d+) RUNNING AT .*EXIT STRING: [^\n]* \(signal (?P<signal>\d+)\)\n.*", re.DOTALL
+            rb".* noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+"
+            rb"signal (?P<signal>\d+).*|.*",
+            re.DOTALL,
         ),
-        starts_line=True,
+    )
+    lost = Banner(  # by the launcher's server, when a rank was killed
+        b"[" + host,
+        (b".", b":"),
+        b"\n",
+        re.compile(rb"[^\n]* PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION)[^\n]* at line \d+\n"),
+        fails=False,
+    )
+    return block, lost
+
+
+_TERMINATION = Banner(
+    _EQUALS,
+    (b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n",),
+    b"Please see the FAQ page for debugging suggestions\n",
+    re.compile(
+        rb".*=   PID (?P<pid>\d+) RUNNING AT .*EXIT STRING: [^\n]* \(signal (?P<signal>\d+)\)\n.*", re.DOTALL
     ),
 )
-_MPICH_OUT += tuple(
-    Banner(_EQUALS, banner.second, banner.last, banner.whole) for banner in _MPICH_OUT if banner.starts_line
-)
+# With the empty line before it, unless that ends a line of the program.
+_MPICH_OUT = (replace(_TERMINATION, first=b"\n" + _EQUALS, starts_line=True), _TERMINATION)
 
 _MPICH_ERR = (
     Banner(
         b"Abort(",
         tuple(b"%d" % digit for digit in range(10)) + (b"-",),
         b"\n",
-        re.compile(rb"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \S+\): application called MPI_Abort\([^\n]*\n"),
+        re.compile(
+            rb"Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \S+\): application called MPI_Abort\([^\n]*\n"
+        ),
     ),
     # The same where the process manager prints it.
     Banner(b"application called MPI_Abort(", (b"",), b"\n"),
@@ -190,16 +189,17 @@ class Filter:
         return best, found
 
     def _find(self, banner: Banner, end: int) -> int:
-        data, start = self._held, 0
-        while start < end:
-            start = data.find(banner.first[:1], start, end)
-            if start < 0:
-                return end
-            if self._may_start(banner, start):
-                length = banner.length(data[start : start + len(banner.first) + 2 * _LONGEST])
-                if length is None or length > 0:
-                    return start
-            start += 1
+        """Where before ``end`` this banner starts, or may start; ``end`` if nowhere."""
+        data, first = self._held, banner.first
+        start = data.find(first)
+        while 0 <= start < end:
+            if self._may_start(banner, start) and banner.length(data[start:]) != 0:
+                return start
+            start = data.find(first, start + 1)
+        for count in range(min(len(first) - 1, len(data)), 0, -1):
+            start = len(data) - count
+            if start < end and data.endswith(first[:count]) and self._may_start(banner, start):
+                return start
         return end
 
     def _may_start(self, banner: Banner, start: int) -> bool:

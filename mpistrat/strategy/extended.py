@@ -191,7 +191,10 @@ class StrategyExtended:
         self._check_variable(var, "update")
         if context.current().replica_context is not self._replica_context:
             require_cross_replica(self._strategy, "update", "")
-        return self._in_update(fn, (component(var), *args), kwargs, group)
+        result = self._in_update(fn, (component(var), *args), kwargs, group)
+        if isinstance(var, MirroredVariable):
+            var._after_local_write("update")
+        return result
 
     def update_non_slot(
         self,

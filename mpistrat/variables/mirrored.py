@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,9 @@ from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, Mirrored, PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
+
+# MPISTRAT_DEBUG=variables: compare the copies after every write that does not communicate by itself.
+_COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
@@ -62,3 +67,19 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 "variable must not: reduce it first, or assign in strategy.run"
             )
         self._component._update(method, component(value))
+        self._after_local_write(method)
+
+    def _after_local_write(self, method: str) -> None:
+        """In debug mode: raise on every replica if this write made the copies different. Collective then."""
+        if not _COMPARES:
+            return
+        topology = self._strategy.extended._topology
+        own = self._own_copy()
+        checksums = topology.all_gather_object(zlib.crc32(own.tobytes()))
+        if len(set(checksums)) > 1:
+            usual = max(checksums, key=checksums.count)
+            others = [rank for rank, checksum in enumerate(checksums) if checksum != usual]
+            raise RuntimeError(
+                f"rank {topology.rank}: variable {self.name!r} differs between replicas after {method}: ranks {others} "
+                "hold another value than the rest; reduce or broadcast values before they are written"
+            )
