@@ -192,8 +192,7 @@ class StrategyExtended:
         if context.current().replica_context is not self._replica_context:
             require_cross_replica(self._strategy, "update", "")
         result = self._in_update(fn, (component(var), *args), kwargs, group)
-        if isinstance(var, MirroredVariable):
-            var._after_local_write("update")
+        var._after_local_write("update")
         return result
 
     def update_non_slot(

@@ -230,6 +230,9 @@ class Variable(ArrayLike):
     def __eq__(self, other: object) -> Any:  # element-wise, as the operators of arrays are
         return self.__array_ufunc__(np.equal, "__call__", self, other)
 
+    def _after_local_write(self, method: str) -> None:
+        """Called when ``method`` wrote this replica's copy without communication."""
+
     def _own_copy(self) -> np.ndarray:
         """This replica's copy; never communicates."""
         raise NotImplementedError
