@@ -50,6 +50,10 @@ class Banner:
     fails: bool = True
     starts_line: bool = False
 
+    def opens(self, data: bytes) -> bool:
+        """Whether ``data`` starts with enough of it that it can hardly be anything else."""
+        return any(data.startswith(self.first + text) for text in self.second)
+
     def length(self, data: bytes) -> int | None:
         """How many bytes of it ``data`` starts with: 0 for none, None if more has to be seen."""
         if len(data) < len(self.first):
@@ -176,8 +180,19 @@ class Filter:
         return b"".join(passed)
 
     def flush(self) -> bytes:
-        """What was held back: nothing came that would make a banner of it."""
+        """What was held back because it might become a banner, unless it already looks like one."""
+        return b"" if self._opened() else self._pass(len(self._held))
+
+    def close(self) -> bytes:
+        """What may pass at the end of the stream. A launcher that fails itself leaves half a banner."""
+        banner = self._opened()
+        if banner is not None:
+            self.failed = self.failed or banner.fails
+            self._held = b""
         return self._pass(len(self._held))
+
+    def _opened(self) -> Banner | None:
+        return next((banner for banner in self._banners if banner.opens(self._held)), None)
 
     def _candidate(self) -> tuple[int, Banner | None]:
         """Where the first text starts that is a banner, or may become one."""

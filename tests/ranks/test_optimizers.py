@@ -174,7 +174,7 @@ def test_misuse_raises_before_anything_is_sent(strategy):
     def apply(pairs):
         strategy.run(lambda: optimizer.apply_gradients(pairs))
 
-    with strategy.scope(), pytest.raises(RuntimeError, match="strategy.run"):
+    with strategy.scope(), pytest.raises(RuntimeError, match=r"strategy\.run"):
         optimizer.apply_gradients([(np.ones(3), v)])
     with pytest.raises(ValueError, match="No gradients"):
         apply([(None, v)])
