@@ -50,6 +50,24 @@ def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return leaves, rebuild
 
 
+def describe(structure: Any) -> str | None:
+    """A structure in words, None for a leaf or a list of leaves.
+
+    Examples
+    --------
+    >>> describe({"a": 1, "b": [2]})
+    "PyTreeSpec({'a': *, 'b': [*]})"
+    """
+    if not is_nested(structure):
+        return None
+    if type(structure) in (list, tuple) and not any(map(_is_structure, set(map(type, structure)))):
+        return None
+    import optree
+
+    _register_dataclasses(structure)
+    return str(optree.tree_structure(structure, namespace=_NAMESPACE))
+
+
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     """``fn`` applied to the leaves of one structure or, side by side, of several equal ones.
 

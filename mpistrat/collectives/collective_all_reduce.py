@@ -34,14 +34,19 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._algorithm = algorithm
         self._plans: dict[Any, packing.Plan] = {}
 
-    def _bind(self, topology: Topology) -> None:
-        super()._bind(topology)
-        self._plans.clear()
+    def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
+        self._plans = {}
+        return super()._rebound_to(topology)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
+            cls.all_reduce = CrossDeviceOps.all_reduce  # type: ignore[method-assign]  # by way of the hooks
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
-        return self.all_reduce(reduce_op, [component(per_replica_value)], options)[0]
+        return self._combine(reduce_op, [component(per_replica_value)], options)[0]
 
     def batch_reduce_implementation(
         self,
@@ -49,9 +54,9 @@ class CollectiveAllReduce(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
-        return self.all_reduce(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
+        return self._combine(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
 
-    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _combine(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values, sparse rows by gathering them."""
         if set(map(type, values)) == _ONLY_ARRAYS:
             return self._all_reduce(op, values, options)
@@ -64,6 +69,8 @@ class CollectiveAllReduce(CrossDeviceOps):
             if isinstance(value, IndexedSlices):
                 out[i] = all_reduce_slices(self._ranks, op, value)
         return out
+
+    all_reduce = _combine
 
     def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
         return options.bytes_per_pack

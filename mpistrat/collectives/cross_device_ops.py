@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,9 +37,15 @@ class CrossDeviceOps:
     def __init__(self) -> None:
         self._topology: Topology | None = None
 
-    def _bind(self, topology: Topology) -> None:
-        """A strategy says over which ranks to reduce."""
+    def _bound_to(self, topology: Topology) -> CrossDeviceOps:
+        """These ops for the ranks of a strategy; a copy if they belong to other ranks already."""
+        if getattr(self, "_topology", None) not in (None, topology):
+            return copy.copy(self)._rebound_to(topology)
+        return self._rebound_to(topology)
+
+    def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
         self._topology = topology
+        return self
 
     @property
     def _ranks(self) -> Topology:

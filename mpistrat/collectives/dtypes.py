@@ -23,7 +23,12 @@ def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
     """
     if dtype.name in _HALF:
         return np.dtype(np.float32)
-    if dtype.kind in "iufc" and dtype.itemsize <= 32:
+    if dtype.kind in "iu":
+        if op is ReduceOp.MEAN:  # a sum that cannot overflow
+            return np.dtype(np.int64 if dtype.itemsize < 8 else np.float64)
+        # MPI libraries add some of the narrow integers of an array with saturation, by the processor.
+        return np.dtype(f"{dtype.kind}{max(dtype.itemsize, 4)}")
+    if dtype.kind in "fc" and dtype.type.__module__ == "numpy":  # not the floats of other packages
         return dtype.newbyteorder("=")
     if dtype.kind == "b":
         raise TypeError(
@@ -39,4 +44,4 @@ def result(dtype: np.dtype, op: ReduceOp) -> np.dtype:
     """The dtype of the result: that of the values, but float64 for the mean of integers."""
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         return np.dtype(np.float64)
-    return dtype.newbyteorder("=") if dtype.name not in _HALF else dtype
+    return dtype if dtype.isnative else dtype.newbyteorder("=")

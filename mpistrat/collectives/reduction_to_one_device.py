@@ -18,12 +18,11 @@ from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, componen
 
 
 def add_n(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of some arrays, in order, in the dtype that their sum is accumulated in."""
-    wide = dtypes.accumulator(values[0].dtype, ReduceOp.SUM)
-    total = values[0].astype(wide)
+    """The sum of some arrays, in order."""
+    total = values[0].copy()
     for value in values[1:]:
         total += value
-    return total.astype(dtypes.result(values[0].dtype, ReduceOp.SUM), copy=False)
+    return total
 
 
 class ReductionToOneDevice(CrossDeviceOps):
@@ -98,7 +97,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         return arrays.from_host(broadcast(topology, [total])[0], value)
 
     def _combine(self, op: ReduceOp, parts: Sequence[np.ndarray]) -> np.ndarray:
-        total = np.asarray(self._accumulate(parts))
+        wide = dtypes.accumulator(parts[0].dtype, op)
+        result = dtypes.result(parts[0].dtype, op)
+        total = np.asarray(self._accumulate([part.astype(wide, copy=False) for part in parts]))
         if op is ReduceOp.MEAN:
-            total = (total / len(parts)).astype(dtypes.result(total.dtype, op), copy=False)
-        return total
+            total = np.asarray(total / len(parts))
+        return total.astype(result, copy=False) if total.dtype == wide or op is ReduceOp.MEAN else total

@@ -104,12 +104,13 @@ def open_file(path: str) -> h5py.File:
 
 
 def _open_as_others_do(path: str) -> h5py.File:
-    # A file that the program itself has open can only be opened with the same kind of locking.
-    for locking in (False, None, "best-effort"):
+    # "best-effort" goes with the default of others who have the file open in this process. Some file systems
+    # answer a lock with an error; and others may have chosen to lock always, or never.
+    for locking in ("best-effort", False, None):
         try:
             return h5py.File(path, "r", locking=locking)
         except OSError as error:
-            if "flag values don't match" not in str(error):
+            if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):
                 raise
     return h5py.File(path, "r", locking=True)
 

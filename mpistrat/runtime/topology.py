@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -180,15 +181,13 @@ class Topology:
         if self.rank:
             result, error = self.broadcast_object(None)
             if error is not None:
-                kind, text = error
-                raise getattr(builtins, kind, RuntimeError)(f"rank 0: {text}")
+                raise _error(*error)
             return result
         try:
             result = fn()
         except BaseException as error:
-            names = (each.__name__ for each in type(error).__mro__)
-            kind = next((name for name in names if hasattr(builtins, name)), "RuntimeError")
-            self.broadcast_object((None, (kind, str(error))))
+            names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+            self.broadcast_object((None, (names, str(error))))
             raise
         self.broadcast_object((result, None))
         return result
@@ -216,6 +215,9 @@ class Topology:
             except RuntimeError:  # a thread is still in a collective
                 return
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        return self  # there is one for each communicator
+
     def free(self) -> None:
         """Give the private communicators back. Collective."""
         atexit.unregister(self._say_goodbye)
@@ -238,6 +240,16 @@ class Alone(Topology):
         if name in ("parent", "world", "node", "rail"):
             return mpi.start().COMM_SELF
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _error(names: list[str], text: str) -> Exception:
+    """An error of the first of the builtin classes that is made of a text alone."""
+    for name in names:
+        kind = getattr(builtins, name)
+        if issubclass(kind, Exception):
+            with contextlib.suppress(TypeError):
+                return kind(f"rank 0: {text}")
+    return RuntimeError(f"rank 0: {text}")
 
 
 def _delete(comm: Any, keyval: int, topology: Topology) -> None:

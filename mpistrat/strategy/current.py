@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpistrat import context
 from mpistrat.strategy.default import default_mode
 from mpistrat.strategy.replica_context import ReplicaContext
-
-if TYPE_CHECKING:
-    from mpistrat.strategy.strategy import Strategy
+from mpistrat.strategy.strategy import Strategy
 
 context.set_default(default_mode)
 
@@ -65,6 +61,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     ------
     RuntimeError
         If a ``with strategy.scope()`` is active.
+    TypeError
+        If it is no strategy.
 
     Examples
     --------
@@ -74,6 +72,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     True
     >>> experimental_set_strategy(None)
     """
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise TypeError(f"experimental_set_strategy() takes a strategy or None, not {strategy!r}")
     stack = context.stack()
     if stack and isinstance(stack[0], _Set):
         if len(stack) > 1:

@@ -11,6 +11,7 @@ from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, Cros
 from mpistrat.collectives.cross_device_ops import check_destinations
 from mpistrat.data import Dataset
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.replica_context import ReplicaContext
@@ -57,8 +58,7 @@ class StrategyExtended:
         self._topology = topology or Alone()
         self._device = device or Device("cpu")
         self._devices = (str(self._device),)
-        self._ops = cross_device_ops or CollectiveAllReduce()
-        self._ops._bind(self._topology)
+        self._ops = (cross_device_ops or CollectiveAllReduce())._bound_to(self._topology)
         self._options = communication_options or CommunicationOptions()
         self._replica_context = ReplicaContext(container_strategy, self._topology.rank)
         self._cross_replica_mode = context.Mode(container_strategy)
@@ -244,6 +244,13 @@ class StrategyExtended:
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return self._ops.all_reduce(op, values, self._merge(options))
+
+    def _agree_on_structure(self, name: str, value: Any) -> None:
+        """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
+        words = nest.describe(value)
+        if words is not None and self._topology.size > 1:
+            with self._topology.turn(operation(name, "of the structure", words)):
+                pass
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         return self._options if options is None else self._options.merge(options)

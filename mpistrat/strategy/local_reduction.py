@@ -14,8 +14,8 @@ from mpistrat.values import ReduceOp
 Axis = int | tuple[int, ...]
 
 
-def local_sum(value: Any, axis: Axis) -> np.ndarray:
-    """The sum over an axis, half precision still in the float32 it is added in.
+def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> np.ndarray:
+    """The sum over an axis, in the dtype that ``op`` adds in.
 
     Raises
     ------
@@ -25,22 +25,23 @@ def local_sum(value: Any, axis: Axis) -> np.ndarray:
         If the value is no number or bool.
     """
     array = arrays.to_host(value)
-    wide = dtypes.accumulator(array.dtype, ReduceOp.SUM)
-    widened = array.astype(wide) if wide.itemsize > array.itemsize else array
-    return np.asarray(np.sum(widened, axis=axis))
+    wide = dtypes.accumulator(array.dtype, op)
+    if array.ndim == 0:
+        raise ValueError(f"axis {axis} is out of range for a scalar")
+    return np.asarray(np.sum(array.astype(wide, copy=False), axis=axis))
 
 
 def sum_of_parts(total: np.ndarray, like: Any) -> Any:
     """The result of a SUM over an axis, in the dtype and library of the value."""
     dtype = arrays.to_host(like).dtype
-    half = dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
-    return _given_back(total.astype(dtype) if half else total, like)
+    half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
+    return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def local_mean_parts(value: Any, axis: Axis) -> list[np.ndarray]:
     """Sum and number of examples over an axis."""
     shape = arrays.to_host(value).shape
-    total = local_sum(value, axis)
+    total = local_sum(value, axis, ReduceOp.MEAN)
     axes = axis if isinstance(axis, tuple) else (axis,)
     return [total, np.array(math.prod(shape[i] for i in axes), np.int64)]
 

@@ -143,6 +143,7 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
+        self._strategy.extended._agree_on_structure("all_reduce", value)
         leaves, rebuild = nest.flatten(value)
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             leaves = [_own(op, leaf) for leaf in leaves]
@@ -173,6 +174,7 @@ class ReplicaContext:
             If this replica context is not the current one.
         """
         require_replica_context(self)
+        self._strategy.extended._agree_on_structure("all_gather", value)
         return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis), value)
 
 

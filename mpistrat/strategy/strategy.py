@@ -234,6 +234,7 @@ class Strategy(FormerNames):
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is not None:
             return self._reduce_axis(op, value, axis)
+        self._extended._agree_on_structure("all_reduce", value)
         leaves, rebuild = nest.flatten(value)
         if not leaves:
             return value
@@ -285,6 +286,7 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "gather", "use all_gather of the replica context")
+        self._extended._agree_on_structure("all_gather", value)
         return nest.map_structure(lambda leaf: gather(self, leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:

@@ -70,6 +70,14 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
                 target._write_result(result)
         return out[0] if len(out) == 1 else tuple(out) if isinstance(results, tuple) else results
 
+    @property
+    def T(self) -> np.ndarray:
+        """The array with its axes in reverse order."""
+        return self.__array__().T
+
+    def __format__(self, spec: str) -> str:
+        return format(self._read()[()], spec) if spec else str(self)
+
     def __getitem__(self, key: Any) -> Any:
         return self.__array__()[key]
 

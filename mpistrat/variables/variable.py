@@ -241,6 +241,9 @@ class Variable(ArrayLike):
         own = self._own_copy()
         return own.shape, own.dtype
 
+    def __format__(self, spec: str) -> str:
+        return format(self._own_copy()[()], spec) if spec else str(self)
+
     def __repr__(self) -> str:
         own = np.array2string(self._own_copy(), threshold=8, edgeitems=2, separator=" ").replace("\n", "")
         kind = f"{type(self).__name__} {self.name!r}"
