@@ -13,6 +13,13 @@ _HALF = ("float16", "bfloat16")
 
 
 @lru_cache(maxsize=256)
+def has_mean(dtype: np.dtype) -> bool:
+    """Whether the mean of values of a dtype is of that dtype: floating point and complex numbers."""
+    # The floats of other packages, but for bfloat16, have no MPI type.
+    return dtype.name in _HALF or (dtype.kind in "fc" and dtype.type.__module__ == "numpy")
+
+
+@lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
     """The dtype in which values of ``dtype`` are added.
 
@@ -28,7 +35,7 @@ def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
             return np.dtype(np.int64 if dtype.itemsize < 8 else np.float64)
         # MPI libraries add some of the narrow integers of an array with saturation, by the processor.
         return np.dtype(f"{dtype.kind}{max(dtype.itemsize, 4)}")
-    if dtype.kind in "fc" and dtype.type.__module__ == "numpy":  # not the floats of other packages
+    if has_mean(dtype):
         return dtype.newbyteorder("=")
     if dtype.kind == "b":
         raise TypeError(

@@ -83,7 +83,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         dtypes.accumulator(host.dtype, op)
         with topology.turn(operation("reduce to one device", op.name, (host.dtype, host.shape))):
-            parts = topology.world.gather(host, 0) if topology.size > 1 else [host]
+            parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
         total = host
 
         def combine() -> tuple[tuple[int, ...], np.dtype]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.runtime.operation import operation
@@ -24,6 +26,7 @@ def all_reduce_slices(topology: Topology, op: ReduceOp, value: IndexedSlices) ->
         pass
     rows = all_gather(topology, value.values, 0)
     indices = all_gather(topology, value.indices, 0)
-    if op is ReduceOp.MEAN and topology.size > 1:
-        rows = (rows / rows.dtype.type(topology.size)).astype(dtypes.result(value.dtype, op), copy=False)
+    if op is ReduceOp.MEAN:
+        wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
+        rows = np.asarray(wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
     return IndexedSlices(rows, indices, value.dense_shape)

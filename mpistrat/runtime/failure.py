@@ -44,7 +44,8 @@ def arm(rank: int, size: int) -> None:
         if _first_failure():
             _flush()
             if previous is sys.__excepthook__:
-                _write(f"\n{_who} failed, which ends the job:\n" + "".join(traceback.format_exception(kind, error, trace)))
+                lines = traceback.format_exception(kind, error, trace)
+                _write("".join([f"\n{_who} failed, which ends the job:\n", *lines]))
             else:
                 previous(kind, error, trace)
         else:

@@ -59,16 +59,27 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         plain = [x._read() if isinstance(x, ArrayLike) else x for x in inputs]
+        if method == "at":
+            return self._at(ufunc, inputs[0], plain)
         out = kwargs.get("out", ())
-        targets = [x for x in out if isinstance(x, ArrayLike)]
-        if not targets:
+        if not any(isinstance(x, ArrayLike) for x in out):
             return getattr(ufunc, method)(*plain, **kwargs)
         kwargs["out"] = tuple(np.array(x._read()) if isinstance(x, ArrayLike) else x for x in out)
         results = getattr(ufunc, method)(*plain, **kwargs)
-        for target, result in zip(out, kwargs["out"], strict=True):
+        given_back = []
+        for target, result in zip(out, results if isinstance(results, tuple) else (results,), strict=True):
             if isinstance(target, ArrayLike):
                 target._write_result(result)
-        return out[0] if len(out) == 1 else tuple(out) if isinstance(results, tuple) else results
+            given_back.append(result if target is None else target)
+        return tuple(given_back) if isinstance(results, tuple) else given_back[0]
+
+    @staticmethod
+    def _at(ufunc: np.ufunc, target: Any, plain: list[Any]) -> None:
+        if isinstance(target, ArrayLike):
+            plain[0] = np.array(plain[0])
+        ufunc.at(*plain)
+        if isinstance(target, ArrayLike):
+            target._write_result(plain[0])
 
     @property
     def T(self) -> np.ndarray:

@@ -10,6 +10,8 @@ import numpy as np
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.variable import Variable
 
+_NUMBERS = {int, float, complex}
+
 
 class LocalVariable(Variable):
     """A variable whose reads and writes stay in this process.
@@ -63,17 +65,28 @@ class LocalVariable(Variable):
             If its shape or dtype do not fit.
         """
         value = component(value)
-        array = np.asarray(value)
         mine = self._array
+        array = np.asarray(value) if type(value) not in _NUMBERS else self._number(value)
         if array.shape != mine.shape:
             raise ValueError(
                 f"variable {self.name!r} has shape {mine.shape}: a value of shape {array.shape} does not fit"
             )
-        if array.dtype is not mine.dtype and not _fits(array, value, mine.dtype):
+        if array.dtype is not mine.dtype and not np.can_cast(array.dtype, mine.dtype, "same_kind"):
             raise TypeError(
                 f"variable {self.name!r} has dtype {mine.dtype}: values of {array.dtype} do not fit; cast them"
             )
         return array
+
+    def _number(self, value: Any) -> np.ndarray:
+        """A Python number, which has no precision of its own, in that of the variable."""
+        dtype = self._array.dtype
+        if isinstance(value, int) and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if not limits.min <= value <= limits.max:
+                raise ValueError(f"variable {self.name!r} has dtype {dtype}, which cannot hold {value}")
+        elif not np.can_cast(np.asarray(value).dtype, dtype, "same_kind"):
+            return np.asarray(value)
+        return np.asarray(value, dtype)
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
         mine, values = self._array, np.asarray(rows.values)
@@ -81,7 +94,7 @@ class LocalVariable(Variable):
             raise ValueError(
                 f"variable {self.name!r} has shape {mine.shape}: rows of shape {values.shape[1:]} do not fit"
             )
-        if not _fits(values, values, mine.dtype):
+        if not np.can_cast(values.dtype, mine.dtype, "same_kind"):
             raise TypeError(
                 f"variable {self.name!r} has dtype {mine.dtype}: rows of {values.dtype} do not fit; cast them"
             )
@@ -92,13 +105,6 @@ class LocalVariable(Variable):
                 "do not fit"
             )
         return indices, values.astype(mine.dtype, copy=False)
-
-
-def _fits(array: np.ndarray, value: Any, dtype: np.dtype) -> bool:
-    if np.can_cast(array.dtype, dtype, "same_kind"):
-        return True
-    # A Python number has no precision of its own, only a kind.
-    return isinstance(value, int) and not isinstance(value, bool) and dtype.kind in "iufcV"
 
 
 def _assign(variable: LocalVariable, value: Any) -> None:

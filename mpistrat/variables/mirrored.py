@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, Mirrored, PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
@@ -16,6 +17,7 @@ from mpistrat.variables.distributed import DistributedVariable
 # MPISTRAT_DEBUG=variables: compare the copies after every write that does not communicate by itself.
 _COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
+_ADDITIVE = ("scatter_add", "scatter_sub")
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
@@ -42,19 +44,24 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
         op = _REDUCTIONS.get(aggregation)
         if isinstance(value, IndexedSlices):
-            return self._combined_rows(op, value)
+            return self._combined_rows(method, op, value)
         value = self._component._fitting(value)
         if op is None:
             return broadcast(extended._topology, [value])[0]
-        if op is ReduceOp.MEAN and value.dtype.kind not in "fcV":
+        if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
         return extended._all_reduce(op, [value], None)[0]
 
-    def _combined_rows(self, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
+    def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended
         if op is not None:
+            if method not in _ADDITIVE:
+                raise NotImplementedError(
+                    f"variable {self.name!r}: the {op.name} of what replicas give {method} has no meaning; use "
+                    "aggregation ONLY_FIRST_REPLICA"
+                )
             return extended._all_reduce(op, [rows], None)[0]
         topology = extended._topology
         values, indices = topology.broadcast_object((arrays.to_host(rows.values), rows.indices))

@@ -48,6 +48,13 @@ class SyncOnReadVariable(DistributedVariable):
                     f"variable {self.name!r}: {method} in cross-replica context would count once per replica: "
                     "call it in strategy.run, or assign the sum"
                 )
-            share = np.asarray(value) / self._strategy.num_replicas_in_sync
-            value = share.astype(self.dtype)
+            value = _share(self._component._fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
         self._component._update(method, value)
+
+
+def _share(value: np.ndarray, replicas: int, dtype: np.dtype) -> np.ndarray:
+    """What each replica holds of a sum; integers are rounded towards zero."""
+    if value.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return (value / replicas).astype(dtype)
+    floor = value // replicas
+    return (floor + ((value < 0) & (value % replicas != 0))).astype(dtype)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context
+from mpistrat.collectives.dtypes import has_mean
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Variable(ArrayLike):
         self._trainable = not on_read if trainable is None else bool(trainable)
         self._name = strategy.extended._name_variable(name)
         value = _initial_array(initial_value, dtype, self._name)
-        if aggregation is VariableAggregation.MEAN and value.dtype.kind not in "fcV":
+        if aggregation is VariableAggregation.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self._name!r}: aggregation MEAN needs a floating point or complex dtype, not "
                 f"{value.dtype}"
@@ -268,4 +269,4 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
     array = np.array(initial_value, dtype=dtype, order="C")
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
