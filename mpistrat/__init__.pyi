@@ -1,9 +1,11 @@
+from . import cluster_resolver as cluster_resolver
 from . import compat as compat
 from . import data as data
 from . import experimental as experimental
 from . import metrics as metrics
 from . import optimizers as optimizers
 from . import training as training
+from .cluster_resolver import ClusterSpec as ClusterSpec
 from .collectives import CrossDeviceOps as CrossDeviceOps
 from .collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from .collectives import NcclAllReduce as NcclAllReduce

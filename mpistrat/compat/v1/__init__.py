@@ -6,7 +6,7 @@ from mpistrat.collectives import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from mpistrat.compat.v1 import experimental
+from mpistrat.compat.v1 import cluster_resolver, experimental
 from mpistrat.compat.v1.iterator import InputIterator
 from mpistrat.compat.v1.loss_reduction import get_loss_reduction
 from mpistrat.compat.v1.strategies import MirroredStrategy, OneDeviceStrategy
@@ -39,6 +39,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_loss_reduction",

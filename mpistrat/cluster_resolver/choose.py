@@ -1,0 +1,140 @@
+"""Which resolver fits the environment of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from mpistrat.cluster_resolver import lsf_job, pbs_job, slurm_step
+from mpistrat.cluster_resolver.flux import FluxClusterResolver
+from mpistrat.cluster_resolver.launcher import FLUX, JSRUN, Launched, launched
+from mpistrat.cluster_resolver.lsf import LsfClusterResolver, by_jsrun
+from mpistrat.cluster_resolver.mpi import MpiClusterResolver
+from mpistrat.cluster_resolver.pbs import PbsClusterResolver
+from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.cluster_resolver.slurm import SlurmClusterResolver
+from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
+
+_OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
+_SRUN = slurm_step.SIZE
+
+
+def resolve(
+    environ: Mapping[str, str] | None = None,
+    *,
+    port_base: int = 8888,
+    rpc_layer: str | None = "grpc",
+) -> ClusterResolver:
+    """The resolver for the launcher that started this process, whatever else its environment has left over.
+
+    The innermost launcher wins: ``mpirun`` inside a batch job over the variables of Slurm, which describe its
+    daemons there; a task of ``flux run`` over the Slurm job that Flux runs in; a step over its job. ``TF_CONFIG``
+    is used where there is no launcher. What MPI says is not asked here.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        The environment to read; by default that of this process.
+    port_base : int
+        The port of the first rank of a node; the next one has the next.
+    rpc_layer : str or None
+        The protocol in the resolver's `master`.
+
+    Returns
+    -------
+    ClusterResolver
+        Its ``reason`` says why it was chosen, and its ``placement`` where each fact is from.
+
+    Raises
+    ------
+    RuntimeError
+        If the launcher's variables are incomplete, or contradict each other.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {
+    ...     "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    ...     "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_HOSTNAME": "n1", "SLURM_JOB_ID": "9",
+    ...     "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1",
+    ... }
+    >>> resolver = resolve(environ)
+    >>> print(resolver.reason)
+    mpirun of Open MPI started this rank (OMPI_COMM_WORLD_RANK=2); SLURM_PROCID and SLURM_STEP_* are not its own
+    >>> placement = resolver.placement
+    >>> placement.rank, placement.size, placement.node, placement.local_rank, placement.nodes
+    (2, 4, 1, 0, ('n0', 'n1'))
+    """
+    given = None if environ is None else dict(environ)
+    environ = os.environ if given is None else given
+    by = launched(environ)
+    resolver: ClusterResolver
+    if _started_by(environ, FLUX.rank[0], FLUX.size[0], by):
+        resolver = FluxClusterResolver(port_base, rpc_layer, environ=given)
+        resolver.reason = _reason(environ, "flux run", FLUX.rank[0])
+    elif environ.get(lsf_job.JOB) and by_jsrun(environ):
+        resolver = LsfClusterResolver(port_base, rpc_layer, environ=given)
+        resolver.reason = _reason(environ, "jsrun", JSRUN.rank[0])
+    elif _started_by_srun(environ, by):
+        resolver = SlurmClusterResolver(
+            port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=given
+        )
+        resolver.reason = _reason(environ, "srun", _SRUN)
+    elif by is None and config(environ).get("cluster"):
+        rpc_layer = config(environ).get("rpc_layer", rpc_layer)
+        resolver = TFConfigClusterResolver(rpc_layer=rpc_layer, environ=given)
+        resolver.reason = "TF_CONFIG names the cluster, and no launcher started this process"
+    else:
+        resolver = _scheduled(environ)(port_base=port_base, rpc_layer=rpc_layer, environ=given)
+        resolver.reason = _of_mpirun(environ, by)
+    if not isinstance(resolver, TFConfigClusterResolver) and environ.get("TF_CONFIG"):
+        resolver.reason += "; TF_CONFIG is not used: it is not the launcher's"
+    return resolver
+
+
+def _started_by(environ: Mapping[str, str], rank: str, size: str, by: Launched | None) -> bool:
+    """Whether the launcher of a scheduler started this process, and no mpirun inside of it."""
+    if not environ.get(rank) or not environ.get(size):
+        return False
+    if by is None:
+        return True
+    if by.alone:
+        return False
+    # It may speak PMI or PMIx itself: then the numbers are the same.
+    return environ[rank] == str(by.rank) and (by.size is None or environ[size] == str(by.size))
+
+
+def _started_by_srun(environ: Mapping[str, str], by: Launched | None) -> bool:
+    if environ.get("SLURM_EXTERNAL_LAUNCHER"):  # the step is that of mpiexec's proxies
+        return False
+    return _started_by(environ, slurm_step.RANK, _SRUN, by) and slurm_step.left_over(environ) is None
+
+
+def _scheduled(environ: Mapping[str, str]) -> type[_OfMpirun]:
+    """The resolver for ranks of mpirun, and for what no launcher started, by the scheduler of the job."""
+    if environ.get("SLURM_JOB_ID"):
+        return MpiClusterResolver
+    if pbs_job.job(environ):
+        return PbsClusterResolver
+    if lsf_job.job(environ):
+        return LsfClusterResolver
+    return MpiClusterResolver
+
+
+def _reason(environ: Mapping[str, str], launcher: str, variable: str) -> str:
+    return f"{launcher} started this task ({variable}={environ[variable]})"
+
+
+def _of_mpirun(environ: Mapping[str, str], by: Launched | None) -> str:
+    if by is not None:
+        reason = f"{by.launcher} started this rank ({by.sources['rank']}={by.rank})"
+        if environ.get(slurm_step.RANK):
+            reason += f"; {slurm_step.RANK} and SLURM_STEP_* are not its own"
+        return reason
+    reason = "no launcher started this process: it is rank 0 of 1"
+    if environ.get("SLURM_JOB_ID"):
+        over = slurm_step.left_over(environ)
+        why = f"{_SRUN} is not set" if over is None else f"the step is another job's ({over})"
+        reason += f"; {why}, as in a batch script, where srun or mpirun starts the ranks"
+    return reason

@@ -1,0 +1,136 @@
+"""The virtual machines of an instance group of Google Compute Engine."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+
+
+class GCEClusterResolver(ClusterResolver):
+    """The virtual machines of an instance group of Google Compute Engine, asked for anew each time.
+
+    Parameters
+    ----------
+    project, zone, instance_group : str
+        Which group.
+    port : int
+        The port of every task.
+    task_type : str
+        The job that all of them belong to.
+    task_id : int
+        Which of them this process is.
+    rpc_layer : str or None
+        The protocol in `master`.
+    credentials : google.auth.credentials.Credentials or str or None
+        With which to log in; ``"default"`` for the machine's own.
+    service : googleapiclient.discovery.Resource, optional
+        The service to ask, instead of one that is made with the package ``google-api-python-client``.
+
+    Raises
+    ------
+    ImportError
+        If that package is not installed, and no service is given.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        zone: str,
+        instance_group: str,
+        port: int,
+        task_type: str = "worker",
+        task_id: int = 0,
+        rpc_layer: str | None = "grpc",
+        credentials: Any = "default",
+        service: Any = None,
+    ):
+        self._project = project
+        self._zone = zone
+        self._instance_group = instance_group
+        self._port = port
+        self._service = _service(credentials) if service is None else service
+        self._rpc_layer = rpc_layer
+        self._task_type = task_type
+        self.task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The addresses of the machines: internal IP address and port, sorted."""
+        groups = self._service.instanceGroups()
+        request = groups.listInstances(
+            project=self._project,
+            zone=self._zone,
+            instanceGroup=self._instance_group,
+            body={"instanceState": "RUNNING"},
+            orderBy="name",
+        )
+        addresses = []
+        while request is not None:
+            response = request.execute()
+            for instance in response.get("items", ()):
+                details = (
+                    self._service.instances()
+                    .get(
+                        project=self._project,
+                        zone=self._zone,
+                        instance=instance["instance"].rpartition("/")[2],
+                    )
+                    .execute()
+                )
+                addresses.append(f"{details['networkInterfaces'][0]['networkIP']}:{self._port}")
+            request = groups.listInstances_next(previous_request=request, previous_response=response)
+        return ClusterSpec({self._task_type or "worker": sorted(addresses)})
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, by default that of this one.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return with_protocol(
+            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer
+        )
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol in `master`."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of all machines of the group. It cannot be set."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        raise RuntimeError(
+            f"the task_type of a GCEClusterResolver cannot be set, to {task_type!r} or anything else: all machines of "
+            f"its group are of {self._task_type!r}; make another resolver"
+        )
+
+
+def _service(credentials: Any) -> Any:
+    try:
+        discovery: Any = importlib.import_module("googleapiclient.discovery")
+    except ImportError as error:
+        raise ImportError(
+            "GCEClusterResolver needs the package google-api-python-client (pip install google-api-python-client), "
+            "or a service: GCEClusterResolver(..., service=...)"
+        ) from error
+    if isinstance(credentials, str) and credentials == "default":
+        credentials = None  # then the client looks for the machine's own
+    return discovery.build("compute", "v1", credentials=credentials)

@@ -1,0 +1,174 @@
+"""The GPUs that a process sees, and which of them is its own.
+
+A process never asks for GPUs here, it reads what it was given: ``CUDA_VISIBLE_DEVICES`` and its sisters, and only
+if there are none of them, ``nvidia-smi``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NONE = ("NoDevFiles", "none", "void")
+
+
+class Visible(NamedTuple):
+    """The GPUs that an environment lets a process see.
+
+    Attributes
+    ----------
+    ids : tuple of str
+        Numbers, or names such as ``GPU-8932f937`` and ``MIG-6f4b2d``.
+    variable : str
+        The variable that says so.
+    """
+
+    ids: tuple[str, ...]
+    variable: str
+
+
+class Share(NamedTuple):
+    """Which of the visible GPUs are for one rank: ``number`` of them, from ``first`` on."""
+
+    first: int
+    number: int
+
+
+def visible(environ: Mapping[str, str]) -> Visible | None:
+    """The GPUs that an environment lets a process see, None if it does not restrict them.
+
+    Examples
+    --------
+    >>> visible({"CUDA_VISIBLE_DEVICES": "2,3"})
+    Visible(ids=('2', '3'), variable='CUDA_VISIBLE_DEVICES')
+    >>> visible({"CUDA_VISIBLE_DEVICES": ""}).ids, visible({})
+    ((), None)
+    """
+    for variable in _VARIABLES:
+        text = environ.get(variable)
+        if text is not None:
+            ids: list[str] = []
+            for each in text.split(","):
+                name = each.strip()
+                # Neither CUDA nor ROCm looks at what comes after something that is no GPU; Flux writes -1 for none.
+                if not name or name in _NONE or name.startswith("-"):
+                    break
+                ids.append(name)
+            return Visible(tuple(ids), variable)
+    return None
+
+
+def count(environ: Mapping[str, str]) -> int:
+    """How many GPUs a process sees.
+
+    Raises
+    ------
+    RuntimeError
+        If the environment does not say it, and ``nvidia-smi`` fails. Where there is no such program, there is no GPU.
+    """
+    seen = visible(environ)
+    if seen is not None:
+        return len(seen.ids)
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if program is None:
+        return 0
+    command = [program, "--list-gpus"]
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(
+            f"the GPUs of this node cannot be counted: {' '.join(command)}: {error}"
+        ) from error
+    if ended.returncode != 0:
+        said = (ended.stderr + ended.stdout).strip()
+        raise RuntimeError(
+            f"the GPUs of this node cannot be counted: {' '.join(command)} ended with status {ended.returncode}: "
+            f"{said}. Say it: gpus_per_node=0 for a job without GPUs, or set CUDA_VISIBLE_DEVICES"
+        )
+    return sum(line.startswith("GPU ") for line in ended.stdout.splitlines())
+
+
+def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int | None = None) -> Share | None:
+    """Which of the GPUs that a process sees are this rank's, None if it sees none.
+
+    Parameters
+    ----------
+    ids : tuple of str
+        What it sees.
+    local_rank, local_size : int
+        Which of the node's ranks it is, and how many there are.
+    on_node : int, optional
+        How many GPUs the job has on this node. A rank that sees fewer was given them for itself.
+
+    Examples
+    --------
+    >>> share(("0", "1", "2", "3"), 1, 2)  # all ranks see all: each takes its part
+    Share(first=2, number=2)
+    >>> share(("1",), 1, 2, on_node=2)  # the scheduler has dealt them out
+    Share(first=0, number=1)
+    >>> share(("0",), 1, 2)  # more ranks than GPUs: neighbours share one
+    Share(first=0, number=1)
+    """
+    if not ids:
+        return None
+    if on_node is not None and len(ids) < on_node:
+        return Share(0, len(ids))
+    each = len(ids) // local_size
+    if each == 0:
+        return Share(local_rank * len(ids) // local_size, 1)
+    return Share(local_rank * each, each)
+
+
+class Own(NamedTuple):
+    """What a rank's place among those of its node makes of the GPUs that it sees.
+
+    Attributes
+    ----------
+    gpus : tuple of str or None
+        Those it sees, None if nothing restricts them.
+    gpu, device : str or None
+        Its own, by name and as a device of this process. None if that does not follow.
+    number : int or None
+        How many are for it.
+    """
+
+    gpus: tuple[str, ...] | None = None
+    gpu: str | None = None
+    device: str | None = None
+    number: int | None = None
+
+
+def placed(
+    environ: Mapping[str, str], local_rank: int | None, local_size: int | None, on_node: int | None
+) -> tuple[Own, dict[str, str]]:
+    """The GPUs of a rank, and for each fact what it was read from.
+
+    Examples
+    --------
+    >>> placed({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, 2, None)[0]
+    Own(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
+    >>> placed({}, 1, 2, None)[0]
+    Own(gpus=None, gpu=None, device=None, number=None)
+    """
+    seen = visible(environ)
+    if seen is None:
+        return Own(), {}
+    how = seen.variable
+    number = len(seen.ids)
+    private = on_node is not None and number < on_node
+    if number > 1:
+        how += ", SLURM_GPUS_ON_NODE" if private else ", the local rank"
+    sources = {"gpus": seen.variable, **dict.fromkeys(("gpu", "device", "gpus_per_rank"), how)}
+    if number == 0:
+        return Own((), None, "cpu:0", 0), sources
+    if number == 1:
+        local_rank, local_size = 0, 1
+    if local_rank is None or local_size is None or local_rank >= local_size:
+        return Own(seen.ids), sources
+    own = share(seen.ids, local_rank, local_size, on_node)
+    assert own is not None
+    return Own(seen.ids, seen.ids[own.first], f"cuda:{own.first}", own.number), sources

@@ -1,0 +1,123 @@
+"""The pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+
+
+class KubernetesExecutableLocation(enum.Enum):
+    """Where this program runs, which decides how it logs in."""
+
+    WITHIN_CLUSTER = 0
+    """In a pod: with the pod's service account."""
+    OFF_CLUSTER = 1
+    """Elsewhere: with the user's kubeconfig."""
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """The pods of a Kubernetes cluster that have certain labels, sorted by name, asked for anew each time.
+
+    Parameters
+    ----------
+    job_to_label_mapping : mapping, optional
+        For each job the label selectors of its pods; by default ``{"worker": ["job-name=tensorflow"]}``.
+    tf_server_port : int
+        The port of every task.
+    rpc_layer : str or None
+        The protocol in `master`.
+    override_client : kubernetes.client.CoreV1Api, optional
+        The client to ask, instead of one that is made with the package ``kubernetes``.
+    executable_location : KubernetesExecutableLocation
+        Where this program runs.
+
+    Raises
+    ------
+    ImportError
+        If the package ``kubernetes`` is not installed, and no client is given.
+    ValueError
+        If ``executable_location`` is no such member.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "grpc",
+        override_client: Any = None,
+        executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.WITHIN_CLUSTER,
+    ):
+        self._client = _client(executable_location) if override_client is None else override_client
+        self._selectors = dict(job_to_label_mapping or {"worker": ["job-name=tensorflow"]})
+        self._port = tf_server_port
+        self.rpc_layer = rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The addresses of the pods: the IP address of the host and the port.
+
+        Raises
+        ------
+        RuntimeError
+            If a pod is not running.
+        """
+        return ClusterSpec(
+            {
+                job: [address for selector in selectors for address in self._addresses(selector)]
+                for job, selectors in self._selectors.items()
+            }
+        )
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, by default that of this one; empty if neither is known.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return with_protocol(
+            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
+        )
+
+    def _addresses(self, selector: str) -> list[str]:
+        pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+        addresses = []
+        for pod in sorted(pods, key=lambda pod: pod.metadata.name):
+            if pod.status.phase != "Running":
+                raise RuntimeError(
+                    f"pod {pod.metadata.name!r} (selected by {selector!r}) is not running: its phase is "
+                    f"{pod.status.phase!r}. Wait for it, or select others with job_to_label_mapping"
+                )
+            addresses.append(f"{pod.status.host_ip}:{self._port}")
+        return addresses
+
+
+def _client(location: KubernetesExecutableLocation) -> Any:
+    try:
+        config: Any = importlib.import_module("kubernetes.config")
+        client: Any = importlib.import_module("kubernetes.client")
+    except ImportError as error:
+        raise ImportError(
+            "KubernetesClusterResolver needs the package kubernetes (pip install kubernetes), or a client: "
+            "KubernetesClusterResolver(override_client=...)"
+        ) from error
+    if location is KubernetesExecutableLocation.WITHIN_CLUSTER:
+        config.load_incluster_config()
+    elif location is KubernetesExecutableLocation.OFF_CLUSTER:
+        config.load_kube_config()
+    else:
+        raise ValueError(
+            f"executable_location must be a member of KubernetesExecutableLocation, not {location!r}"
+        )
+    return client.CoreV1Api()

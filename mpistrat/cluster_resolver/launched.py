@@ -1,0 +1,244 @@
+"""Resolvers that read what a launcher told its ranks, and the nodes from a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mpistrat.cluster_resolver import gpus, layout
+from mpistrat.cluster_resolver.allocation import Allocation
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.launcher import Launched
+from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.variables import own_host, position_of
+
+
+class LaunchedClusterResolver(ClusterResolver):
+    """Ranks that a launcher started: all are workers, in the order of ranks.
+
+    Parameters
+    ----------
+    placement : Placement
+        Where this rank is among them.
+    port_base : int
+        The port of the first rank of a node; the next one has the next.
+    rpc_layer : str or None
+        The protocol in `master`.
+    """
+
+    def __init__(self, placement: Placement, port_base: int = 8888, rpc_layer: str | None = "grpc"):
+        self._placement = placement
+        self._port_base = port_base
+        self.rpc_layer = rpc_layer
+        self.task_type = "worker"
+        self.task_id = placement.rank
+
+    @property
+    def placement(self) -> Placement:
+        """Where this rank is among those that the launcher started, and which variable says so."""
+        return self._placement
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The addresses of all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            If the environment does not tell which rank is on which node.
+        """
+        addresses = self.placement.addresses(self._port_base)
+        if addresses is None:
+            raise RuntimeError(
+                f"which rank is on which node does not follow from the environment (launcher: "
+                f"{self.placement.launcher}; this rank's node: {self.placement.host or 'not named'}). "
+                "MpiClusterResolver(comm) asks MPI"
+            )
+        return ClusterSpec({"worker": addresses})
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, by default that of this one, with the protocol before it if there is one.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        RuntimeError
+            If the environment does not tell which rank is on which node.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return with_protocol(
+            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
+        )
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """How many GPUs this rank has; the arguments are there for the sake of tf.distribute."""
+        number = self.placement.gpus_per_rank
+        if number is None:
+            seen = super().num_accelerators().get("GPU", 0)
+            number = min(seen, max(1, seen // (self.placement.local_size or 1)))
+        return {"GPU": number} if number else {}
+
+
+def place(
+    environ: Mapping[str, str],
+    told: Launched,
+    allocations: Sequence[Allocation],
+    *,
+    here: bool,
+    job: tuple[str, str] | None = None,
+) -> Placement:
+    """The place of a rank, from what its launcher told it and the nodes that a scheduler gave the job.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment of the rank.
+    told : Launched
+        What its launcher told it.
+    allocations : sequence of Allocation
+        Nodes on which the ranks may be, the surest list first.
+    here : bool
+        Whether this process is the rank, so that it can be asked for the name of its machine.
+    job : tuple of str, optional
+        The name of the job, and the variables that it was read from.
+
+    Raises
+    ------
+    RuntimeError
+        If the launcher did not tell the number of ranks.
+    """
+    if told.size is None:
+        raise RuntimeError(
+            f"{told.launcher} says which rank this is ({told.sources['rank']}={told.rank}), but no variable says how "
+            "many ranks there are. `resolve()` looks at the scheduler's variables, too, and MpiClusterResolver(comm) "
+            "asks MPI"
+        )
+    if told.rank >= told.size:
+        raise RuntimeError(
+            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they are not of the same "
+            "launch; start the program from a fresh shell"
+        )
+    host, of_host = _host(environ, told, here)
+    sources = {**told.sources, "host": of_host}
+    placement = Placement(
+        told.launcher, told.size, told.rank, host=host, local_rank=told.local_rank, local_size=told.local_size
+    )
+    if told.size in (1, told.local_size):
+        placement, more = _on_one_node(placement, allocations)
+        sources.update(more)
+    else:
+        for allocation in allocations:
+            placed = _on_nodes(placement, told, allocation)
+            if placed is not None:
+                placement, more = placed
+                sources = {**more, **{name: source for name, source in sources.items() if source}}
+                break
+    if allocations:
+        placement = replace(placement, allocation=allocations[-1].nodes)
+        sources["allocation"] = allocations[-1].variable
+    if job is not None:
+        placement = replace(placement, job=job[0])
+        sources["job"] = job[1]
+    # All ranks of a node see what their launcher's daemon sees.
+    own, of_gpus = gpus.placed(environ, placement.local_rank, placement.local_size, None)
+    sources.update(of_gpus)
+    return replace(
+        placement, gpus=own.gpus, gpu=own.gpu, device=own.device, gpus_per_rank=own.number, sources=sources
+    )
+
+
+def _host(environ: Mapping[str, str], told: Launched, here: bool) -> tuple[str | None, str]:
+    if told.host:
+        return told.host, told.sources["host"]
+    if environ.get("SLURMD_NODENAME"):
+        return environ["SLURMD_NODENAME"], "SLURMD_NODENAME"
+    return (own_host(), "the name of this machine") if here else (None, "")
+
+
+def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tuple[Placement, dict[str, str]]:
+    """All ranks are on the node of this one."""
+    host, why = placement.host, "all ranks are on this node"
+    sources = dict.fromkeys(("nodes", "node", "ranks_per_node", "node_of_rank"), why)
+    nodes: tuple[str, ...] | None = None if host is None else (host,)
+    for allocation in allocations:
+        own = 0 if host is None and len(allocation.nodes) == 1 else position_of(host, allocation.nodes)
+        if own is not None:
+            nodes, sources["nodes"] = (allocation.nodes[own],), allocation.variable
+            break
+    if placement.local_rank is None:
+        sources["local_rank"] = sources["local_size"] = why
+    return (
+        replace(
+            placement,
+            nodes=nodes,
+            node=0,
+            host=nodes[0] if nodes else None,
+            local_rank=placement.rank,
+            local_size=placement.size,
+            ranks_per_node=(placement.size,),
+            node_of_rank=(0,) * placement.size,
+        ),
+        sources,
+    )
+
+
+def _on_nodes(
+    placement: Placement, told: Launched, allocation: Allocation
+) -> tuple[Placement, dict[str, str]] | None:
+    """The place of this rank if the ranks are on these nodes; None if that contradicts what is known."""
+    own = position_of(placement.host, allocation.nodes)
+    if own is None:
+        own = told.node
+        if placement.host is not None and own is None:
+            return None
+    if own is not None and own >= len(allocation.nodes):
+        return None
+    divided = allocation.ranks_per_node(placement.size, placement.local_size, own)
+    if divided is None:
+        return None
+    counts, of_counts = divided
+    where, why = _order(counts, placement.rank, own, placement.local_rank)
+    if own is None and where is not None:
+        own = where[placement.rank]
+    local_rank, local_size = placement.local_rank, placement.local_size
+    if where is not None and own is not None:
+        local_rank = layout.ranks_on(where, own).index(placement.rank) if local_rank is None else local_rank
+        local_size = counts[own]
+    sources = dict.fromkeys(("nodes", "node", "host"), allocation.variable)
+    sources.update(dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why), ranks_per_node=of_counts)
+    return (
+        replace(
+            placement,
+            nodes=allocation.nodes,
+            node=own,
+            host=placement.host if own is None else allocation.nodes[own],
+            local_rank=local_rank,
+            local_size=local_size,
+            ranks_per_node=counts,
+            node_of_rank=where,
+        ),
+        sources,
+    )
+
+
+def _order(
+    counts: tuple[int, ...], rank: int, node: int | None, local_rank: int | None
+) -> tuple[tuple[int, ...] | None, str]:
+    """On which node each rank is. Launchers fill node after node unless they are told otherwise."""
+    orders = (
+        (layout.block(counts), "assumed: node after node is filled"),
+        (layout.cyclic(counts), "assumed: each node in turn gets one rank"),
+    )
+    for where, why in orders:
+        index = layout.ranks_on(where, where[rank]).index(rank)
+        if node in (None, where[rank]) and local_rank in (None, index):
+            return tuple(where), why
+    return None, ""

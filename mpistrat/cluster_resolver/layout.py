@@ -1,0 +1,56 @@
+"""On which node each rank is, from the number of ranks of each node and the order of dealing them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def block(counts: Sequence[int]) -> list[int]:
+    """Node after node is filled.
+
+    Examples
+    --------
+    >>> block([3, 1, 1])
+    [0, 0, 0, 1, 2]
+    """
+    return [node for node, count in enumerate(counts) for _ in range(count)]
+
+
+def plane(counts: Sequence[int], size: int) -> list[int]:
+    """Each node in turn gets ``size`` ranks, for as long as it has room.
+
+    Examples
+    --------
+    >>> plane([3, 1], 2)
+    [0, 0, 1, 0]
+    """
+    left = list(counts)
+    nodes: list[int] = []
+    while any(left):
+        for node, room in enumerate(left):
+            taken = min(room, size)
+            nodes += [node] * taken
+            left[node] -= taken
+    return nodes
+
+
+def cyclic(counts: Sequence[int]) -> list[int]:
+    """Each node in turn gets one rank, for as long as it has room.
+
+    Examples
+    --------
+    >>> cyclic([3, 1, 1])
+    [0, 1, 2, 0, 0]
+    """
+    return plane(counts, 1)
+
+
+def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
+    """The ranks of a node.
+
+    Examples
+    --------
+    >>> ranks_on([0, 1, 2, 0, 0], 0)
+    [0, 3, 4]
+    """
+    return [rank for rank, each in enumerate(node_of_rank) if each == node]

@@ -1,0 +1,70 @@
+"""The ranks of a program in an LSF job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from mpistrat.cluster_resolver import lsf_job
+from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.launcher import JSRUN, Launched, launched, told
+from mpistrat.cluster_resolver.mpi import ALONE
+from mpistrat.cluster_resolver.variables import required
+
+
+class LsfClusterResolver(LaunchedClusterResolver):
+    """The ranks of a program in an LSF job: all are workers.
+
+    LSF names the nodes (``LSB_MCPU_HOSTS``); ranks are started, and told their numbers, by ``jsrun`` or
+    ``mpirun``. The job script itself is rank 0 of 1.
+
+    Parameters
+    ----------
+    port_base : int
+        The port of the first rank of a node; the next one has the next.
+    rpc_layer : str or None
+        The protocol in `master`.
+    environ : mapping, optional
+        The environment to read; by default that of this process.
+
+    Raises
+    ------
+    RuntimeError
+        If this is no LSF job, or the launcher does not tell how many ranks there are.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {"LSB_JOBID": "17", "LSB_MCPU_HOSTS": "batch1 1 a 42 b 42", "JSM_NAMESPACE_RANK": "3",
+    ...            "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
+    >>> LsfClusterResolver(environ=environ).master()
+    'grpc://b:8889'
+    """
+
+    def __init__(
+        self,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        here = environ is None
+        environ = os.environ if environ is None else environ
+        required(environ, lsf_job.JOB, "LSF sets it in its jobs; is this one?")
+        by = by_jsrun(environ) or launched(environ) or ALONE
+        allocations = lsf_job.allocations(environ)
+        super().__init__(
+            place(environ, by, allocations, here=here, job=lsf_job.job(environ)), port_base, rpc_layer
+        )
+
+
+def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
+    """What jsrun told this rank; None if it did not start it, or it is a rank of an mpirun inside of that.
+
+    jsrun sets the variables of Open MPI, too: if those tell something else, they are mpirun's.
+    """
+    step, inner = told(environ, JSRUN), launched(environ)
+    if step is None or inner is None:
+        return step
+    return step if inner.rank == step.rank and inner.size in (None, step.size) else None

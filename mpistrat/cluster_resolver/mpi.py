@@ -1,0 +1,139 @@
+"""The ranks of an MPI program, from the variables of its launcher or from MPI itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mpistrat.cluster_resolver import gpus, lsf_job, pbs_job, slurm_job, slurm_step
+from mpistrat.cluster_resolver.allocation import Allocation
+from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.launcher import Launched, launched
+from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.variables import own_host
+
+# What is said to a program that no launcher started.
+ALONE = Launched(
+    launcher="no launcher",
+    rank=0,
+    size=1,
+    local_rank=None,
+    local_size=None,
+    node=None,
+    host=None,
+    sources=dict.fromkeys(("launcher", "rank", "size"), "no launcher's variable is set"),
+)
+_SCHEDULERS = (slurm_job, pbs_job, lsf_job)
+
+
+class MpiClusterResolver(LaunchedClusterResolver):
+    """The ranks of an MPI program: all are workers.
+
+    It understands the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, and whatever else speaks PMI.
+    They tell a rank its number and its place on its node; the nodes come from the scheduler of the job. A program
+    that no launcher started is rank 0 of 1. With ``comm``, MPI itself is asked, and all is known.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks. Collective over them.
+    port_base : int
+        The port of the first rank of a node; the next one has the next.
+    rpc_layer : str or None
+        The protocol in `master`.
+    environ : mapping, optional
+        The environment to read; by default that of this process.
+
+    Raises
+    ------
+    RuntimeError
+        If the launcher does not tell how many ranks there are.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {
+    ...     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    ...     "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_HOSTNAME": "n2",
+    ...     "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_PROCID": "0",
+    ... }
+    >>> resolver = MpiClusterResolver(environ=environ)
+    >>> resolver.cluster_spec()
+    ClusterSpec({'worker': ['n1:8888', 'n1:8889', 'n2:8888', 'n2:8889']})
+    >>> resolver.placement.rank, resolver.placement.sources["rank"]
+    (3, 'OMPI_COMM_WORLD_RANK')
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        here = environ is None
+        environ = os.environ if environ is None else environ
+        if comm is not None:
+            placement = _asked(comm, environ)
+        else:
+            allocations, job = allocations_of(environ)
+            placement = place(environ, launched(environ) or ALONE, allocations, here=here, job=job)
+        super().__init__(placement, port_base, rpc_layer)
+
+
+def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:
+    """The nodes of the job and its name, from the scheduler that this environment is of."""
+    for scheduler in _SCHEDULERS:
+        job = scheduler.job(environ)
+        found = scheduler.allocations(environ)
+        if job is not None or found:
+            return found, job
+    return [], None
+
+
+def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
+    """The place of this rank as MPI knows it. Collective."""
+    from mpistrat.runtime.topology import Topology
+
+    topology = Topology.of(comm)
+    names = topology.all_gather_object(own_host())
+    node_of_rank = [0] * topology.size
+    for node, ranks in enumerate(topology.nodes):
+        for rank in ranks:
+            node_of_rank[rank] = node
+    node = node_of_rank[topology.rank]
+    local_rank = topology.nodes[node].index(topology.rank)
+    local_size = len(topology.nodes[node])
+    on_node = slurm_step.gpus_on_node(environ, topology.rank, topology.size)
+    own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
+    _, job = allocations_of(environ)
+    nodes = tuple(names[ranks[0]] for ranks in topology.nodes)
+    known = (
+        *("launcher", "size", "rank", "nodes", "node", "host"),
+        *("local_rank", "local_size", "ranks_per_node", "node_of_rank"),
+    )
+    return Placement(
+        "MPI",
+        topology.size,
+        topology.rank,
+        nodes=nodes,
+        node=node,
+        host=nodes[node],
+        local_rank=local_rank,
+        local_size=local_size,
+        ranks_per_node=topology.ranks_per_node,
+        node_of_rank=tuple(node_of_rank),
+        gpus=own.gpus,
+        gpu=own.gpu,
+        device=own.device,
+        gpus_per_rank=own.number,
+        job=job and job[0],
+        sources={
+            **dict.fromkeys(known, "MPI"),
+            **of_gpus,
+            "job": job[1] if job else "",
+        },
+    )

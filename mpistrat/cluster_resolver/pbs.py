@@ -1,0 +1,59 @@
+"""The ranks of a program in a PBS job (OpenPBS, PBS Professional, TORQUE)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from mpistrat.cluster_resolver import pbs_job
+from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.launcher import launched
+from mpistrat.cluster_resolver.mpi import ALONE
+from mpistrat.cluster_resolver.variables import required
+
+
+class PbsClusterResolver(LaunchedClusterResolver):
+    """The ranks of a program in a PBS job: all are workers.
+
+    PBS names the nodes (``PBS_NODEFILE``); ranks are started, and told their numbers, by ``mpiexec``. The job
+    script itself is rank 0 of 1.
+
+    Parameters
+    ----------
+    port_base : int
+        The port of the first rank of a node; the next one has the next.
+    rpc_layer : str or None
+        The protocol in `master`.
+    environ : mapping, optional
+        The environment to read; by default that of this process.
+
+    Raises
+    ------
+    RuntimeError
+        If this is no PBS job, or the launcher does not tell how many ranks there are.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {"PBS_JOBID": "17.server", "PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_LOCAL_RANKID": "1",
+    ...            "PALS_LOCAL_SIZE": "2", "PMIX_HOSTNAME": "x1000c0"}
+    >>> PbsClusterResolver(environ=environ).cluster_spec()
+    ClusterSpec({'worker': ['x1000c0:8888', 'x1000c0:8889']})
+    """
+
+    def __init__(
+        self,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        here = environ is None
+        environ = os.environ if environ is None else environ
+        required(environ, pbs_job.JOB, "PBS sets it in its jobs; is this one?")
+        told = launched(environ) or ALONE
+        allocations = pbs_job.allocations(environ)
+        super().__init__(
+            place(environ, told, allocations, here=here, job=pbs_job.job(environ)), port_base, rpc_layer
+        )

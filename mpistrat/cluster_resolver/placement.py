@@ -1,0 +1,202 @@
+"""Where this rank is among the ranks of its job, and which variable says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+
+
+class Fact(NamedTuple):
+    """One thing that is known about the job.
+
+    Attributes
+    ----------
+    name : str
+        The attribute of `Placement` that holds it.
+    value : object
+        Its value.
+    source : str
+        The variable or variables it was read from, or how it follows from the others.
+    """
+
+    name: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where this rank is among the ranks of its job. What the environment does not tell is None.
+
+    Attributes
+    ----------
+    launcher : str
+        What started the ranks.
+    size, rank : int
+        The number of ranks, and which one this is.
+    nodes : tuple of str or None
+        The names of the nodes that have ranks, in the launcher's order.
+    node : int or None
+        Which of them this rank is on.
+    host : str or None
+        The name of this rank's node.
+    local_rank, local_size : int or None
+        Which of the node's ranks this is, and how many it has.
+    ranks_per_node : tuple of int or None
+        How many ranks each node has.
+    node_of_rank : tuple of int or None
+        On which of the nodes each rank is.
+    allocation : tuple of str or None
+        The nodes of the whole job; some may have no rank of this program.
+    gpus : tuple of str or None
+        The GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` names them.
+    gpu : str or None
+        The one of them that is this rank's.
+    device : str or None
+        The same as a device of this process, such as ``"cuda:0"``; ``"cpu:0"`` if it sees no GPU.
+    gpus_per_rank : int or None
+        How many of them are for this rank.
+    job : str or None
+        The name of the job for its scheduler; ``12_3`` is task 3 of the array 12.
+    sources : mapping
+        For each of these its origin, see `Fact`.
+    """
+
+    launcher: str
+    size: int
+    rank: int
+    nodes: tuple[str, ...] | None = None
+    node: int | None = None
+    host: str | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    ranks_per_node: tuple[int, ...] | None = None
+    node_of_rank: tuple[int, ...] | None = None
+    allocation: tuple[str, ...] | None = None
+    gpus: tuple[str, ...] | None = None
+    gpu: str | None = None
+    device: str | None = None
+    gpus_per_rank: int | None = None
+    job: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_nodes(self) -> int | None:
+        """How many nodes have ranks."""
+        known = self.ranks_per_node or self.nodes
+        return None if known is None else len(known)
+
+    @property
+    def ranks_by_node(self) -> tuple[tuple[int, ...], ...] | None:
+        """The ranks of each node, nodes in the order of their first rank, which may not be the scheduler's.
+
+        Examples
+        --------
+        >>> Placement("srun", 3, 0, node_of_rank=(1, 0, 1)).ranks_by_node
+        ((0, 2), (1,))
+        """
+        if self.node_of_rank is None:
+            return None
+        nodes = dict.fromkeys(self.node_of_rank)
+        return tuple(tuple(rank for rank, on in enumerate(self.node_of_rank) if on == node) for node in nodes)
+
+    def facts(self) -> tuple[Fact, ...]:
+        """All that is known, with its origin.
+
+        Examples
+        --------
+        >>> Placement("srun", 4, 3, sources={"size": "SLURM_STEP_NUM_TASKS"}).facts()[1]
+        Fact(name='size', value=4, source='SLURM_STEP_NUM_TASKS')
+        """
+        found = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "sources")
+        return tuple(
+            Fact(name, value, self.sources.get(name, "")) for name, value in found if value is not None
+        )
+
+    def addresses(self, port_base: int) -> list[str] | None:
+        """An address for each rank, ``host:port``, ports counted from ``port_base`` on each node.
+
+        None if it is not known which rank is on which node.
+        """
+        if self.node_of_rank is None or self.nodes is None:
+            return None
+        taken = [0] * len(self.nodes)
+        addresses = []
+        for node in self.node_of_rank:
+            addresses.append(f"{self.nodes[node]}:{port_base + taken[node]}")
+            taken[node] += 1
+        return addresses
+
+    def __str__(self) -> str:
+        lines = [(fact.name, _text(fact.value), fact.source) for fact in self.facts()]
+        widths = [max(len(line[column]) for line in lines) for column in range(2)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
+
+
+def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Placement:
+    """The place of a task of a cluster among those that train together: the chief's, then the workers'.
+
+    Raises
+    ------
+    ValueError
+        If the task is not given, or none of the cluster's, or does not train (a parameter server).
+
+    Examples
+    --------
+    >>> placement_of_task(ClusterSpec({"worker": ["a:1", "b:1"], "chief": ["a:0"]}), "worker", 1).rank
+    2
+    """
+    if not cluster:
+        return Placement("the cluster specification", 1, 0, sources={"size": "it is empty"})
+    if task_type is None or task_id is None:
+        raise ValueError(
+            f"the cluster has tasks of {cluster.jobs}, but which of them this process is was not said: "
+            f"task_type is {task_type!r}, task_id is {task_id!r}"
+        )
+    jobs = (
+        [task_type]
+        if task_type == "evaluator"
+        else [job for job in ("chief", "worker") if job in cluster.jobs]
+    )
+    tasks = [(job, index) for job in jobs for index in cluster.task_indices(job)]
+    address = cluster.task_address(task_type, task_id)
+    if (task_type, task_id) not in tasks:
+        raise ValueError(f"task {task_id} of job {task_type!r} ({address}) does not train: only {jobs} do")
+    if task_type == "evaluator":  # a cluster of its own
+        tasks = [(task_type, task_id)]
+    rank = tasks.index((task_type, task_id))
+    hosts = [cluster.task_address(*task).rpartition(":")[0] for task in tasks]
+    nodes = list(dict.fromkeys(hosts))
+    counts = tuple(map(hosts.count, nodes))
+    node = nodes.index(hosts[rank])
+    names = (
+        "size",
+        "rank",
+        "nodes",
+        "node",
+        "host",
+        "local_rank",
+        "local_size",
+        "ranks_per_node",
+        "node_of_rank",
+    )
+    return Placement(
+        "the cluster specification",
+        len(tasks),
+        rank,
+        nodes=tuple(nodes),
+        node=node,
+        host=hosts[rank],
+        local_rank=hosts[:rank].count(hosts[rank]),
+        local_size=counts[node],
+        ranks_per_node=counts,
+        node_of_rank=tuple(map(nodes.index, hosts)),
+        sources=dict.fromkeys(names, "the cluster specification"),
+    )
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,103 @@
+"""A cluster that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A cluster that is given.
+
+    Parameters
+    ----------
+    cluster_spec : ClusterSpec
+        Its tasks.
+    master : str
+        What `master` returns if it is not asked for a task.
+    task_type : str, optional
+        The job of this process.
+    task_id : int, optional
+        Which of the job's tasks it is.
+    environment : str
+        The name of the environment.
+    num_accelerators : mapping, optional
+        What `num_accelerators` returns.
+    rpc_layer : str, optional
+        The protocol in `master`.
+
+    Raises
+    ------
+    TypeError
+        If ``cluster_spec`` or ``master`` is of another kind.
+
+    Examples
+    --------
+    >>> cluster = ClusterSpec({"worker": ["a:8888", "b:8888"]})
+    >>> resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=1, rpc_layer="grpc")
+    >>> resolver.master("worker", 0)
+    'grpc://a:8888'
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ):
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise TypeError(f"cluster_spec must be a ClusterSpec, not {cluster_spec!r}")
+        if not isinstance(master, str):
+            raise TypeError(f"master must be a string, not {master!r}")
+        self._cluster_spec = cluster_spec
+        self._master = master
+        self._environment = environment
+        self._num_accelerators = num_accelerators
+        self._rpc_layer = rpc_layer
+        self.task_type = task_type
+        self.task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster that was given."""
+        return self._cluster_spec
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task; without one, the ``master`` that was given.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        address = self._master
+        if task_type is not None and task_id is not None:
+            address = self._cluster_spec.task_address(task_type, task_id)
+        return with_protocol(address, rpc_layer or self._rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """The accelerators that were given; the arguments are there for the sake of tf.distribute."""
+        return dict(self._num_accelerators or {})
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment."""
+        return self._environment
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol in `master`."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer

@@ -1,0 +1,279 @@
+"""The tasks of a Slurm step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from mpistrat.cluster_resolver import gpus, layout, slurm_job, slurm_step
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.variables import integer
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """The tasks that ``srun`` started, read from ``SLURM_*`` and nothing else.
+
+    Nodes and tasks are in Slurm's order. Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a
+    batch job these variables describe the launcher's daemons: there `resolve` finds the right ones.
+
+    Parameters
+    ----------
+    jobs : mapping, optional
+        The number of tasks of each job; by default all are ``"worker"``.
+    port_base : int
+        The port of the first task of a node; the next one has the next.
+    gpus_per_node, gpus_per_task : int, optional
+        By default what the step has on a node, divided evenly; 0 for a job without GPUs.
+    tasks_per_node : int or mapping, optional
+        The number of tasks of every node, or of each by name, instead of ``SLURM_STEP_TASKS_PER_NODE``.
+    auto_set_gpu : bool
+        Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` of this process to the GPUs of its task.
+    rpc_layer : str or None
+        The protocol in `master`.
+    environ : mapping, optional
+        The environment to read, and to set ``CUDA_VISIBLE_DEVICES`` in; by default that of this process.
+
+    Raises
+    ------
+    RuntimeError
+        If the environment lacks a variable (the text names it), there are more or fewer tasks than the jobs
+        need, or a node has fewer GPUs than its tasks need.
+    ValueError
+        If a variable has a value that cannot be read.
+    TypeError
+        If ``jobs`` or ``tasks_per_node`` is of another kind.
+
+    Examples
+    --------
+    >>> environ = {
+    ...     "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "tux[07-08]",
+    ...     "SLURM_STEP_TASKS_PER_NODE": "2,1", "CUDA_VISIBLE_DEVICES": "",
+    ... }
+    >>> resolver = SlurmClusterResolver({"ps": 1, "worker": 2}, environ=environ)
+    >>> resolver.cluster_spec()
+    ClusterSpec({'ps': ['tux07:8888'], 'worker': ['tux07:8889', 'tux08:8888']})
+    >>> resolver.get_task_info(), resolver.master()
+    (('worker', 1), 'grpc://tux08:8888')
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: MutableMapping[str, str] | None = None,
+    ):
+        self._environ = os.environ if environ is None else environ
+        self._port_base = port_base
+        self._auto_set_gpu = auto_set_gpu
+        self.rpc_layer = rpc_layer
+        self._tasks_per_node = _checked_tasks(tasks_per_node)
+        rank = slurm_step.own_rank(self._environ)
+        self._jobs = {"worker": slurm_step.num_tasks(self._environ)} if jobs is None else _checked_jobs(jobs)
+        self._step = slurm_step.read(self._environ, self._tasks_per_node)
+        self._visible = gpus.visible(self._environ)
+        self._gpus_per_node = gpus_per_node
+        self._gpus_per_task = gpus_per_task
+        self._check_tasks(jobs is None)
+        self._check_gpus()
+        self.task_type, self.task_id = self._task(rank)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The addresses of all tasks. With ``auto_set_gpu``, it also sets ``CUDA_VISIBLE_DEVICES``.
+
+        Raises
+        ------
+        RuntimeError
+            If the environment does not tell which task is on which node, as with ``--distribution=arbitrary``.
+        """
+        addresses = self.placement.addresses(self._port_base)
+        if addresses is None:
+            raise RuntimeError(
+                f"which task is on which node does not follow from the environment: {self._step.why}. "
+                "MpiClusterResolver(comm) asks MPI; SlurmClusterResolver(tasks_per_node={'node': tasks, ...}) is told"
+            )
+        cluster: dict[str, list[str]] = {}
+        start = 0
+        for job, count in sorted(self._jobs.items()):
+            cluster[job] = addresses[start : start + count]
+            start += count
+        if self._auto_set_gpu:
+            self._set_visible_gpus()
+        return ClusterSpec(cluster)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """The job of this process, and which of the job's tasks it is."""
+        return self.task_type, self.task_id
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, by default that of this one, with the protocol before it if there is one.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return with_protocol(
+            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
+        )
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """How many GPUs each task has; the arguments are there for the sake of tf.distribute."""
+        return {"GPU": self._gpus_of_task()}
+
+    @property
+    def placement(self) -> Placement:
+        """Where this task is among those of the step, and which variable says so."""
+        step, environ = self._step, self._environ
+        counts = slurm_step.COUNTS if self._tasks_per_node is None else "tasks_per_node"
+        sources = {
+            "launcher": slurm_step.SIZE,
+            "size": slurm_step.SIZE if environ.get(slurm_step.SIZE) else counts,
+            "rank": slurm_step.RANK,
+            "nodes": counts if isinstance(self._tasks_per_node, Mapping) else step.of_nodes,
+            "ranks_per_node": counts,
+            "node_of_rank": step.why,
+            "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else slurm_step.NODELIST,
+            "node": "SLURM_NODEID" if environ.get("SLURM_NODEID") else step.why,
+            "local_rank": "SLURM_LOCALID",
+            "local_size": counts,
+        }
+        local_rank = integer(environ, "SLURM_LOCALID")
+        if local_rank is None and step.node_of_rank is not None:
+            local_rank, sources["local_rank"] = self._local_rank(), step.why
+        local_size = None if step.node is None else step.counts[step.node]
+        on_node = self._gpus_per_node or self._on_node()
+        own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
+        job = slurm_job.job(environ)
+        allocation = slurm_job.nodes_of_job(environ)
+        return Placement(
+            "srun",
+            sum(step.counts),
+            step.rank,
+            nodes=step.nodes,
+            node=step.node,
+            host=None if step.node is None else step.nodes[step.node],
+            local_rank=local_rank,
+            local_size=local_size,
+            ranks_per_node=step.counts,
+            node_of_rank=step.node_of_rank,
+            allocation=allocation and allocation[0],
+            gpus=own.gpus,
+            gpu=own.gpu,
+            device=own.device,
+            gpus_per_rank=own.number,
+            job=job and job[0],
+            sources={
+                **sources,
+                **of_gpus,
+                "job": job[1] if job else "",
+                "allocation": allocation[1] if allocation else "",
+            },
+        )
+
+    def _task(self, rank: int) -> tuple[str | None, int | None]:
+        start = 0
+        for job, count in sorted(self._jobs.items()):
+            if start <= rank < start + count:
+                return job, rank - start
+            start += count
+        return None, None
+
+    def _check_tasks(self, by_default: bool) -> None:
+        wanted, there = sum(self._jobs.values()), sum(self._step.counts)
+        if wanted == there:
+            return
+        names = "tasks_per_node" if self._tasks_per_node is not None else slurm_step.COUNTS
+        if by_default:
+            raise RuntimeError(
+                f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: they are not of the same step"
+            )
+        raise RuntimeError(
+            f"jobs={self._jobs} need {wanted} tasks, but the step has {there} according to {names}: start it with "
+            f"`srun --ntasks={wanted}`, or give other jobs"
+        )
+
+    def _check_gpus(self) -> None:
+        if self._gpus_per_task is None:
+            return
+        most, there = max(self._step.counts, default=0), self._gpus_of_node()
+        if most * self._gpus_per_task > there:
+            raise RuntimeError(
+                f"gpus_per_task={self._gpus_per_task} needs {most * self._gpus_per_task} GPUs on a node with {most} "
+                f"tasks, but it has {there}: start fewer tasks per node, or ask for more GPUs (--gpus-per-node)"
+            )
+
+    def _on_node(self) -> int | None:
+        return integer(self._environ, "SLURM_GPUS_ON_NODE")
+
+    def _gpus_of_node(self) -> int:
+        """What the step has on this node. A task may see fewer: then the others are for the others."""
+        if self._gpus_per_node is None:
+            self._gpus_per_node = max(gpus.count(self._environ), self._on_node() or 0)
+        return self._gpus_per_node
+
+    def _gpus_of_task(self) -> int:
+        if self._gpus_per_task is None:
+            seen, there = self._visible, self._on_node()
+            if self._gpus_per_node is None and seen is not None and len(seen.ids) < (there or 0):
+                self._gpus_per_task = len(seen.ids)  # Slurm has dealt them out
+            else:
+                self._gpus_per_task = self._gpus_of_node() // max(self._step.counts, default=1)
+        return self._gpus_per_task
+
+    def _local_rank(self) -> int:
+        where = self._step.node_of_rank
+        assert where is not None
+        return layout.ranks_on(where, where[self._step.rank]).index(self._step.rank)
+
+    def _set_visible_gpus(self) -> None:
+        number = self._gpus_of_task()
+        if number == 0:
+            return
+        if self._visible is None:
+            ids = tuple(map(str, range(self._gpus_of_node())))
+        else:
+            ids = self._visible.ids
+        if len(ids) <= number:  # they are dealt out already
+            return
+        first = self._local_rank() * number
+        own = ids[first : first + number]
+        if len(own) < number:
+            raise RuntimeError(
+                f"GPUs {first} to {first + number - 1} of the node are for task {self._step.rank}, but "
+                f"CUDA_VISIBLE_DEVICES={','.join(ids)} has only {len(ids)}: give gpus_per_node and gpus_per_task "
+                "that fit, or auto_set_gpu=False"
+            )
+        self._environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+
+
+def _checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(jobs, Mapping):
+        raise TypeError(f"jobs is a dict from names to numbers of tasks, not {jobs!r}")
+    return {job: int(count) for job, count in jobs.items()}
+
+
+def _checked_tasks(tasks_per_node: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:
+    if tasks_per_node is None or isinstance(tasks_per_node, Mapping):
+        return tasks_per_node
+    try:
+        return int(tasks_per_node)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"tasks_per_node is a number, or a dict from nodes to numbers, not {tasks_per_node!r}"
+        ) from None

@@ -1,0 +1,66 @@
+"""What Slurm tells of the job as a whole, which is also right for ranks that mpirun started inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpistrat.cluster_resolver.allocation import Allocation
+from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
+from mpistrat.cluster_resolver.slurm_step import GROUPS, NODELIST, groups
+from mpistrat.cluster_resolver.variables import integer, parsed
+
+
+def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The name of the job, and the variables it was read from; None outside of Slurm.
+
+    Examples
+    --------
+    >>> job({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"})
+    ('12_3', 'SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID')
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return f"{array}_{task}", "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID"
+    name = next((name for name in ("SLURM_JOB_ID", "SLURM_JOBID") if environ.get(name)), None)
+    return None if name is None else (environ[name], name)
+
+
+def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | None:
+    """All nodes of the job, and where they were read from."""
+    parts = groups(environ)
+    if parts:
+        return tuple(host for part in parts for host in part), GROUPS
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        hosts = parsed(environ, name, expand_hostlist)
+        if hosts:
+            return tuple(hosts), name
+    return None
+
+
+def allocations(environ: Mapping[str, str]) -> list[Allocation]:
+    """The nodes on which mpirun may have put ranks, the surest list first."""
+    hosts = parsed(environ, "SLURM_JOB_NODELIST", expand_hostlist)
+    if not hosts:
+        return []
+    slots, of_slots = _slots(environ, len(hosts))
+    found = []
+    if environ.get("SLURM_EXTERNAL_LAUNCHER"):
+        # The step is that of mpiexec's proxies (MPICH, Intel MPI): it has just the nodes with ranks.
+        step = parsed(environ, NODELIST, expand_hostlist)
+        if step and set(step) <= set(hosts):
+            there = tuple(slots[hosts.index(host)] for host in step) if slots else None
+            found.append(Allocation(tuple(step), NODELIST, there, of_slots, all_used=True))
+    return [*found, Allocation(tuple(hosts), "SLURM_JOB_NODELIST", slots, of_slots)]
+
+
+def _slots(environ: Mapping[str, str], nodes: int) -> tuple[tuple[int, ...] | None, str]:
+    """How many ranks mpirun starts on each node: the tasks that were asked for, or what the CPUs allow."""
+    if "SLURM_STEP_ID" not in environ:  # the batch script's; elsewhere the name is that of the daemons' step
+        tasks = parsed(environ, "SLURM_TASKS_PER_NODE", expand_counts)
+        if tasks and len(tasks) == nodes:
+            return tuple(tasks), "SLURM_TASKS_PER_NODE"
+    cpus = parsed(environ, "SLURM_JOB_CPUS_PER_NODE", expand_counts)
+    if not cpus or len(cpus) != nodes:
+        return None, ""
+    each = integer(environ, "SLURM_CPUS_PER_TASK") or 1
+    return tuple(count // each for count in cpus), "SLURM_JOB_CPUS_PER_NODE"

@@ -1,0 +1,271 @@
+"""What Slurm tells a task about its step: tasks, nodes, and which tasks are where.
+
+Only ``SLURM_STEP_*`` and the variables of the task itself are true inside a step. ``SLURM_NODELIST``,
+``SLURM_JOB_*`` and ``SLURM_NTASKS_PER_NODE`` are those of the job, also where the step is smaller; so is
+``SLURM_NNODES`` in a batch script. Of heterogeneous steps, ``SLURM_STEP_NODELIST`` and
+``SLURM_STEP_TASKS_PER_NODE`` are sorted by name, while tasks and ``SLURM_NODEID`` follow the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpistrat.cluster_resolver import layout
+from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
+from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
+
+_SRUN = "srun sets it for every task that it starts; is this program started by srun?"
+NODELIST = "SLURM_STEP_NODELIST"
+COUNTS = "SLURM_STEP_TASKS_PER_NODE"
+SIZE = "SLURM_STEP_NUM_TASKS"
+RANK = "SLURM_PROCID"
+GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
+_JOB_NODELIST = "SLURM_JOB_NODELIST"
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tasks of a step and their nodes.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        In the order in which Slurm numbers them.
+    counts : tuple of int
+        How many tasks each has.
+    rank : int
+        Which task this is.
+    node : int or None
+        Which node it is on.
+    node_of_rank : tuple of int or None
+        On which node each task is; None if the environment does not tell.
+    why : str
+        What ``node_of_rank`` follows from, or why it is None.
+    of_nodes : str
+        Where names and order of the nodes are from.
+    """
+
+    nodes: tuple[str, ...]
+    counts: tuple[int, ...]
+    rank: int
+    node: int | None
+    node_of_rank: tuple[int, ...] | None
+    why: str
+    of_nodes: str
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """Which task of its step this is.
+
+    Raises
+    ------
+    RuntimeError
+        If the environment does not tell.
+    """
+    required(environ, RANK, _SRUN)
+    rank = integer(environ, RANK)
+    assert rank is not None
+    return rank
+
+
+def num_tasks(environ: Mapping[str, str]) -> int:
+    """How many tasks the step has.
+
+    Raises
+    ------
+    RuntimeError
+        If the environment does not tell.
+    """
+    required(environ, SIZE, _SRUN)
+    size = integer(environ, SIZE)
+    assert size is not None
+    return size
+
+
+def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
+    """The step that a task is in.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment of the task.
+    tasks_per_node : mapping or int, optional
+        How many tasks each node has, instead of what the environment says.
+
+    Raises
+    ------
+    RuntimeError
+        If the environment lacks a variable, or one contradicts another.
+    ValueError
+        If a variable has a value that cannot be read.
+    """
+    rank = own_rank(environ)
+    why = left_over(environ) if tasks_per_node is None else None
+    if why is not None:
+        raise RuntimeError(
+            f"the variables of the step are those of another job: {why}. They were handed on by sbatch, which was "
+            "called inside that job; start the tasks with srun, or submit from a fresh shell"
+        )
+    parts: list[list[str]] = []
+    if isinstance(tasks_per_node, Mapping):
+        nodes, counts = tuple(tasks_per_node), tuple(map(int, tasks_per_node.values()))
+    else:
+        nodes = _hosts(environ, NODELIST)
+        if tasks_per_node is None:
+            required(environ, COUNTS, _SRUN)
+            counts = tuple(parsed(environ, COUNTS, expand_counts) or ())
+            parts = _groups_of_step(environ, nodes)
+            nodes, counts = _in_order_of(parts, nodes, counts)
+        else:
+            counts = (int(tasks_per_node),) * len(nodes)
+    if len(nodes) != len(counts):
+        raise RuntimeError(
+            f"{NODELIST}={environ[NODELIST]} names {len(nodes)} nodes, but "
+            f"{COUNTS}={environ[COUNTS]} has {len(counts)} counts: they are not of the same step"
+        )
+    if rank >= sum(counts):
+        said = COUNTS if tasks_per_node is None else "tasks_per_node"
+        raise RuntimeError(
+            f"{RANK}={rank}, but there are {sum(counts)} tasks according to {said}: was this program started "
+            "by mpirun? Then `resolve()` finds the right variables"
+        )
+    node = position_of(environ.get("SLURMD_NODENAME"), nodes)
+    if node is None:
+        node = integer(environ, "SLURM_NODEID")
+        node = node if node is None or node < len(nodes) else None
+    sizes = [len(part) for part in parts] or [len(nodes)]
+    where, why = _layout(environ, nodes, counts, sizes)
+    gtids = environ.get("SLURM_GTIDS", "")
+    if where is not None and tasks_per_node is None and node is not None and gtids:
+        expected = ",".join(map(str, layout.ranks_on(where, node)))
+        if expected != gtids:
+            why = f"{why} would put tasks {expected} on {nodes[node]}, but SLURM_GTIDS={gtids}"
+            where = None
+    if where is not None and node is None:
+        node = where[rank]
+    of_nodes = f"{NODELIST}, {GROUPS}" if len(parts) > 1 else NODELIST
+    return Step(nodes, counts, rank, node, None if where is None else tuple(where), why, of_nodes)
+
+
+def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    required(environ, name, _SRUN)
+    return tuple(parsed(environ, name, expand_hostlist) or ())
+
+
+def gpus_on_node(environ: Mapping[str, str], rank: int, size: int) -> int | None:
+    """How many GPUs the step has on this node; None if the ranks are not the tasks of the step."""
+    if environ.get(RANK) != str(rank) or environ.get(SIZE) != str(size):
+        return None
+    return integer(environ, "SLURM_GPUS_ON_NODE")
+
+
+def left_over(environ: Mapping[str, str]) -> str | None:
+    """What shows that the variables of the step are another job's; None if nothing does.
+
+    ``sbatch`` hands on the environment it is called in, also that of a step (``srun --pty bash``, say), and does
+    not clear it: the batch script then sees a step that it is not in.
+    """
+    nodes, of_job = (
+        parsed(environ, NODELIST, expand_hostlist),
+        parsed(environ, _JOB_NODELIST, expand_hostlist),
+    )
+    if nodes and of_job and not set(nodes) <= set(of_job):
+        return f"{NODELIST}={environ[NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
+    both = ((SIZE, "SLURM_NTASKS"), (COUNTS, "SLURM_TASKS_PER_NODE"))  # equal in a step
+    if all(environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both):
+        return ", ".join(f"{own}={environ[own]} but {job}={environ[job]}" for own, job in both)
+    return None
+
+
+def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The nodes of each group of a heterogeneous job; empty for other jobs."""
+    found = []
+    for number in range(integer(environ, "SLURM_HET_SIZE") or 0):
+        # srun writes the first name in a job of its own, sbatch both.
+        for name in (f"SLURM_JOB_NODELIST_PACK_GROUP_{number}", f"SLURM_JOB_NODELIST_HET_GROUP_{number}"):
+            hosts = parsed(environ, name, expand_hostlist)
+            if hosts:
+                found.append(tuple(hosts))
+                break
+    return found
+
+
+def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[list[str]]:
+    """The step's nodes by group; one group if the groups do not say."""
+    parts = [[host for host in group if host in nodes] for group in groups(environ)]
+    parts = [part for part in parts if part]
+    if sorted(host for part in parts for host in part) != sorted(nodes):
+        return [list(nodes)]
+    return parts
+
+
+def _in_order_of(
+    parts: list[list[str]], nodes: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Nodes and counts in the order in which Slurm numbers the nodes."""
+    if len(nodes) != len(counts) or len(parts) == 1:
+        return nodes, counts
+    count_of = dict(zip(nodes, counts, strict=True))
+    ordered = [host for part in parts for host in part]
+    return tuple(ordered), tuple(count_of[host] for host in ordered)
+
+
+def _layout(
+    environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...], sizes: list[int]
+) -> tuple[list[int] | None, str]:
+    """On which node each task is, and what that follows from; ``sizes`` are those of the groups of nodes."""
+    text = environ.get("SLURM_DISTRIBUTION", "")
+    kind = text.split(":")[0].split(",")[0].lower()
+    why = f"SLURM_DISTRIBUTION={text}" if text else "Slurm's default distribution, block"
+    if kind == "arbitrary":
+        return _from_hostfile(environ, nodes, counts)
+    planesize = integer(environ, "SLURM_DIST_PLANESIZE")
+    where: list[int] = []
+    start = 0
+    for size in sizes:
+        here = counts[start : start + size]
+        if kind == "plane" and planesize:
+            dealt = layout.plane(here, planesize)
+        elif kind == "cyclic":
+            dealt = layout.cyclic(here)
+        else:
+            dealt = layout.block(here)
+        where += [start + node for node in dealt]
+        start += size
+    return where, why
+
+
+def _from_hostfile(
+    environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[list[int] | None, str]:
+    """The order of ``--distribution=arbitrary``, which stands in a file alone."""
+    path = environ.get("SLURM_HOSTFILE", "")
+    if not path:
+        return None, "SLURM_DISTRIBUTION=arbitrary, and SLURM_HOSTFILE, which has the order, is not set"
+    why = f"SLURM_HOSTFILE={path}"
+    try:
+        hosts = hosts_of_file(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        return None, f"{why} has the order, but cannot be read: {error}"
+    where = [nodes.index(host) for host in hosts[: sum(counts)] if host in nodes]
+    if [where.count(node) for node in range(len(nodes))] != list(counts):
+        return None, f"{why} does not name each node as often as it has tasks"
+    return where, why
+
+
+def hosts_of_file(text: str) -> list[str]:
+    """The hosts of a file for ``SLURM_HOSTFILE``: lists of hosts, one after the other, ``node*3`` for three times.
+
+    Examples
+    --------
+    >>> hosts_of_file("node1*2  # twice" + chr(10) + "node[2-3],node1")
+    ['node1', 'node1', 'node2', 'node3', 'node1']
+    """
+    hosts: list[str] = []
+    for line in text.splitlines():
+        entry = line.partition("#")[0].strip()
+        names, _, times = entry.partition("*")
+        hosts += expand_hostlist(names.strip()) * (int(times) if times else 1)
+    return hosts

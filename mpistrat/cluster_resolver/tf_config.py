@@ -1,0 +1,149 @@
+"""The cluster that the environment variable TF_CONFIG names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """The cluster that ``TF_CONFIG`` names, read anew each time that it is asked.
+
+    The variable holds JSON: ``{"cluster": {"worker": ["a:8888", "b:8888"]}, "task": {"type": "worker", "index":
+    1}}``, and may have ``rpc_layer`` and ``session_master``.
+
+    Parameters
+    ----------
+    task_type, task_id, rpc_layer : optional
+        Instead of those in the variable.
+    environment : str, optional
+        The name of the environment.
+    environ : mapping, optional
+        The environment to read; by default that of this process.
+
+    Examples
+    --------
+    >>> environ = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'}
+    >>> resolver = TFConfigClusterResolver(rpc_layer="grpc", environ=environ)
+    >>> resolver.task_id, resolver.master()
+    (1, 'grpc://b:1')
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        self._environ = os.environ if environ is None else environ
+        self._environment = environment
+        self._rpc_layer = rpc_layer
+        self.task_type = task_type
+        self.task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster in the variable, empty if it names none.
+
+        Raises
+        ------
+        ValueError
+            If the variable holds no JSON object.
+        """
+        return ClusterSpec(config(self._environ).get("cluster", {}))
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, by default that of this one; empty if it is the only one.
+
+        The variable's ``session_master`` comes first.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        session_master = config(self._environ).get("session_master")
+        if session_master is not None:
+            return str(session_master)
+        cluster = self.cluster_spec()
+        if sum(map(cluster.num_tasks, cluster.jobs)) <= 1:
+            return ""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            raise ValueError(
+                f'TF_CONFIG has tasks of {cluster.jobs}, but no "task" that says which of them this process is; '
+                "add it, or give task_type and task_id"
+            )
+        return with_protocol(
+            cluster.task_address(task_type, task_id), self.rpc_layer if rpc_layer is None else rpc_layer
+        )
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment."""
+        return self._environment
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol in `master`."""
+        return config(self._environ).get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process."""
+        own = _task(self._environ).get("type") if self._task_type is None else self._task_type
+        return None if own is None else str(own)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Which of the job's tasks this process is."""
+        own = _task(self._environ).get("index") if self._task_id is None else self._task_id
+        return None if own is None else int(own)
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+
+def config(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What ``TF_CONFIG`` holds, an empty dict if it is not set.
+
+    Raises
+    ------
+    ValueError
+        If it holds no JSON object.
+    """
+    text = environ.get("TF_CONFIG", "")
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise json.JSONDecodeError(
+            f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"TF_CONFIG must be a JSON object with the keys 'cluster' and 'task', not {text!r}")
+    return found
+
+
+def _task(environ: Mapping[str, str]) -> dict[str, Any]:
+    return config(environ).get("task") or {}

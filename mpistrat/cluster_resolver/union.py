@@ -1,0 +1,134 @@
+"""Several resolvers as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+
+
+class UnionResolver(ClusterResolver):
+    """The tasks of several resolvers. The first one decides who this process is.
+
+    A job that several have gets the tasks of all, one resolver after the other. If one of them leaves numbers
+    out, all keep their own numbers.
+
+    Parameters
+    ----------
+    *resolvers : ClusterResolver
+        The resolvers.
+    rpc_layer, task_type, task_id : optional
+        Instead of those of the first resolver. As in tf.distribute, a ``task_id`` of 0 counts as not given.
+
+    Raises
+    ------
+    ValueError
+        If there are no resolvers.
+    TypeError
+        If one is none.
+
+    Examples
+    --------
+    >>> from mpistrat.cluster_resolver import SimpleClusterResolver
+    >>> union = UnionResolver(
+    ...     SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0),
+    ...     SimpleClusterResolver(ClusterSpec({"worker": ["b:1"], "ps": ["c:1"]})),
+    ... )
+    >>> union.cluster_spec()
+    ClusterSpec({'worker': ['a:1', 'b:1'], 'ps': ['c:1']})
+    """
+
+    def __init__(
+        self,
+        *resolvers: ClusterResolver,
+        rpc_layer: str | None = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ):
+        if not resolvers:
+            raise ValueError("UnionResolver needs at least one resolver")
+        for resolver in resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(f"UnionResolver takes cluster resolvers, not {resolver!r}")
+        self._resolvers = resolvers
+        self._rpc_layer = rpc_layer
+        self.task_type = task_type
+        self.task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of all resolvers.
+
+        Raises
+        ------
+        KeyError
+            If two resolvers have a task of the same number in a job where numbers are kept.
+        """
+        clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
+        numbered = {job for cluster in clusters for job, tasks in cluster.items() if isinstance(tasks, dict)}
+        merged: dict[str, Any] = {}
+        for cluster in clusters:
+            for job, tasks in cluster.items():
+                if job not in numbered:
+                    merged.setdefault(job, []).extend(tasks)
+                    continue
+                own = tasks if isinstance(tasks, dict) else dict(enumerate(tasks))
+                there = merged.setdefault(job, {})
+                twice = sorted(set(own) & set(there))
+                if twice:
+                    raise KeyError(f"job {job!r} has tasks {twice} in more than one of the resolvers")
+                there.update(own)
+        return ClusterSpec(merged)
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task; without one, the master of the first resolver.
+
+        Raises
+        ------
+        ValueError
+            If there is no such task.
+        """
+        if task_type is not None and task_id is not None:
+            address = self.cluster_spec().task_address(task_type, task_id)
+            return with_protocol(address, rpc_layer or self._rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """What the first resolver says."""
+        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the first resolver's environment."""
+        return self._resolvers[0].environment
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol in `master`."""
+        return self._rpc_layer or getattr(self._resolvers[0], "rpc_layer", None)
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process."""
+        return self._task_type or self._resolvers[0].task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Which of the job's tasks this process is."""
+        return self._task_id or self._resolvers[0].task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id

@@ -1,0 +1,281 @@
+"""The resolver for steps of Slurm: jobs, ports, GPUs, and variables that are missing or wrong."""
+
+import os
+
+import pytest
+from recorded import recorded
+
+from mpistrat.cluster_resolver import SlurmClusterResolver
+
+STEP = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "tux[07-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+GPUS = {**STEP, "CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    """``nvidia_smi(text, status)``: a PATH with such a program that prints this and ends with that status."""
+
+    def make(text, status=0):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho '{text}'\nexit {status}\n")
+        program.chmod(0o755)
+        return str(tmp_path)
+
+    return make
+
+
+def own(environ, *arguments, **keywords):
+    return SlurmClusterResolver(*arguments, environ=dict(environ), **keywords)
+
+
+class TestJobs:
+    def test_take_ranks_in_the_order_of_their_names(self):
+        resolver = own(STEP, {"worker": 3, "ps": 1}, 5000)
+        assert (resolver.task_type, resolver.task_id) == resolver.get_task_info() == ("worker", 2)
+        assert resolver.cluster_spec().as_dict() == {
+            "ps": ["tux07:5000"],
+            "worker": ["tux07:5001", "tux08:5000", "tux08:5001"],
+        }
+        assert resolver.master() == "grpc://tux08:5001"
+        assert resolver.master("ps", 0, "mpi") == "mpi://tux07:5000"
+        resolver.rpc_layer = None
+        assert resolver.master("ps", 0) == "tux07:5000"
+
+    def test_environment_is_that_of_this_process(self, monkeypatch):
+        for name, value in GPUS.items():
+            monkeypatch.setenv(name, value)
+        resolver = SlurmClusterResolver()
+        assert resolver.get_task_info() == ("worker", 3)
+        resolver.cluster_spec()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+    def test_nodes_are_in_the_order_of_slurm(self):
+        environ = {**STEP, "SLURM_STEP_NODELIST": "n10,n2", "SLURM_STEP_TASKS_PER_NODE": "1,3"}
+        assert own(environ).cluster_spec().as_dict()["worker"][:2] == ["n10:8888", "n2:8888"]
+
+    @pytest.mark.parametrize("jobs", [{"worker": 3}, {"worker": 5}, {"ps": 1, "worker": 2}])
+    def test_must_add_up(self, jobs):
+        with pytest.raises(RuntimeError, match=f"need {sum(jobs.values())} tasks, but the step has 4"):
+            own(STEP, jobs)
+
+    def test_need_no_number_of_tasks(self):
+        environ = {name: value for name, value in STEP.items() if name != "SLURM_STEP_NUM_TASKS"}
+        assert own(environ, {"worker": 4}).task_id == 3
+
+    def test_are_a_dict(self):
+        with pytest.raises(TypeError, match="jobs is a dict"):
+            own(STEP, ["worker"])
+
+    def test_unknown_task(self):
+        with pytest.raises(ValueError, match="has no task 9"):
+            own(STEP).master("worker", 9)
+
+
+class TestTasksPerNode:
+    def test_number(self):
+        environ = {name: value for name, value in STEP.items() if "TASKS_PER" not in name}
+        assert own(environ, tasks_per_node=2).cluster_spec().num_tasks("worker") == 4
+        with pytest.raises(RuntimeError, match="SLURM_STEP_NUM_TASKS=4, but tasks_per_node adds up to 6"):
+            own(environ, tasks_per_node=3)
+
+    def test_by_name(self):
+        environ = {"SLURM_PROCID": "1"}
+        resolver = own(environ, {"worker": 3}, tasks_per_node={"n2": 1, "n10": 2})
+        assert resolver.cluster_spec().as_dict() == {"worker": ["n2:8888", "n10:8888", "n10:8889"]}
+        placement = resolver.placement
+        assert (placement.node, placement.host, placement.local_rank) == (1, "n10", 0)
+        assert placement.sources["nodes"] == "tasks_per_node"
+
+    def test_wrong_kind(self):
+        with pytest.raises(TypeError, match="tasks_per_node is a number"):
+            own(STEP, tasks_per_node=[2, 2])
+
+
+class TestVariables:
+    @pytest.mark.parametrize("missing", STEP)
+    @pytest.mark.parametrize("left", [None, ""])
+    def test_missing(self, missing, left):
+        environ = {name: left if name == missing else value for name, value in STEP.items()}
+        with pytest.raises(RuntimeError, match=f"{missing} is (not set|empty): srun sets it"):
+            own({name: value for name, value in environ.items() if value is not None})
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("SLURM_PROCID", "x", "SLURM_PROCID must be a number"),
+            ("SLURM_STEP_NUM_TASKS", "-1", "SLURM_STEP_NUM_TASKS must be a number"),
+            ("SLURM_STEP_NODELIST", "tux[07-08", "SLURM_STEP_NODELIST cannot be read.*at position 3"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x2", "SLURM_STEP_TASKS_PER_NODE cannot be read.*at position 1"),
+        ],
+    )
+    def test_unreadable(self, name, value, text):
+        with pytest.raises(ValueError, match=text):
+            own({**STEP, name: value})
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"SLURM_STEP_NODELIST": "a,b,c"}, "names 3 nodes, but SLURM_STEP_TASKS_PER_NODE=.*2 counts"),
+            (
+                {"SLURM_STEP_NUM_TASKS": "5"},
+                "SLURM_STEP_NUM_TASKS=5, but SLURM_STEP_TASKS_PER_NODE adds up to 4",
+            ),
+            ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but there are 4 tasks"),
+        ],
+    )
+    def test_contradictory(self, changes, text):
+        with pytest.raises(RuntimeError, match=text):
+            own({**STEP, **changes})
+
+    def test_step_of_another_job(self):
+        with pytest.raises(
+            RuntimeError, match=r"those of another job.*SLURM_STEP_NODELIST=node.0-1. is not part of"
+        ):
+            own(recorded("left-over-step", 0))
+        same_nodes = {**recorded("left-over-step", 0), "SLURM_JOB_NODELIST": "node[0-2]"}
+        with pytest.raises(RuntimeError, match="SLURM_STEP_NUM_TASKS=2 but SLURM_NTASKS=1"):
+            own(same_nodes)
+
+
+class TestDistributions:
+    def test_of_a_file(self, tmp_path):
+        file = tmp_path / "hosts"
+        file.write_text("node1\nnode0\n# a comment\nnode1\nnode[2,0]\nnode0\n")
+        for rank in range(5):
+            resolver = own({**recorded("arbitrary", rank), "SLURM_HOSTFILE": str(file)})
+            assert resolver.placement.node_of_rank == (1, 0, 1, 2, 0)
+            assert resolver.placement.ranks_by_node == ((0, 2), (1, 4), (3,))
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [("node0*5", "as often as it has tasks"), ("n[", "cannot be read"), (None, "cannot be read")],
+    )
+    def test_of_a_wrong_file(self, text, why, tmp_path):
+        file = tmp_path / "hosts"
+        if text is not None:
+            file.write_text(text)
+        resolver = own({**recorded("arbitrary", 1), "SLURM_HOSTFILE": str(file)})
+        assert (resolver.placement.rank, resolver.placement.local_rank) == (1, 0)
+        with pytest.raises(RuntimeError, match=why):
+            resolver.cluster_spec()
+
+    def test_that_is_not_what_slurm_did(self):
+        """The list of this node's tasks is what counts."""
+        resolver = own({**recorded("cyclic", 3), "SLURM_DISTRIBUTION": "block"})
+        assert (resolver.placement.node, resolver.placement.local_rank) == (0, 1)
+        with pytest.raises(RuntimeError, match="would put tasks 0,1 on node0, but SLURM_GTIDS=0,3"):
+            resolver.cluster_spec()
+        assert own(recorded("cyclic", 3), tasks_per_node=2).cluster_spec()
+
+    @pytest.mark.parametrize("text", ["block", "block:cyclic", "block,nopack", "pack", "unknown", ""])
+    def test_like_block(self, text):
+        assert own({**recorded("even", 3), "SLURM_DISTRIBUTION": text}).placement.node_of_rank == (
+            0,
+            0,
+            1,
+            1,
+            2,
+            2,
+        )
+
+    @pytest.mark.parametrize("text", ["cyclic:block", "cyclic,pack"])
+    def test_like_cyclic(self, text):
+        placement = own({**recorded("cyclic", 4), "SLURM_DISTRIBUTION": text}).placement
+        assert placement.node_of_rank == (0, 1, 2, 0, 1, 2)
+
+
+class TestGpus:
+    def test_of_the_task_are_set(self):
+        environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+        resolver = SlurmClusterResolver(environ=environ)
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+        for _ in range(2):
+            resolver.cluster_spec()
+            assert environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+            assert (resolver.placement.gpu, resolver.placement.device) == ("2", "cuda:0")
+        SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2, environ=environ).cluster_spec()
+        assert environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+    def test_are_those_that_the_process_was_given(self):
+        environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "5,MIG-6f4b"}
+        SlurmClusterResolver(environ=environ).cluster_spec()
+        assert environ["CUDA_VISIBLE_DEVICES"] == "MIG-6f4b"
+
+    def test_are_numbered_if_nothing_is_set(self):
+        environ = dict(STEP)
+        SlurmClusterResolver(gpus_per_node=4, environ=environ).cluster_spec()
+        assert environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+    def test_are_left_alone(self):
+        environ = dict(GPUS)
+        SlurmClusterResolver(auto_set_gpu=False, environ=environ).cluster_spec()
+        assert environ == GPUS
+
+    @pytest.mark.parametrize("folder", ["gpus-per-task", "gpu-bind-single"])
+    def test_that_slurm_dealt_out_are_left_alone(self, folder):
+        for rank in range(4):
+            environ = recorded(folder, rank)
+            resolver = SlurmClusterResolver(environ=environ)
+            assert resolver.num_accelerators() == {"GPU": 1}
+            resolver.cluster_spec()
+            assert environ == recorded(folder, rank)
+
+    def test_that_all_tasks_see_are_divided(self):
+        for rank in range(4):
+            environ = recorded("gpus-per-node", rank)
+            SlurmClusterResolver(environ=environ).cluster_spec()
+            assert environ["CUDA_VISIBLE_DEVICES"] == str(rank % 2)
+
+    @pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
+    def test_of_a_job_without(self, hidden):
+        environ = {**STEP, "CUDA_VISIBLE_DEVICES": hidden}
+        resolver = SlurmClusterResolver(environ=environ)
+        assert resolver.num_accelerators() == {"GPU": 0}
+        assert resolver.cluster_spec().num_tasks("worker") == 4
+        assert environ["CUDA_VISIBLE_DEVICES"] == hidden
+        assert (resolver.placement.gpus, resolver.placement.device) == ((), "cpu:0")
+
+    def test_of_another_maker(self):
+        placement = own({**STEP, "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "4,5"}).placement
+        assert (placement.gpu, placement.device, placement.sources["gpus"]) == (
+            "5",
+            "cuda:1",
+            "ROCR_VISIBLE_DEVICES",
+        )
+
+    def test_fewer_than_tasks(self):
+        environ = {**STEP, "CUDA_VISIBLE_DEVICES": "7"}
+        resolver = SlurmClusterResolver(environ=environ)
+        assert resolver.num_accelerators() == {"GPU": 0}
+        assert (resolver.placement.gpu, resolver.placement.device) == ("7", "cuda:0")
+
+    @pytest.mark.parametrize("given", [{}, {"gpus_per_node": 2}])
+    def test_too_few(self, given):
+        with pytest.raises(
+            RuntimeError, match="gpus_per_task=2 needs 4 GPUs on a node with 2 tasks, but it has 2"
+        ):
+            own(GPUS, gpus_per_task=2, **given)
+
+    def test_of_node_and_of_variable_disagree(self):
+        environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "0,1,2"}
+        with pytest.raises(
+            RuntimeError, match="GPUs 2 to 3 of the node are for task 3, but CUDA_VISIBLE_DEVICES"
+        ):
+            own(environ, gpus_per_node=4).cluster_spec()
+
+    def test_are_counted(self, nvidia_smi):
+        environ = {**STEP, "PATH": nvidia_smi("GPU 0: x\nGPU 1: y\n  MIG 1g\nGPU 2: x\nGPU 3: x")}
+        assert own(environ).num_accelerators() == {"GPU": 2}
+
+    def test_no_program_to_count_them(self, tmp_path):
+        assert own({**STEP, "PATH": str(tmp_path)}).num_accelerators() == {"GPU": 0}
+
+    def test_program_to_count_them_fails(self, nvidia_smi):
+        resolver = own({**STEP, "PATH": nvidia_smi("no driver", 9)})
+        with pytest.raises(RuntimeError, match="ended with status 9: no driver"):
+            resolver.num_accelerators()
