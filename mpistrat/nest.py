@@ -68,6 +68,11 @@ def describe(structure: Any) -> str | None:
     return str(optree.tree_structure(structure, namespace=_NAMESPACE))
 
 
+def holds(leaves: list[Any], kind: type) -> bool:
+    """Whether one of the leaves is an instance of a class."""
+    return any([issubclass(each, kind) for each in set(map(type, leaves))])
+
+
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     """``fn`` applied to the leaves of one structure or, side by side, of several equal ones.
 

@@ -245,6 +245,11 @@ class StrategyExtended:
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return self._ops.all_reduce(op, values, self._merge(options))
 
+    def _flatten(self, name: str, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+        if nest.is_nested(value):
+            self._agree_on_structure(name, value)
+        return nest.flatten(value)
+
     def _agree_on_structure(self, name: str, value: Any) -> None:
         """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
         words = nest.describe(value)

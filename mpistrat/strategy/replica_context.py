@@ -143,9 +143,8 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        self._strategy.extended._agree_on_structure("all_reduce", value)
-        leaves, rebuild = nest.flatten(value)
-        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+        leaves, rebuild = self._strategy.extended._flatten("all_reduce", value)
+        if nest.holds(leaves, DistributedValues):
             leaves = [_own(op, leaf) for leaf in leaves]
         return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
 

@@ -234,11 +234,10 @@ class Strategy(FormerNames):
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is not None:
             return self._reduce_axis(op, value, axis)
-        self._extended._agree_on_structure("all_reduce", value)
-        leaves, rebuild = nest.flatten(value)
+        leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value
-        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+        if not nest.holds(leaves, DistributedValues):
             return rebuild(self._extended._all_reduce(op, leaves, None))
         values = [reducible(op, leaf) for leaf in leaves]
         todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
