@@ -1,0 +1,82 @@
+"""How a measurement comes to run under several ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from mpistrat.runtime.launch import started_tasks, without_launcher
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+def parser(subject: str, description: str, repetitions: int) -> argparse.ArgumentParser:
+    """A parser of the arguments that all subjects take."""
+    parser = argparse.ArgumentParser(prog=f"mpistrat bench {subject}", description=description)
+    parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
+    parser.add_argument(
+        "--repetitions", type=positive, default=repetitions, help="measurements of each way (%(default)s)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
+    parser.add_argument(
+        "--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})"
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="measure the ranks that run this command, launch none"
+    )
+    return parser
+
+
+def positive(text: str) -> int:
+    """An argument that is a positive number."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, not {number}")
+    return number
+
+
+def under_several_ranks() -> bool:
+    """Whether a launcher started this process together with others."""
+    started = started_tasks(os.environ)
+    return started is not None and started.count > 1
+
+
+def command(n: int, launcher: str | None, program: Sequence[str]) -> list[str]:
+    """The command that runs ``python program...`` under n ranks."""
+    if launcher is None:
+        return [sys.executable, "-m", "mpistrat", "run", "-n", str(n), *program]
+    return [*shlex.split(launcher.replace("{n}", str(n))), sys.executable, *program]
+
+
+def one_thread(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to an environment so that a rank has one BLAS thread: nothing where the user chose.
+
+    Examples
+    --------
+    >>> one_thread({"OMP_NUM_THREADS": "4"})
+    {}
+    """
+    return {} if any(name in environ for name in _THREADS) else dict.fromkeys(_THREADS, "1")
+
+
+def environment() -> dict[str, str]:
+    """The environment of launched ranks."""
+    environ = without_launcher(os.environ)
+    return {**environ, **one_thread(environ)}
+
+
+def launched(subject: str, arguments: argparse.Namespace, argv: Sequence[str]) -> int | None:
+    """Launch a subject under the ranks that its arguments ask for, and return their exit status.
+
+    None if the measurement should run in this process, whose environment then says how many threads a
+    BLAS that is loaded later may use.
+    """
+    if arguments.here or under_several_ranks():
+        os.environ.update(one_thread(os.environ))
+        return None
+    program = ["-m", f"mpistrat.bench.{subject}", "--here", *argv]
+    return subprocess.run(command(arguments.n, arguments.launcher, program), env=environment()).returncode

@@ -1,0 +1,103 @@
+"""What a call of the library costs beyond the MPI call in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+FLOATS = 16  # of the one array
+ARRAYS = 200
+LENGTHS = (16, 256, 4096)  # floats of each of the many
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("overhead", __doc__ or "", repetitions=30)
+    parser.add_argument(
+        "--inner", type=launch.positive, default=500, help="calls in one measurement (%(default)s)"
+    )
+    arguments = parser.parse_args(argv)
+    status = launch.launched("overhead", arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    import numpy as np
+    from mpi4py import MPI
+
+    import mpistrat
+    from mpistrat.bench import overhead_by_hand as by_hand
+    from mpistrat.bench.timing import interleaved, median
+
+    comm = MPI.COMM_WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    report = Report("overhead", comm.size)
+
+    def compare(
+        case: str, nbytes: int, ways: dict[str, Callable[[int], object]], inner: int = arguments.inner
+    ) -> None:
+        seconds = interleaved(comm, ways, arguments.repetitions, inner)
+        for way, samples in seconds.items():
+            report.add(case, way, nbytes, median(samples))
+
+    one = np.ones(FLOATS, np.float32)
+    with strategy.scope():
+        variable = mpistrat.Variable(one, aggregation=mpistrat.VariableAggregation.SUM)
+
+    def empty() -> None:
+        pass
+
+    def run(k: int) -> None:
+        for _ in range(k):
+            strategy.run(empty)
+
+    def reduce(k: int) -> None:
+        for _ in range(k):
+            strategy.reduce("SUM", one, axis=None)
+
+    def assign_add(k: int) -> None:
+        for _ in range(k):
+            variable.assign_add(one)
+
+    def all_reduce(k: int, arrays: list[Any]) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            replica.all_reduce("SUM", arrays)
+
+    compare("run", 0, {LIBRARY: run, "plain call": by_hand.call(empty)})
+    compare("reduce", one.nbytes, {LIBRARY: reduce, "Allreduce": by_hand.all_reduce(comm, one)})
+    for length in LENGTHS:
+        many = [np.ones(length, np.float32) for _ in range(ARRAYS)]
+        compare(
+            f"all_reduce of {ARRAYS} x {length} floats",
+            ARRAYS * length * 4,
+            {
+                LIBRARY: lambda k, many=many: strategy.run(all_reduce, (k, many)),  # type: ignore[misc]
+                "by hand": by_hand.all_reduce_list(comm, many),
+                "by hand, same buffer": by_hand.all_reduce_list_in_place(comm, many),
+            },
+            inner=max(1, arguments.inner // 10),
+        )
+    compare(
+        "assign_add",
+        one.nbytes,
+        {
+            LIBRARY: lambda k: strategy.run(assign_add, (k,)),
+            "Allreduce": by_hand.add_total(comm, one * 0, one),
+        },
+    )
+    if comm.rank == 0:
+        print(report.table())
+        if arguments.json:
+            report.write_json(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

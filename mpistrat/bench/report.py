@@ -1,0 +1,109 @@
+"""What was measured: rows that become a table and a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+LIBRARY = "mpistrat"
+
+
+class Row(NamedTuple):
+    """One median.
+
+    Attributes
+    ----------
+    subject, case : str
+        What was measured.
+    way : str
+        Who did it: ``"mpistrat"`` or the competitor's name.
+    bytes : int
+        Of one replica's message; peak memory where the case is ``"memory"``.
+    seconds : float
+        The median over the repetitions; 0 where the case is ``"memory"``.
+    n : int
+        Number of ranks.
+    """
+
+    subject: str
+    case: str
+    way: str
+    bytes: int
+    seconds: float
+    n: int
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether ``bytes`` is what was measured."""
+        return self.case == "memory"
+
+
+class Report:
+    """The rows of one subject.
+
+    Parameters
+    ----------
+    subject : str
+    n : int
+        Number of ranks.
+
+    Examples
+    --------
+    >>> report = Report("step", 2)
+    >>> report.add("sgd", "mpistrat", 4096, 0.011)
+    >>> report.add("sgd", "by hand", 4096, 0.010)
+    >>> print(report.table())
+    step, 2 ranks
+    case  bytes  way       median    mpistrat takes
+    sgd   4096   mpistrat  11.00 ms
+    sgd   4096   by hand   10.00 ms  1.10 x, +1.00 ms
+    """
+
+    def __init__(self, subject: str, n: int):
+        self.subject = subject
+        self.n = n
+        self.rows: list[Row] = []
+
+    def add(self, case: str, way: str, nbytes: int, seconds: float) -> None:
+        """Add one median."""
+        self.rows.append(Row(self.subject, case, way, nbytes, seconds, self.n))
+
+    def table(self) -> str:
+        """An aligned table: what the library takes stands beside each competitor."""
+        cells = [("case", "bytes", "way", "median", f"{LIBRARY} takes")]
+        cells += [self._cells(row) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        return "\n".join([f"{self.subject}, {self.n} rank{'s' * (self.n > 1)}", *lines])
+
+    def _cells(self, row: Row) -> tuple[str, str, str, str, str]:
+        nbytes = "" if row.is_memory else str(row.bytes)
+        return row.case, nbytes, row.way, _words(row, _value(row)), self._compared(row)
+
+    def _compared(self, row: Row) -> str:
+        ours = [r for r in self.rows if r.way == LIBRARY and r.case == row.case]
+        if not row.is_memory:
+            ours = [r for r in ours if r.bytes == row.bytes]
+        if row.way == LIBRARY or not ours or not _value(row):
+            return ""
+        mine, its = _value(ours[0]), _value(row)
+        difference = _words(row, abs(mine - its))
+        return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{difference}"
+
+    def write_json(self, path: str | Path) -> None:
+        """Write the rows: a list of objects."""
+        Path(path).write_text(json.dumps([row._asdict() for row in self.rows], indent=1) + "\n")
+
+
+def _value(row: Row) -> float:
+    return row.bytes if row.is_memory else row.seconds
+
+
+def _words(row: Row, value: float) -> str:
+    if row.is_memory:
+        return f"{value / (1 << 20):.1f} MiB"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.2f} {unit}"
+    return f"{value * 1e6:.2f} us"

@@ -1,0 +1,75 @@
+"""From launch to the end of the first all-reduce, and the memory that takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+PROGRAMS = {LIBRARY: "startup_with_library.py", "by hand": "startup_by_hand.py"}
+_LINE = re.compile(r"started (\S+) (\S+) (\d+) \.")
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class Start(NamedTuple):
+    """One launch: what the slowest and the largest rank took."""
+
+    since_launch: float
+    since_first_line: float
+    peak: int
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("startup", __doc__ or "", repetitions=10)
+    arguments = parser.parse_args(argv)
+    if arguments.here or launch.under_several_ranks():
+        parser.error("startup measures launches, so it launches the ranks itself: call it without a launcher")
+    starts: dict[str, list[Start]] = {way: [] for way in PROGRAMS}
+    for repetition in range(arguments.repetitions + 1):
+        ways = list(PROGRAMS) if repetition % 2 else list(PROGRAMS)[::-1]
+        for way in ways:
+            path = Path(__file__).with_name(PROGRAMS[way])
+            start = _start(launch.command(arguments.n, arguments.launcher, [str(path)]), arguments.n)
+            if repetition:  # the first only warms the page cache
+                starts[way].append(start)
+    report = Report("startup", arguments.n)
+    for case, what in (("launch to first all-reduce", 0), ("first line to first all-reduce", 1)):
+        for way, measured in starts.items():
+            report.add(case, way, 4, median(start[what] for start in measured))
+    for way, measured in starts.items():
+        report.add("memory", way, round(median(start.peak for start in measured)), 0.0)
+    print(report.table())
+    if arguments.json:
+        report.write_json(arguments.json)
+    return 0
+
+
+def _start(command: list[str], n: int) -> Start:
+    begin = time.time()
+    ended = subprocess.run(
+        command, env=launch.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    lines = _LINE.findall(ended.stdout)
+    if ended.returncode or len(lines) != n:
+        sys.exit(
+            f"`{shlex.join(command)}` ended with status {ended.returncode}, and {len(lines)} of {n} ranks came to "
+            f"their first all-reduce:\n{ended.stdout}{ended.stderr}"
+        )
+    return Start(
+        max(float(done) for _, done, _ in lines) - begin,
+        max(float(done) - float(first) for first, done, _ in lines),
+        max(int(peak) for *_, peak in lines) * _MAXRSS_UNIT,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

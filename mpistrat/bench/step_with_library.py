@@ -1,0 +1,42 @@
+"""The same training step as a program that uses the library."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import mpistrat
+from mpistrat.bench.perceptron import SHAPES, Perceptron, initial_parameters
+
+
+class StepWithLibrary:
+    """A training step.
+
+    Parameters
+    ----------
+    rows : int
+        Examples of a replica's batch.
+    momentum : float
+    """
+
+    def __init__(self, rows: int, momentum: float = 0.0):
+        self.strategy = mpistrat.MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.variables = [mpistrat.Variable(value) for value in initial_parameters()]
+        self.optimizer = mpistrat.optimizers.SGD(learning_rate=0.1, momentum=momentum)
+        self.model = Perceptron(rows, [np.empty(shape, np.float32) for shape in SHAPES])
+
+    @property
+    def parameters(self) -> list[np.ndarray]:
+        """The parameters as they are now."""
+        return [np.asarray(variable) for variable in self.variables]
+
+    def step(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """One step; returns this replica's part of the loss."""
+        return self.strategy.run(self._replica_step, args=((images, labels),))
+
+    def _replica_step(self, batch: tuple[np.ndarray, np.ndarray]) -> float:
+        images, labels = batch
+        examples = len(images) * self.strategy.num_replicas_in_sync
+        loss = self.model.differentiate(self.parameters, images, labels, examples)
+        self.optimizer.apply_gradients(zip(self.model.gradients, self.variables, strict=True))
+        return loss

@@ -1,0 +1,165 @@
+"""``mpistrat info``: what is installed, which MPI is used, and how ranks communicate."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpistrat.cli import machine
+from mpistrat.runtime.launch import launcher_variables
+from mpistrat.version import __version__
+
+_FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
+_THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """Show what is installed, which MPI is used, and how ranks communicate.
+
+    \b
+    mpistrat info
+    mpistrat run -n 4 -m mpistrat info
+    """
+    found: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": {}, "ranks": {}}
+    rank, table = _mpi(found["MPI"], found["ranks"])
+    if rank != 0:
+        return
+    found["HDF5"] = _hdf5()
+    found["machine"] = _machine()
+    found["launcher"] = dict(launcher_variables(os.environ)) or {"variables": "none: not started by one"}
+    if as_json:
+        click.echo(json.dumps({**found, "all-reduce": table}, indent=2))
+        return
+    width = max(len(name) for part in found.values() for name in part) + 2
+    for title, part in found.items():
+        click.echo(title)
+        for name, value in part.items():
+            click.echo(f"  {name:<{width}}{_text(value)}")
+    click.echo("all-reduce")
+    click.echo("\n".join(f"  {line}" for line in table.splitlines()))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "mpistrat": __version__}
+    for name in ("numpy", "mpi4py", "h5py"):
+        versions[name] = _version(name)
+    cupy = (
+        name
+        for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")
+        if _version(name)[0].isdigit()
+    )
+    versions["cupy"] = _version(next(cupy, "cupy"))
+    return versions
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
+    """Fill in what MPI says. The rank of this process, and the table of algorithms."""
+    from mpistrat.runtime import mpi
+
+    try:
+        MPI = mpi.start()
+    except (ImportError, RuntimeError) as error:  # no libmpi; or each task is alone, which the text explains
+        library["library"] = f"not usable: {error}"
+        return 0, "none without MPI"
+    from mpistrat.collectives.choose import describe
+    from mpistrat.runtime.topology import Topology
+
+    topology = Topology.of(MPI.COMM_WORLD)
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
+    library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
+    library["file"] = _loaded_library() or "unknown"
+    library["standard"] = ".".join(map(str, MPI.Get_version()))
+    library["threads"] = names[MPI.Query_thread()]
+    per_node = [len(node) for node in topology.nodes]
+    ranks["ranks"] = topology.size
+    ranks["nodes"] = len(topology.nodes)
+    ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
+    ranks["devices"] = _devices()
+    return topology.rank, describe(topology)
+
+
+def _loaded_library() -> str | None:
+    """The file of the MPI library that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    files = sorted({line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line})
+    return files[0] if files else None
+
+
+def _devices() -> str:
+    """What this node has beside its processors."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cpu (GPUs are used through cupy, which is not installed)"
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+        names = [cupy.cuda.runtime.getDeviceProperties(each)["name"].decode() for each in range(count)]
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"cpu (CUDA: {error})"
+    return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names)) or "cpu"
+
+
+def _hdf5() -> dict[str, Any]:
+    try:
+        import h5py
+    except ImportError as error:
+        return {"library": f"not usable: {error}"}
+    filters = [name for name, code in _FILTERS.items() if h5py.h5z.filter_avail(code)]
+    plugins = importlib.util.find_spec("hdf5plugin") is not None
+    return {
+        "library": h5py.version.hdf5_version,
+        "mpio": bool(h5py.get_config().mpi),
+        "filters": " ".join(filters),
+        "more filters": "with `import hdf5plugin`" if plugins else "hdf5plugin is not installed",
+    }
+
+
+def _machine() -> dict[str, Any]:
+    free = machine.shared_memory_free()
+    found: dict[str, Any] = {
+        "host": platform.node(),
+        "cores": machine.cores(),
+        "affinity": _affinity(),
+        "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
+    }
+    threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
+    return {**found, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
+
+
+def _affinity() -> str:
+    if not hasattr(os, "sched_getaffinity"):
+        return "unknown"
+    runs: list[list[int]] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,193 @@
+"""How a launcher is told to start a program: its arguments, and the environment with the reasons for it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mpistrat.cli.launcher import Launcher
+
+_SHARED_PER_RANK = 16 << 20  # what Open MPI wants in /dev/shm
+# Each has its own, and OpenBLAS looks at OMP_NUM_THREADS only where its own is missing.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    *(("VECLIB_MAXIMUM_THREADS",) if sys.platform == "darwin" else ()),
+)
+
+
+class Setting(NamedTuple):
+    """A variable of the environment, and why it is set."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What matters about the machine.
+
+    Attributes
+    ----------
+    cores : int
+        Cores that may be used.
+    root : bool
+        Whether this user is root.
+    terminal : bool
+        Whether stderr is a terminal.
+    shared : int or None
+        Bytes free in /dev/shm.
+    reads : bool
+        Whether processes may read each other's memory.
+    """
+
+    cores: int
+    root: bool = False
+    terminal: bool = False
+    shared: int | None = None
+    reads: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A launcher's command, the program that it starts, and what is added to the environment."""
+
+    command: tuple[str, ...]
+    program: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    launcher: Launcher
+    ranks: int
+
+
+def plan(
+    launcher: Launcher,
+    ranks: int,
+    program: Sequence[str],
+    machine: Machine,
+    environ: Mapping[str, str],
+    bind: bool = False,
+) -> Job:
+    """How to start ``ranks`` processes of a program on this machine.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        The mpirun to use.
+    ranks : int
+        How many processes.
+    program : sequence of str
+        The interpreter and its arguments.
+    machine : Machine
+        Where they will run.
+    environ : mapping
+        The environment. What is set there already stays as it is.
+    bind : bool, default False
+        Whether each rank is bound to a core.
+    """
+    family = _FAMILIES[launcher.family]
+    settings = [
+        *family.settings(launcher, ranks, machine, bind),
+        *_threads(ranks, machine.cores, environ),
+        Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where"),
+        Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
+    ]
+    if machine.terminal:
+        settings.append(Setting("MPISTRAT_PROGRESS", "1", "stderr is a terminal, though ranks see a pipe"))
+    return Job(
+        (launcher.path, *family.arguments(launcher, ranks, machine, bind)),
+        tuple(program),
+        tuple(setting for setting in settings if setting.name not in environ),
+        launcher,
+        ranks,
+    )
+
+
+def _threads(ranks: int, cores: int, environ: Mapping[str, str]) -> Iterator[Setting]:
+    asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal():
+        value, reason = asked, "as OMP_NUM_THREADS says"
+    else:
+        value, reason = str(max(1, cores // ranks)), f"{ranks} ranks share {cores} cores"
+    for name in _THREADS:
+        yield Setting(name, value, reason)
+
+
+class _OpenMpi:
+    @staticmethod
+    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
+        root = ["--allow-run-as-root"] if machine.root else []
+        binding = "core:overload-allowed" if bind else "none"
+        # Version 5 waits for whole lines, so that those of several ranks do not mix. But a progress bar has none.
+        raw = ["--output", ":raw"] if machine.terminal and launcher.version >= (5,) else []
+        return [*root, "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", binding, *raw]
+
+    @staticmethod
+    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
+        alone = "this machine only, even inside a batch job"
+        if launcher.version < (5,):
+            yield Setting("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,loadleveler,alps", alone)
+            yield Setting("OMPI_MCA_plm", "isolated", f"{alone}; needs no ssh")
+        else:
+            yield Setting("PRTE_MCA_ras", "^slurm,pbs,tm,lsf,gridengine,flux,pals", alone)
+            yield Setting("PRTE_MCA_plm", "^slurm,tm,lsf,pals", alone)
+        if ranks > machine.cores:
+            yield Setting(
+                "OMPI_MCA_mpi_yield_when_idle",
+                "1",
+                f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another",
+            )
+        transport = "vader" if launcher.version < (5,) else "sm"
+        if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
+            yield Setting(
+                f"OMPI_MCA_btl_{transport}_backing_directory",
+                tempfile.gettempdir(),
+                f"/dev/shm has {machine.shared >> 20} MiB free, {ranks} ranks want {ranks * 16}",
+            )
+        if not machine.reads:
+            name, value = ("smsc", "^cma")
+            if launcher.version < (5,):
+                name, value = ("btl_vader_single_copy_mechanism", "none")
+            yield Setting(f"OMPI_MCA_{name}", value, "processes may not read each other's memory here")
+
+
+class _Mpich:
+    @staticmethod
+    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
+        return ["-n", str(ranks), "-bind-to", "core" if bind else "none"]
+
+    @staticmethod
+    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
+        yield Setting("HYDRA_LAUNCHER", "fork", "this machine only: no ssh, no scheduler")
+        yield Setting("HYDRA_RMK", "user", "this machine only, even inside a batch job")
+        if ranks > machine.cores:
+            yield Setting(
+                "MPIR_CVAR_POLLS_BEFORE_YIELD",
+                "1",
+                f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another",
+            )
+
+
+class _Intel:
+    @staticmethod
+    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
+        return ["-n", str(ranks)]
+
+    @staticmethod
+    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
+        yield Setting("I_MPI_HYDRA_BOOTSTRAP", "fork", "this machine only: no ssh, no scheduler")
+        if not bind:
+            yield Setting("I_MPI_PIN", "off", "ranks are not bound to cores unless --bind is given")
+
+
+_FAMILIES: dict[str, type[_OpenMpi] | type[_Mpich] | type[_Intel]] = {
+    "openmpi": _OpenMpi,
+    "mpich": _Mpich,
+    "intel": _Intel,
+}

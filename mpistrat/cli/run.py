@@ -1,0 +1,95 @@
+"""``mpistrat run``: start a Python program on this machine, one process per rank."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from mpistrat.cli import launcher, machine, relay
+from mpistrat.cli.job import Job, Machine, plan
+from mpistrat.runtime.launch import without_launcher
+
+
+class _PythonLike(click.Command):
+    """As with Python itself, all that follows the program, or ``-m module``, is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        position = 0
+        while position < len(args):
+            each = args[position]
+            if each.startswith("-m") and not each.startswith("--"):
+                position += 2 if each == "-m" else 1
+                args = [*args[:position], "--", *args[position:]]
+                break
+            if each == "--" or not each.startswith("-"):
+                break
+            position += 2 if each in ("-n", "--mpi") else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_PythonLike,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@click.option("--mpi", type=click.Choice(["openmpi", "mpich"]), help="Refuse to use another MPI than this.")
+@click.option("--bind", is_flag=True, help="Bind each rank to a core.")
+@click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
+@click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    ranks: int | None,
+    module: str | None,
+    mpi: str | None,
+    bind: bool,
+    dry_run: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Start a Python program on this machine, one process per rank.
+
+    \b
+    mpistrat run -n 4 train.py --epochs 10
+    mpistrat run -n 4 -m mypackage.train --epochs 10
+
+    Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the first rank
+    that failed, and 128 + signal if it was killed.
+    """
+    if module is not None:
+        program = ["-m", module, *arguments]
+    elif arguments:
+        if not Path(arguments[0]).exists():
+            raise click.UsageError(f"there is no program {arguments[0]!r} in {Path.cwd()}", ctx)
+        program = list(arguments)
+    else:
+        raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
+    environ = without_launcher(os.environ)
+    here = Machine(
+        cores=machine.cores(),
+        root=os.geteuid() == 0,
+        terminal=os.isatty(2),
+        shared=machine.shared_memory_free(),
+        reads=machine.reads_other_processes(),
+    )
+    job = plan(launcher.find(mpi), ranks or here.cores, [sys.executable, *program], here, environ, bind=bind)
+    if dry_run:
+        _show(job)
+        return
+    sys.stdout.flush()
+    sys.exit(relay.run(job, environ))
+
+
+def _show(job: Job) -> None:
+    click.echo(shlex.join([*job.command, *job.program]))
+    width = max(len(f"{name}={value}") for name, value, _ in job.settings)
+    for name, value, reason in job.settings:
+        click.echo(f"{f'{name}={value}':<{width}}  # {reason}")
+    removed = sorted(os.environ.keys() - without_launcher(os.environ).keys())
+    for name in removed:
+        click.echo(f"{f'-u {name}':<{width}}  # of the MPI job that this process is in")

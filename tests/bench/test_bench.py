@@ -1,0 +1,165 @@
+"""The measurements run, agree with themselves and write what they say they do; how long they take is not tested."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from mpistrat.bench import startup, step
+from mpistrat.bench.report import Report
+
+HAND = {"by hand", "by hand, 2 MiB pieces"}
+LISTS = [f"all_reduce of 200 x {length} floats" for length in (16, 256, 4096)]
+
+
+@pytest.fixture
+def launcher():
+    """Arguments that make a subject launch its ranks as the tests do."""
+    command = os.environ.get("MPISTRAT_TEST_LAUNCHER")
+    return [] if command is None else ["--launcher", command]
+
+
+def check_rows(path, subject, n, expected):
+    """The file has exactly these cases and ways, and the fields that the documentation names."""
+    rows = json.loads(path.read_text())
+    for row in rows:
+        assert list(row) == ["subject", "case", "way", "bytes", "seconds", "n"]
+        assert (row["subject"], row["n"]) == (subject, n)
+        assert isinstance(row["bytes"], int)
+        if row["case"] == "memory":
+            assert row["seconds"] == 0.0
+            assert row["bytes"] > 1 << 20
+        else:
+            assert row["seconds"] > 0
+    found = {}
+    for row in rows:
+        found.setdefault(row["case"], []).append(row["way"])
+    assert {case: set(ways) for case, ways in found.items()} == expected
+    assert sum(map(len, found.values())) == len(rows)
+    return rows
+
+
+def run_subject(run_alone, launcher, subject, path, *arguments):
+    module = f"mpistrat.bench.{subject}"
+    return run_alone("-m", module, *launcher, "--json", path, *arguments, limit=100).check()
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize(("n", "momentum"), [(1, None), (2, None), (2, "0.9")])
+def test_step(run_alone, launcher, tmp_path, n, momentum):
+    path = tmp_path / "rows.json"
+    options = [] if momentum is None else ["--momentum", momentum]
+    ended = run_subject(run_alone, launcher, "step", path, "-n", str(n), "--repetitions", "2", *options)
+    case = "sgd" if momentum is None else "sgd, momentum 0.9"
+    rows = check_rows(path, "step", n, {case: {"mpistrat", *HAND}})
+    assert {row["bytes"] for row in rows} == {4 * 1_863_690}
+    ended.shows(f"step, {n} rank{'s' * (n > 1)}\n", "mpistrat takes")
+
+
+def test_step_under_a_launcher(run_ranks, tmp_path):
+    """Then it measures those ranks, and launches none."""
+    path = tmp_path / "rows.json"
+    ended = run_ranks(3, "-m", "mpistrat.bench.step", "--repetitions", "1", "--json", path, limit=100).check()
+    check_rows(path, "step", 3, {"sgd": {"mpistrat", *HAND}})
+    assert ended.output.count("mpistrat takes") == 1
+
+
+WRONG = """
+import sys
+from mpistrat.bench import step, step_by_hand
+
+right = step_by_hand.StepByHand.step
+step_by_hand.StepByHand.step = lambda self, images, labels: right(self, images, labels, rate=0.11)
+sys.exit(step.main(["--repetitions", "1"]))
+"""
+
+
+def test_step_fails_where_the_programs_differ(run_ranks, tmp_path):
+    program = tmp_path / "wrong.py"
+    program.write_text(WRONG)
+    ended = run_ranks(2, program, limit=100)
+    assert ended.status not in (0, None), str(ended)
+    ended.shows("rank 0: the programs differ: parameter 0 of by hand by up to", "rank 1: ")
+    assert "mpistrat takes" not in ended.output
+
+
+def test_difference_finds_each_parameter():
+    same = [np.ones(3), np.zeros((2, 2))]
+    assert step.difference({"a": same, "b": [x + 1e-7 for x in same]}) is None
+    assert "parameter 1 of b by up to 0.5" in step.difference({"a": same, "b": [same[0], same[1] + 0.5]})
+    assert "parameter 0 of b" in step.difference({"a": same, "b": [same[0] * np.nan, same[1]]})
+
+
+@pytest.mark.mpich
+def test_overhead(run_alone, launcher, tmp_path):
+    path = tmp_path / "rows.json"
+    run_subject(run_alone, launcher, "overhead", path, "--repetitions", "2", "--inner", "5")
+    rows = check_rows(
+        path,
+        "overhead",
+        2,
+        {
+            "run": {"mpistrat", "plain call"},
+            "reduce": {"mpistrat", "Allreduce"},
+            "assign_add": {"mpistrat", "Allreduce"},
+            **{case: {"mpistrat", "by hand", "by hand, same buffer"} for case in LISTS},
+        },
+    )
+    assert [row["bytes"] for row in rows if row["case"] == LISTS[1]] == [200 * 256 * 4] * 3
+
+
+@pytest.mark.mpich
+def test_startup(run_alone, launcher, tmp_path):
+    path = tmp_path / "rows.json"
+    run_subject(run_alone, launcher, "startup", path, "--repetitions", "1")
+    both = {"mpistrat", "by hand"}
+    cases = ("launch to first all-reduce", "first line to first all-reduce", "memory")
+    check_rows(path, "startup", 2, dict.fromkeys(cases, both))
+
+
+def test_startup_says_what_a_launched_program_printed(run_alone, tmp_path):
+    """Such as the error of a launcher that does not work."""
+    program = tmp_path / "launcher.py"
+    program.write_text("import sys; sys.exit('no such partition')")
+    ended = run_alone("-m", "mpistrat.bench.startup", "--launcher", f"python3 {program} -n {{n}}")
+    assert ended.status == 1
+    ended.shows("ended with status 1, and 0 of 2 ranks came", "no such partition")
+
+
+def test_startup_wants_no_launcher(run_ranks):
+    ended = run_ranks(2, "-m", "mpistrat.bench.startup")
+    assert ended.status not in (0, None)
+    ended.shows("call it without a launcher")
+
+
+@pytest.mark.parametrize("arguments", [["-n", "0"], ["--repetitions", "x"], ["--inner", "-1"]])
+def test_arguments_are_checked(run_alone, arguments):
+    ended = run_alone("-m", "mpistrat.bench.overhead", *arguments)
+    assert ended.status == 2
+    assert re.search(rf"argument {arguments[0]}: .*{arguments[1]}", ended.output)
+
+
+def test_competitors_stand_on_their_own():
+    """What the library is compared with uses none of it."""
+    folder = os.path.dirname(startup.__file__)
+    files = [name for name in os.listdir(folder) if name.endswith("_by_hand.py")]
+    assert len(files) == 3
+    for name in files:
+        with open(os.path.join(folder, name)) as file:
+            assert not re.search(r"(import|from) mpistrat", file.read()), name
+
+
+def test_table_compares_with_the_row_of_the_same_case_and_size():
+    report = Report("step", 1)
+    report.add("a", "mpistrat", 8, 2e-6)
+    report.add("a", "by hand", 8, 4e-6)
+    report.add("b", "by hand", 8, 1.0)
+    report.add("memory", "mpistrat", 3 << 20, 0.0)
+    report.add("memory", "by hand", 2 << 20, 0.0)
+    lines = [re.split(r"  +", line) for line in report.table().splitlines()]
+    assert lines[0] == ["step, 1 rank"]
+    assert lines[3] == ["a", "8", "by hand", "4.00 us", "0.50 x, -2.00 us"]
+    assert lines[4] == ["b", "8", "by hand", "1.00 s"]
+    assert lines[6] == ["memory", "by hand", "2.0 MiB", "1.50 x, +1.0 MiB"]

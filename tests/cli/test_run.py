@@ -1,0 +1,504 @@
+"""Programs under `mpistrat run`, on whichever MPI is beside this interpreter."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from mpistrat.cli import processes
+from mpistrat.cli.launcher import find
+
+ROOT = Path(__file__).parents[2]
+FAMILY = find().family
+LIMIT = 60
+
+# The first line of each program below. No numpy: it would be half of the time of these tests.
+START = """
+import os, signal, sys, time
+from mpi4py import MPI
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+WAIT = """
+received = []
+def receive(number, frame):
+    received.append(number)
+    tell(rank, "got", signal.Signals(number).name)
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], receive)
+MPI.COMM_WORLD.Barrier()
+tell("process", os.getpid())
+while not received:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a program: `write(text)` is its path."""
+
+    def write(text, start=START):
+        program = tmp_path / "prog.py"
+        program.write_text(start + textwrap.dedent(text))
+        return str(program)
+
+    return write
+
+
+def environment(**changes):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+    return {name: value for name, value in environ.items() if value is not None}
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "mpistrat", "run", *map(str, arguments)]
+
+
+def run(*arguments, stdin=b"", cwd=None, **environ):
+    """The status, the output and the errors of `mpistrat run` with these arguments."""
+    source = {"stdin": stdin} if isinstance(stdin, int) else {"input": stdin}
+    done = subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        timeout=LIMIT,
+        cwd=cwd,
+        env=environment(**environ),
+        check=False,
+        **source,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def gone(pids, patience=10.0):
+    """Whether these processes end soon."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_zombie(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def waiting(program, *handled, ranks=2):
+    """A job whose ranks wait for a signal: its process, those of its ranks, and how to end it all."""
+    with subprocess.Popen(
+        command("-n", ranks, program, *handled),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    ) as job:
+        pids = []
+        try:
+            while len(pids) < ranks:
+                line = job.stdout.readline()
+                assert line, job.stderr.read()
+                pids += map(int, re.findall(r"process (\d+)", line))
+            yield job, pids
+        finally:
+            for pid in (job.pid, *pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def test_success(write):
+    program = write("tell(rank, 'of', size, *sys.argv[1:])")
+    status, out, err = run("-n", 2, program, "-n", "5", "--help")
+    assert sorted(out.splitlines()) == ["0 of 2 -n 5 --help", "1 of 2 -n 5 --help"]
+    assert (status, err) == (0, "")
+
+
+def test_module(write, tmp_path):
+    write("tell(__name__, *sys.argv[1:])")
+    status, out, err = run("-n", 2, "-m", "prog", "-n", "5", "--dry-run", cwd=tmp_path)
+    assert out.splitlines() == ["__main__ -n 5 --dry-run"] * 2
+    assert (status, err) == (0, "")
+
+
+def test_more_ranks_than_cores(write):
+    ranks = 2 * len(os.sched_getaffinity(0)) + 1
+    program = write("tell(MPI.COMM_WORLD.allreduce(1))")
+    assert run("-n", ranks, program) == (0, f"{ranks}\n" * ranks, "")
+
+
+def test_default_is_one_rank_per_core(write):
+    status, out, _ = run(write("tell(size)"), MPISTRAT_X="1")
+    assert (status, len(out.splitlines())) == (0, int(out.splitlines()[0]))
+
+
+@pytest.mark.fault
+def test_exit_status(write):
+    program = write("sys.exit(3 if rank == 1 else 0)")
+    assert run("-n", 2, program) == (3, "", "")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("status", [1, 42, 256])
+def test_abort(write, status):
+    program = write(
+        f"""
+        sys.stderr.write("last words\\n")
+        MPI.COMM_WORLD.Barrier()
+        if rank == 1:
+            MPI.COMM_WORLD.Abort({status})
+        time.sleep({LIMIT})
+        """
+    )
+    started = time.monotonic()
+    found, out, err = run("-n", 2, program)
+    if status == 256 and FAMILY == "mpich" and found == 0:
+        pytest.xfail("MPICH takes 256 modulo 256, and may end the job before what it says comes out")
+    assert time.monotonic() - started < LIMIT / 2
+    assert found == (status if status < 256 else 1)
+    assert (out, err) == ("", "last words\n" * 2)
+
+
+@pytest.mark.fault
+def test_traceback_is_the_last_thing(write):
+    program = write("if rank == 1: raise ValueError('the last thing')\nMPI.COMM_WORLD.Barrier()")
+    status, _, err = run("-n", 2, "-m", "mpi4py", program)
+    assert status == 1
+    assert err.endswith("ValueError: the last thing\n")
+    assert "---" not in err
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_killed_by_a_signal(write, number):
+    program = write(
+        f"""
+        MPI.COMM_WORLD.Barrier()
+        time.sleep(0.5)  # as a program that does something
+        if rank == 1:
+            sys.stderr.write("no newline")
+            sys.stderr.flush()
+            signal.signal({number:d}, signal.SIG_DFL) if {number:d} != 9 else None
+            os.kill(os.getpid(), {number:d})
+        time.sleep({LIMIT})
+        """
+    )
+    status, out, err = run("-n", 2, program)
+    assert status == 128 + number
+    assert out == ""
+    assert err == f"no newline\nmpistrat run: rank 1 was killed by signal {number:d} ({number.name})\n"
+
+
+@pytest.mark.fault
+def test_crash_shows_where(write):
+    program = write("import ctypes\nif rank == 1: ctypes.string_at(0)\nMPI.COMM_WORLD.Barrier()")
+    status, _, err = run("-n", 2, program)
+    assert status == 128 + signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in err
+    assert "prog.py" in err
+    assert re.search(r"\nmpistrat run: (rank 1|a rank) was killed by signal 11 \(SIGSEGV\)\n$", err)
+
+
+def test_standard_input_goes_to_rank_0(write):
+    program = write("tell(rank, repr(sys.stdin.read()))")
+    assert sorted(run("-n", 2, program, stdin=b"a\nb")[1].splitlines()) == ["0 'a\\nb'", "1 ''"]
+    assert sorted(run("-n", 2, program, stdin=b"")[1].splitlines()) == ["0 ''", "1 ''"]
+    assert sorted(run("-n", 2, program, stdin=subprocess.DEVNULL)[1].splitlines()) == ["0 ''", "1 ''"]
+
+
+def test_long_standard_input(write):
+    program = write(
+        """
+        if rank == 0:
+            import zlib
+            time.sleep(0.5)  # a reader that is slower than the one who writes
+            tell(zlib.crc32(sys.stdin.buffer.read()))
+        """
+    )
+    import zlib
+
+    data = os.urandom(3_000_000)
+    assert run("-n", 2, program, stdin=data) == (0, f"{zlib.crc32(data)}\n", "")
+
+
+def test_standard_input_that_nobody_reads(write):
+    assert run("-n", 2, write("tell(rank)"), stdin=b"x" * 1_000_000)[0] == 0
+
+
+def test_standard_input_from_a_file(write, tmp_path):
+    (tmp_path / "input").write_text("from a file")
+    program = write("if rank == 0: tell(sys.stdin.read())")
+    with open(tmp_path / "input") as file:
+        assert run("-n", 2, program, stdin=file.fileno()) == (0, "from a file\n", "")
+
+
+def test_output_comes_at_once_on_a_terminal(write):
+    program = write(
+        """
+        if rank == 0:
+            for step in range(3):
+                sys.stderr.write(f"\\r{step}/3")
+                sys.stderr.flush()
+                sys.stdin.readline()
+        """
+    )
+    terminal, slave = pty.openpty()
+    with subprocess.Popen(
+        command("-n", 2, program), stdin=subprocess.PIPE, stderr=slave, env=environment(), bufsize=0
+    ) as job:
+        os.close(slave)
+        for step in range(3):
+            assert select.select([terminal], [], [], LIMIT)[0]
+            assert os.read(terminal, 100) == f"\r{step}/3".encode()
+            job.stdin.write(b"\n")
+        job.stdin.close()
+        assert job.wait(LIMIT) == 0
+    os.close(terminal)
+
+
+def test_lines_of_ranks_do_not_mix(write):
+    if FAMILY != "openmpi":
+        pytest.skip("MPICH passes on what it gets")
+    program = write("for number in range(500): print('line of', rank, number)")
+    _, out, _ = run("-n", 2, program)
+    assert sorted(out.splitlines()) == sorted(f"line of {rank} {i}" for rank in (0, 1) for i in range(500))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
+def test_signals_reach_every_rank(write, name):
+    with waiting(write(WAIT), name) as (job, pids):
+        job.send_signal(signal.Signals[name])
+        out, err = job.communicate(timeout=LIMIT)
+        assert sorted(re.findall(rf"\d got {name}", out)) == [f"0 got {name}", f"1 got {name}"]
+        assert (job.returncode, err) == (0, "")
+        assert gone(pids)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGHUP", "SIGQUIT"])
+def test_signals_that_no_rank_handles(write, name):
+    with waiting(write(WAIT)) as (job, pids):
+        job.send_signal(signal.Signals[name])
+        _, err = job.communicate(timeout=LIMIT)
+        assert job.returncode == 128 + signal.Signals[name]
+        assert "was killed" not in err
+        assert gone(pids)
+
+
+@pytest.mark.fault
+def test_interrupt_twice_ends_ranks_that_do_not_listen(write):
+    program = write(WAIT + "while True: time.sleep(0.1)")
+    with waiting(program, "SIGINT") as (job, pids):
+        job.send_signal(signal.SIGINT)
+        assert "got SIGINT" in job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=LIMIT)
+        assert job.returncode > 0
+        assert gone(pids)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", ["mpistrat", "launcher"])
+def test_no_orphans(write, victim):
+    with waiting(write(WAIT)) as (job, pids):
+        if victim == "mpistrat":
+            job.kill()
+            assert gone(pids)
+            return
+        launcher = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(launcher[0]), signal.SIGKILL)
+        _, err = job.communicate(timeout=LIMIT)
+        assert job.returncode == 128 + signal.SIGKILL
+        assert re.search(r"mpirun was killed by signal 9 \(SIGKILL\)\n$", err)
+        assert gone(pids)
+
+
+def test_ranks_are_found_by_process(write):
+    with waiting(write(WAIT), "SIGUSR1", ranks=3) as (job, pids):
+        launcher = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
+        assert sorted(processes.ranks_below(launcher)) == sorted(pids)
+        assert sorted(processes.ranks_below(launcher).values()) == [0, 1, 2]
+        assert processes.ranks_below(pids[0]) == {}
+        job.send_signal(signal.SIGUSR1)
+        job.communicate(timeout=LIMIT)
+
+
+def test_threads_and_other_variables_of_ranks(write):
+    names = ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MPISTRAT_PROGRESS"]
+    unset = dict.fromkeys((*names, "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"))
+    program = write(f"if rank == 0: tell(*(os.environ.get(name) for name in {names}))")
+    ranks = len(os.sched_getaffinity(0)) + 1
+    assert run("-n", ranks, program, **unset)[1] == "1 1 1 None\n"
+    assert run("-n", 2, program, **{**unset, "OMP_NUM_THREADS": "7"})[1] == "7 7 7 None\n"
+
+
+def test_ranks_are_not_bound_to_cores(write):
+    expected = sorted(os.sched_getaffinity(0))
+    program = write("tell(*sorted(os.sched_getaffinity(0)))")
+    assert run("-n", 2, program)[1].splitlines() == [" ".join(map(str, expected))] * 2
+    bound = run("-n", 2, "--bind", program)
+    assert (bound[0], bound[2]) == (0, "")
+    if FAMILY == "openmpi":
+        assert all(len(line.split()) == 1 for line in bound[1].splitlines())
+
+
+def test_inside_of_another_job(write):
+    program = write(
+        """
+        import subprocess
+        if len(sys.argv) > 1:
+            tell("inner", rank, size)
+        elif rank == 0:
+            sys.exit(subprocess.run([sys.executable, "-m", "mpistrat", "run", "-n", "3", __file__, "x"]).returncode)
+        """
+    )
+    status, out, err = run("-n", 2, program)
+    assert sorted(out.splitlines()) == ["inner 0 3", "inner 1 3", "inner 2 3"]
+    assert (status, err) == (0, "")
+
+
+def test_on_a_bare_machine(write, tmp_path):
+    """No ssh, no other program, and the variables of a batch job on other nodes."""
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "env"):
+        (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
+    batch = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOBID": "7",
+        "SLURM_NODELIST": "n[1-2]",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    program = write("tell(MPI.COMM_WORLD.allreduce(1))")
+    assert run("-n", 3, program, PATH=str(tmp_path / "bin"), **batch) == (0, "3\n" * 3, "")
+
+
+@pytest.mark.fault
+def test_a_reader_that_leaves(write):
+    program = write(f"for _ in range({LIMIT * 20}): tell('line'); time.sleep(0.05)")
+    with subprocess.Popen(
+        command("-n", 2, program),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    ) as job:
+        assert job.stdout.readline() == b"line\n"
+        job.stdout.close()
+        assert job.wait(LIMIT / 2) != 0
+
+
+def on_terminal(program, talk, ranks=2):
+    """The status and the output of a job on a terminal of its own, to which `talk` talks."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command("-n", ranks, program), environment())
+    output = b""
+    end = time.monotonic() + LIMIT
+    spoken = False
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            try:
+                data = os.read(terminal, 1000)
+            except OSError:  # its end
+                data = b""
+            if not data:
+                break
+            output += data
+        if not spoken and b"ready" in output:
+            os.write(terminal, talk)
+            spoken = True
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    return status, output.decode().replace("\r\n", "\n")
+
+
+# CPython 3.12 warns of a fork where there are threads. The child only executes.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_terminal(write):
+    program = write(
+        """
+        if rank == 0:
+            tell("ready", os.environ["MPISTRAT_PROGRESS"])
+            tell("read", repr(sys.stdin.readline()), repr(sys.stdin.readline()))
+        """
+    )
+    status, output = on_terminal(program, b"typed\n\x04")
+    assert "ready 1\n" in output
+    assert "read 'typed\\n' ''\n" in output
+    assert status == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.fault
+def test_interrupt_from_the_terminal(write):
+    program = write(
+        f"""
+        try:
+            MPI.COMM_WORLD.Barrier()
+            if rank == 0:
+                tell("ready")
+            time.sleep({LIMIT})
+        except KeyboardInterrupt:
+            tell(rank, "interrupted")
+        """
+    )
+    status, output = on_terminal(program, b"\x03")
+    assert sorted(re.findall(r"\d interrupted", output)) == ["0 interrupted", "1 interrupted"]
+    assert status == 0
+
+
+def test_dry_run(write):
+    program = write("tell('started')")
+    status, out, err = run(
+        "-n", 500, "--dry-run", program, "--flag", OMP_NUM_THREADS=None, PMI_RANK="0", PMI_FD="5"
+    )
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0].startswith(find().path)
+    assert lines[0].endswith(f"{sys.executable} {program} --flag")
+    assert " -n 500 " in lines[0]
+    assert ("--allow-run-as-root" in lines[0]) == (FAMILY == "openmpi" and os.geteuid() == 0)
+    settings = lines[1:]
+    assert all(re.match(r"(\w+=\S+|-u \w+) +# \S", line) for line in settings)
+    assert any(line.startswith("OMP_NUM_THREADS=1 ") and "500 ranks share" in line for line in settings)
+    assert any(line.startswith("-u PMI_FD ") for line in settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "2"], "give a program to run"),
+        (["-n", "2", "missing.py"], "there is no program 'missing.py'"),
+        (["-n", "0", "prog.py"], "0 is not in the range"),
+        (["-n", "2", "--mpi", "mpicc", "prog.py"], "'mpicc' is not one of"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert words in err
+    assert out == ""
+
+
+def test_other_mpi(write):
+    other = "mpich" if FAMILY == "openmpi" else "openmpi"
+    status, _, err = run("-n", 2, "--mpi", other, write("tell('started')"))
+    assert status == 1
+    assert f"pip install 'mpistrat[{other}]'" in err

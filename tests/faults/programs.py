@@ -1,0 +1,447 @@
+"""Programs that go wrong on purpose: ``python programs.py NAME`` under some ranks."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+import mpistrat
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+def say(*words):
+    """One line, in one piece."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def now():
+    """The time is told when something goes wrong: how long the job then takes to end is of interest."""
+    say("at", time.time())
+
+
+def fail(text="on purpose"):
+    now()
+    raise ValueError(text)
+
+
+def wait(strategy):
+    """What the other ranks do meanwhile."""
+    for _ in range(1000):
+        strategy.reduce("SUM", np.ones(1000), axis=None)
+    while True:
+        strategy.barrier()
+
+
+# --- errors that leave the program ---------------------------------------------------------------------
+
+
+def one_raises():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    atexit.register(say, "atexit of rank", RANK)
+    if RANK == SIZE - 1:
+        fail()
+    wait(strategy)
+
+
+def all_raise():
+    mpistrat.MultiWorkerMirroredStrategy()
+    WORLD.Barrier()
+    fail()
+
+
+def huge_message():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if RANK == 0:
+        fail("begin" + "x" * 300_000 + "end")
+    wait(strategy)
+
+
+def raises_before_it_has_a_strategy():
+    if RANK == SIZE - 1:
+        fail()
+    wait(mpistrat.MultiWorkerMirroredStrategy())
+
+
+def raises_in_run():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+
+    def replica_fn():
+        if RANK == SIZE - 1:
+            fail()
+        mpistrat.get_replica_context().all_reduce("SUM", np.ones(3))
+
+    strategy.run(replica_fn)
+
+
+def raises_in_merge_call():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+
+    def merge_fn(strategy):
+        if RANK == SIZE - 1:
+            fail()
+        wait(strategy)
+
+    strategy.run(lambda: mpistrat.get_replica_context().merge_call(merge_fn))
+
+
+def raises_in_scope():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    with strategy.scope(), strategy.scope():
+        if RANK == SIZE - 1:
+            fail()
+        mpistrat.Variable(1.0)
+
+
+def raises_in_update():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        v = mpistrat.Variable(1.0)
+        strategy.extended.update(v, lambda x: fail() if RANK == SIZE - 1 else wait(strategy))
+
+
+def raises_an_interrupt():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if RANK == SIZE - 1:
+        now()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    wait(strategy)
+
+
+def chief_fails_first():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    with strategy.chief_first():
+        fail("no data")
+
+
+def own_hook_before():
+    sys.excepthook = lambda kind, error, trace: say("own hook:", error)
+    one_raises()
+
+
+def own_hook_after():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    sys.excepthook = lambda kind, error, trace: say("own hook:", error)
+    if RANK == SIZE - 1:
+        fail()
+    wait(strategy)
+
+
+def own_hook_that_fails():
+    def hook(kind, error, trace):
+        raise KeyError("of the hook")
+
+    sys.excepthook = hook
+    one_raises()
+
+
+def thread_stays_alive():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if RANK == SIZE - 1:
+        threading.Thread(target=time.sleep, args=(300,)).start()
+        fail()
+    wait(strategy)
+
+
+def interactive():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    strategy.barrier()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the end of what the user types
+    if "ps1" in sys.argv:
+        sys.ps1 = ">>> "
+    fail()
+
+
+# --- ends without an error -----------------------------------------------------------------------------
+
+
+def exits(leave):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if RANK == SIZE - 1:
+        now()
+        leave()
+    wait(strategy)
+
+
+def exit_3():
+    exits(lambda: sys.exit(3))
+
+
+def raise_exit_3():
+    def leave():
+        raise SystemExit(3)
+
+    exits(leave)
+
+
+def exit_text():
+    exits(lambda: sys.exit("this is the text"))
+
+
+def exit_true():
+    exits(lambda: sys.exit(True))
+
+
+def exit_256():
+    exits(lambda: sys.exit(256))
+
+
+def exit_huge():
+    exits(lambda: sys.exit(1 << 70))
+
+
+def exit_object():
+    exits(lambda: sys.exit(["a", "list"]))
+
+
+def exit_from_a_derived_class():
+    class Leave(SystemExit):
+        pass
+
+    def leave():
+        raise Leave(4)
+
+    exits(leave)
+
+
+def killed():
+    exits(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def ends_at_once():
+    exits(lambda: os._exit(5))
+
+
+def ends_early():
+    exits(lambda: sys.exit(0))
+
+
+def returns_early():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if RANK < SIZE - 1:
+        wait(strategy)
+    now()
+
+
+def returns_early_on_a_part():
+    """The strategy lives on a communicator that is not the whole world."""
+    part = WORLD.Split(0 if RANK < SIZE - 1 else 1)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Split(0, key=-RANK))
+    strategy.barrier()
+    if RANK < SIZE - 1:
+        say("part of", part.size)
+        wait(strategy)
+    now()
+
+
+def caught_exit():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    for code in (3, "text", None, 0):
+        caught = None
+        try:
+            sys.exit(code)
+        except SystemExit as error:
+            caught = error
+        assert caught.code == code
+    thread = threading.Thread(target=sys.exit, args=(3,))
+    thread.start()
+    thread.join()
+    strategy.barrier()
+    say("all is well")
+
+
+# --- ranks that disagree -------------------------------------------------------------------------------
+
+
+def different_collectives():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    now()
+    if RANK == SIZE - 1:
+        strategy.gather(np.ones(2), 0)
+    strategy.reduce("SUM", 1.0, axis=None)
+
+
+def different_shapes():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    now()
+    strategy.reduce("SUM", np.ones(3 + RANK, "float32"), axis=None)
+
+
+def different_dtypes():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    now()
+    strategy.reduce("SUM", np.ones(3, ["float32", "float64"][RANK % 2]), axis=None)
+
+
+def different_ops():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    now()
+    strategy.reduce(["SUM", "MEAN"][RANK % 2], np.ones(3), axis=None)
+
+
+def caught_and_agreed():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    for step in range(4):
+        try:
+            if step == 2 and RANK == SIZE - 1:
+                raise OSError("no such file")
+            ok = True
+        except OSError:
+            ok = False
+        if not strategy.agree(ok):
+            say("stopped at", step)
+            break
+        strategy.reduce("SUM", 1.0, axis=None)
+    strategy.barrier()
+
+
+def chief_fails_and_all_know():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    try:
+        with strategy.chief_first():
+            raise ValueError("no data")
+    except ValueError as error:
+        say("rank", RANK, "ValueError", error)
+    except RuntimeError as error:
+        say("rank", RANK, "RuntimeError", error)
+    strategy.barrier()
+
+
+def two_threads():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    go = WORLD.Dup()
+    if RANK == 0:
+        thread = threading.Thread(target=strategy.barrier)
+        thread.start()
+        time.sleep(0.5)  # it is in the barrier: the others only come later
+        try:
+            strategy.barrier()
+        except RuntimeError as error:
+            say("refused:", error)
+        go.Barrier()
+        thread.join()
+    else:
+        go.Barrier()
+        strategy.barrier()
+    strategy.barrier()
+    say("all is well")
+
+
+def thread_raises():
+    """An error in a thread ends the thread, as Python has it, not the job."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    strategy.barrier()
+    say("all is well")
+
+
+# --- communicators -------------------------------------------------------------------------------------
+
+
+def many_strategies():
+    before = None
+    for i in range(3000):
+        strategy = [mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy][i % 2]()
+        if i % 100 == 0:
+            assert strategy.reduce("SUM", 1, axis=None) == SIZE
+        if i == 10:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    say("all is well")
+
+
+def many_communicators():
+    before = None
+    for i in range(3000):
+        part = WORLD.Split(RANK % 2, key=-RANK)
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=part)
+        assert strategy.num_replicas_in_sync == part.size
+        if i % 100 == 0:
+            assert strategy.reduce("SUM", 1, axis=None) == part.size
+        if i == 10:
+            before = len(os.listdir("/proc/self/fd"))
+        part.Free()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1, axis=None) == SIZE
+    say("all is well")
+
+
+def many_copies_of_the_world():
+    for i in range(3000):
+        copy = WORLD.Dup()
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
+        if i % 100 == 0:
+            assert strategy.reduce("SUM", 1, axis=None) == SIZE
+        copy.Free()
+    say("all is well")
+
+
+def frees_the_communicator():
+    copy = WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
+    with strategy.scope():
+        v = mpistrat.Variable(1.0)
+    copy.Free()
+    try:
+        strategy.reduce("SUM", 1, axis=None)
+    except RuntimeError as error:
+        say("RuntimeError:", error)
+    say(v)
+    assert mpistrat.MultiWorkerMirroredStrategy().agree(True)
+    say("all is well")
+
+
+def frees_while_others_wait():
+    """The strategy was used on a communicator that one rank has freed: it says so there, and the job ends."""
+    copy = WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
+    copy.Free()
+    now()
+    strategy.barrier()
+
+
+def null_communicator():
+    part = WORLD.Split(0 if RANK else MPI.UNDEFINED)
+    now()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=part)
+    wait(strategy)
+
+
+def alone_first():
+    """One rank makes a strategy of its own before all make theirs."""
+    if RANK == 0:
+        alone = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_SELF)
+        assert alone.reduce("SUM", 1, axis=None) == 1
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    assert strategy.reduce("SUM", 1, axis=None) == SIZE
+    say("all is well")
+
+
+def alone_first_then_all_raise():
+    """Each rank made a strategy of its own before: still only one traceback."""
+    mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_SELF)
+    all_raise()
+
+
+def finalized():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    strategy.barrier()
+    MPI.Finalize()
+    try:
+        mpistrat.MultiWorkerMirroredStrategy(comm=None)
+    except RuntimeError as error:
+        say("RuntimeError:", error)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

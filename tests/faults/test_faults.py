@@ -1,0 +1,264 @@
+"""What becomes of a job when one of its programs goes wrong."""
+
+import errno
+import fcntl
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from mpistrat.runtime import failure
+
+pytestmark = [pytest.mark.mpich, pytest.mark.fault]
+
+LIMIT = 30
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+@pytest.fixture
+def run(run_ranks, summarize):
+    """Run a program; if it told when it went wrong, record how long the job took to end."""
+
+    def run(name, n=2, *options, words=()):
+        ended = run_ranks(n, *options, PROGRAMS, name, *words, limit=LIMIT)
+        end = time.time()
+        told = [float(text) for text in re.findall(r"^at (\d+\.\d+)$", ended.output, re.MULTILINE)]
+        if told and ended.status is not None:
+            summarize(f"{name} on {n} ranks: the job ended {end - max(told):.1f} s after it went wrong")
+        assert ended.status is not None, str(ended)
+        return ended
+
+    return run
+
+
+def failed(ended, *texts, tracebacks=1):
+    """It failed, says why in that many tracebacks, and Python says nothing afterwards."""
+    assert ended.status not in (0, None), str(ended)
+    ended.shows(*texts)
+    assert ended.output.count("Traceback (most recent call last)") == tracebacks, str(ended)
+    if tracebacks:
+        after = ended.output.rsplit("Traceback (most recent call last)", 1)[1]
+        for text in ("Exception ignored", "Fatal Python error", "Segmentation fault", "Error in atexit"):
+            assert text not in after, str(ended)
+    return ended
+
+
+RAISING = [
+    "one_raises",
+    "raises_in_run",
+    "raises_in_merge_call",
+    "raises_in_scope",
+    "raises_in_update",
+    "thread_stays_alive",
+]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("name", RAISING)
+def test_error_of_one_rank_ends_the_job(run, name, n):
+    ended = failed(run(name, n), "ValueError: on purpose", f"rank {n - 1} of {n} failed", f"in {name}")
+    assert ended.output.count("ValueError: on purpose") == 1, str(ended)
+    after = ended.output.split("ValueError: on purpose\n", 1)[1]
+    assert not re.search(r"python|\.py\b", after), str(ended)
+
+
+def test_exit_handlers_of_the_rank_that_failed_are_served(run):
+    failed(run("one_raises"), "atexit of rank 1")
+
+
+def test_error_of_a_rank_without_a_strategy(run):
+    """The others wait for it in the constructor of theirs."""
+    failed(run("raises_before_it_has_a_strategy"), "ValueError: on purpose")
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_error_of_all_ranks_is_shown_once(run, n):
+    failed(run("all_raise", n), "ValueError: on purpose")
+
+
+def test_error_with_a_huge_message_is_shown_whole(run):
+    ended = failed(run("huge_message"))
+    assert "begin" + "x" * 300_000 + "end" in ended.output
+
+
+def test_interrupt(run):
+    failed(run("raises_an_interrupt"), "KeyboardInterrupt")
+
+
+def test_chief_that_fails_while_others_wait(run):
+    failed(run("chief_fails_first"), "no data")
+
+
+@pytest.mark.parametrize("name", ["own_hook_before", "own_hook_after"])
+def test_own_hook(run, name):
+    ended = run(name)
+    assert ended.status != 0, str(ended)
+    assert ended.output.count("own hook: on purpose") == 1, str(ended)
+
+
+def test_own_hook_that_fails(run):
+    ended = run("own_hook_that_fails")
+    assert ended.status != 0, str(ended)
+    ended.shows("of the hook")
+
+
+def test_interactive_sessions_are_left_alone(run):
+    for options, words in (("-i",), ()), ((), ("ps1",)):
+        ended = run("interactive", 2, *options, words=words)
+        ended.shows("ValueError: on purpose")
+        assert "which ends the job" not in ended.output, str(ended)
+        if options:
+            assert ended.status == 0, str(ended)
+
+
+# --- ends without an error -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "text"),
+    [
+        ("exit_3", 3, None),
+        ("raise_exit_3", 3, None),
+        ("exit_from_a_derived_class", 4, None),
+        ("exit_text", 1, "this is the text"),
+        ("exit_true", 1, None),
+        ("exit_object", 1, "['a', 'list']"),
+        ("exit_256", None, None),
+        ("exit_huge", None, None),
+        ("ends_at_once", 5, None),
+        ("killed", None, None),
+    ],
+)
+def test_exit_of_one_rank_ends_the_job(run, name, status, text):
+    ended = failed(run(name), tracebacks=0)
+    if status is not None:
+        assert ended.status == status, str(ended)
+    if text is not None:
+        assert ended.output.count(text) == 1, str(ended)
+
+
+def test_exit_that_is_caught_is_no_exit(run):
+    ended = run("caught_exit").check()
+    assert ended.output.count("all is well") == 2
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("name", ["ends_early", "returns_early", "returns_early_on_a_part"])
+def test_rank_that_ends_while_others_wait(run, name, n):
+    ended = run(name, n)
+    ended.shows("MismatchError")
+    if name != "returns_early_on_a_part":  # of a part, no other rank is asked who shows the traceback
+        failed(ended)
+    rank = 0 if name == "returns_early_on_a_part" else n - 1  # of the strategy's communicator
+    assert re.search(rf"rank {rank}: the end of the program", ended.output), str(ended)
+
+
+# --- ranks that disagree -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("different_collectives", ("MismatchError", "rank 0: all_reduce", "rank 1: all_gather")),
+        ("different_shapes", ("ValueMismatchError", "rank 0: all_reduce", "float32[3]", "float32[4]")),
+        ("different_dtypes", ("ValueMismatchError", "rank 0: all_reduce", "float32[3]", "float64[3]")),
+        ("different_ops", ("ValueMismatchError", "rank 0: all_reduce SUM", "rank 1: all_reduce MEAN")),
+    ],
+)
+def test_disagreement_ends_the_job(run, name, texts):
+    failed(run(name), *texts, "programs.py:")
+
+
+def test_error_that_is_caught_and_agreed_on(run):
+    ended = run("caught_and_agreed", 3).check()
+    assert ended.output.count("stopped at 2") == 3, str(ended)
+
+
+def test_chief_that_fails_is_known_to_all(run):
+    ended = run("chief_fails_and_all_know", 3).check()
+    ended.shows("rank 0 ValueError no data")
+    for rank in (1, 2):
+        assert re.search(rf"rank {rank} RuntimeError .*no data", ended.output), str(ended)
+
+
+def test_two_threads(run):
+    ended = run("two_threads").check()
+    ended.shows("refused:", "another thread")
+    assert ended.output.count("all is well") == 2
+
+
+def test_error_of_a_thread_is_left_to_python(run):
+    ended = run("thread_raises").check()
+    assert ended.output.count("all is well") == 2
+    ended.shows("ValueError: on purpose")
+
+
+# --- communicators -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["many_strategies", "many_communicators", "many_copies_of_the_world", "alone_first"]
+)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_communicators(run, name, n):
+    ended = run(name, n).check()
+    assert ended.output.count("all is well") == n
+
+
+def test_freed_communicator(run):
+    ended = run("frees_the_communicator").check()
+    assert ended.output.count("all is well") == 2
+    ended.shows("RuntimeError:", "MirroredVariable 'Variable'")
+    assert re.search("RuntimeError: .*(freed|communicator)", ended.output), str(ended)
+
+
+def test_use_of_a_freed_communicator_ends_the_job(run):
+    failed(run("frees_while_others_wait"))
+
+
+def test_null_communicator(run):
+    failed(run("null_communicator", 3), "ValueError", "COMM_NULL")
+
+
+def test_one_traceback_although_each_rank_was_alone_before(run):
+    failed(run("alone_first_then_all_raise", 3), "ValueError: on purpose")
+
+
+def test_finalized(run):
+    ended = run("finalized").check()
+    assert ended.output.count("RuntimeError: MPI was finalized") == 2, str(ended)
+
+
+# --- who reports ---------------------------------------------------------------------------------------
+
+
+def test_a_file_system_without_locks_does_not_silence_all_ranks(monkeypatch, tmp_path):
+    """Network file systems may refuse a lock: two tracebacks are better than none."""
+
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with (tmp_path / "claim").open("wb") as file:
+        monkeypatch.setattr(failure, "_claim", file.fileno())
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        assert failure._first_failure()
+
+
+def test_a_full_disk_does_not_silence_all_ranks(monkeypatch, tmp_path):
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (tmp_path / "claim").open("wb") as file:
+        monkeypatch.setattr(failure, "_claim", file.fileno())
+        monkeypatch.setattr(os, "write", refuse)
+        assert failure._first_failure()
+
+
+def test_the_first_of_two_reports(monkeypatch, tmp_path):
+    with (tmp_path / "claim").open("wb") as file, (tmp_path / "claim").open("wb") as other:
+        monkeypatch.setattr(failure, "_claim", file.fileno())
+        assert failure._first_failure()
+        monkeypatch.setattr(failure, "_claim", other.fileno())
+        assert not failure._first_failure()
