@@ -16,11 +16,12 @@ _registered: set[type] = set()
 
 def is_nested(value: Any) -> bool:
     """Whether ``value`` is a structure rather than a leaf."""
-    return _is_structure(type(value))
+    kind: Any = type(value)
+    return _is_structure(kind)
 
 
 @lru_cache(maxsize=4096)
-def _is_structure(kind: type) -> bool:
+def _is_structure(kind: Any) -> bool:
     return issubclass(kind, (dict, list, tuple, type(None))) or _is_dataclass(kind)
 
 
@@ -70,7 +71,7 @@ def describe(structure: Any) -> str | None:
 
 def holds(leaves: list[Any], kind: type) -> bool:
     """Whether one of the leaves is an instance of a class."""
-    return any([issubclass(each, kind) for each in set(map(type, leaves))])
+    return any(issubclass(each, kind) for each in set(map(type, leaves)))
 
 
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
@@ -87,6 +88,9 @@ def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
 
     for each in (structure, *others):
         _register_dataclasses(each)
+    specs = {optree.tree_structure(each, namespace=_NAMESPACE) for each in (structure, *others)}
+    if len(specs) > 1:  # optree takes others that are deeper
+        raise ValueError(f"the structures differ: {', '.join(map(str, specs))}")
     return optree.tree_map(fn, structure, *others, namespace=_NAMESPACE)
 
 

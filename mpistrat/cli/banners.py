@@ -7,6 +7,7 @@ that ends in ``\\r`` must not wait for its newline.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,11 +17,22 @@ _EQUALS = b"=" * 83 + b"\n"
 
 
 class Death(NamedTuple):
-    """A rank that was killed by a signal. The rank or its process is None where the launcher does not say."""
+    """A rank that was killed by a signal.
+
+    Attributes
+    ----------
+    signal : int
+        The signal, or one that the launcher confuses with it.
+    rank, pid : int or None
+        Which rank, and its process, where the launcher says it.
+    or_signals : tuple of int
+        What the signal may have been instead.
+    """
 
     signal: int
     rank: int | None = None
     pid: int | None = None
+    or_signals: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class Banner:
     last : bytes
         How it ends.
     whole : re.Pattern
-        What all of it looks like. The groups ``signal``, ``rank`` and ``pid`` tell of a death.
+        What all of it looks like. The groups ``signal``, ``rank``, ``pid`` and ``code`` tell of a death.
     fails : bool
         Whether the job has failed if it is printed.
     starts_line : bool
@@ -107,7 +119,9 @@ _TERMINATION = Banner(
     (b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n",),
     b"Please see the FAQ page for debugging suggestions\n",
     re.compile(
-        rb".*=   PID (?P<pid>\d+) RUNNING AT .*EXIT STRING: [^\n]* \(signal (?P<signal>\d+)\)\n.*", re.DOTALL
+        rb".*=   PID (?P<pid>\d+) RUNNING AT .*=   EXIT CODE: (?P<code>\d+)\n"
+        rb".*EXIT STRING: [^\n]* \(signal (?P<signal>\d+)\)\n.*",
+        re.DOTALL,
     ),
 )
 # With the empty line before it, unless that ends a line of the program.
@@ -235,8 +249,18 @@ class Filter:
         self.failed = self.failed or banner.fails
         match = banner.whole.fullmatch(dropped)
         groups = match.groupdict() if match is not None else {}
-        if groups.get("signal"):
-            rank, pid = groups.get("rank"), groups.get("pid")
-            self.deaths.append(
-                Death(int(groups["signal"]), int(rank) if rank else None, int(pid) if pid else None)
-            )
+        numbers = {name: int(text) for name, text in groups.items() if text}
+        if "signal" in numbers:
+            self.deaths.append(_death(numbers))
+
+
+def _death(numbers: dict[str, int]) -> Death:
+    number, code = numbers["signal"], numbers.get("code")
+    if code is None:
+        return Death(number, numbers.get("rank"), numbers.get("pid"))
+    if code != signal.SIGKILL:
+        return Death(code, pid=numbers["pid"])
+    # MPICH names one process, which may be one that it killed itself afterwards, and a signal that is the
+    # bitwise or of those of all processes.
+    usual = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
+    return Death(number, or_signals=tuple(int(each) for each in usual if each | signal.SIGKILL == number))

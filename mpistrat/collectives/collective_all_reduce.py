@@ -41,7 +41,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
-            cls.all_reduce = CrossDeviceOps.all_reduce  # type: ignore[method-assign]  # by way of the hooks
+            cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any

@@ -109,14 +109,17 @@ def _first_failure() -> bool:
         if os.fstat(_claim).st_size:
             return False
         os.write(_claim, b"x")
-    except OSError:
+    except BlockingIOError:  # another rank has the lock
         return False
+    except OSError:  # no locks on this file system, or no room: twice is better than never
+        return True
     return True
 
 
 def _abort_at_exit(status: int) -> None:
     global _pending
     _pending = True
+    status = status % 256 or 1  # what the system keeps of it, and never success
     from mpi4py.run import set_abort_status
 
     set_abort_status(status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.runtime import launch
+from mpistrat.runtime import failure, launch, log
 
 _mpi: Any = None
 
@@ -29,4 +29,15 @@ def start() -> Any:
             MPI.Init_thread()
         launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
         _mpi = MPI
+        world = MPI.COMM_WORLD
+        if world.size > 1:
+            log.set_rank(world.rank, world.size)
+            failure.arm(world.rank, world.size)
+    elif _mpi.Is_finalized():
+        raise RuntimeError("MPI was finalized: create strategies before MPI.Finalize() is called")
     return _mpi
+
+
+def running() -> bool:
+    """Whether MPI was started by this library, and not finalized since."""
+    return _mpi is not None and not _mpi.Is_finalized()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import failure, log, mpi
+from mpistrat.runtime import failure, mpi
 from mpistrat.runtime.operation import MismatchError, Operation, Said, call_site, mismatch, operation
 
 _END = operation("the end of the program")
@@ -97,10 +97,9 @@ class Topology:
     def _greet(self, MPI: Any) -> None:
         if MPI.COMM_WORLD.size == 1:
             return
-        log.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-        failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         if MPI.Comm.Compare(self.parent, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
             failure.share(self.node)
+        if self.size > 1:
             atexit.register(self._say_goodbye)
 
     @property
@@ -203,8 +202,7 @@ class Topology:
 
     def _say_goodbye(self) -> None:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
-        MPI = mpi.start()
-        if failure.pending() or MPI.Is_finalized() or self.world == MPI.COMM_NULL:
+        if failure.pending() or not mpi.running() or not self.world:
             return
         while True:
             try:
@@ -254,6 +252,7 @@ def _error(names: list[str], text: str) -> Exception:
 
 def _delete(comm: Any, keyval: int, topology: Topology) -> None:
     """The user frees the communicator: MPI frees what was cached on it, collectively as that call is."""
-    MPI = mpi.start()
-    if not MPI.Is_finalized() and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        topology.free()
+    if mpi.running():
+        MPI = mpi.start()
+        if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            topology.free()

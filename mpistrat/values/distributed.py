@@ -59,8 +59,8 @@ class PerReplica(DistributedValues):
     __slots__ = ()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        mode = context.current()
-        if (mode.replica_context is None or context.is_default()) and mode.update_replica_id is None:
+        mode = None if context.is_default() else context.current()
+        if mode is None or (mode.replica_context is None and mode.update_replica_id is None):
             raise ValueError(
                 "It looks like you are using a PerReplica object while not inside a replica context. Its "
                 "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
@@ -86,7 +86,7 @@ class Mirrored(ArrayLike, DistributedValues):
         return np.asarray(self._component)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "_component":  # not there yet
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._component, name)
 

@@ -51,7 +51,7 @@ class IndexedSlices:
             )
         self.indices = self.indices.astype(np.int64, copy=False)
         if self.dense_shape is not None:
-            if self.values.shape[1:] != self.dense_shape[1:]:
+            if not self.dense_shape or self.values.shape[1:] != self.dense_shape[1:]:
                 raise ValueError(
                     f"rows of shape {self.values.shape[1:]} do not fit an array of shape {self.dense_shape}"
                 )

@@ -64,12 +64,6 @@ def huge_message():
     wait(strategy)
 
 
-def raises_before_it_has_a_strategy():
-    if RANK == SIZE - 1:
-        fail()
-    wait(mpistrat.MultiWorkerMirroredStrategy())
-
-
 def raises_in_run():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 

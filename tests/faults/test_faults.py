@@ -68,11 +68,6 @@ def test_exit_handlers_of_the_rank_that_failed_are_served(run):
     failed(run("one_raises"), "atexit of rank 1")
 
 
-def test_error_of_a_rank_without_a_strategy(run):
-    """The others wait for it in the constructor of theirs."""
-    failed(run("raises_before_it_has_a_strategy"), "ValueError: on purpose")
-
-
 @pytest.mark.parametrize("n", [2, 3])
 def test_error_of_all_ranks_is_shown_once(run, n):
     failed(run("all_raise", n), "ValueError: on purpose")
