@@ -1,7 +1,7 @@
 """Which strategy is current, and in which context: a stack of modes per thread.
 
 The empty stack is the *default mode*: the default strategy, in its replica context. This file
-knows no class of the package; ``strategy.py`` says what the default mode is.
+knows no class of the package; the package ``strategy`` says what the default mode is.
 """
 
 from __future__ import annotations
@@ -24,13 +24,6 @@ class Mode:
         self.strategy = strategy
         self.replica_context = replica_context
         self.update_replica_id = update_replica_id
-
-    def __enter__(self) -> Mode:
-        _local.stack.append(self)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        _local.stack.pop()
 
 
 class _Stack(threading.local):

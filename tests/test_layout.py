@@ -17,9 +17,23 @@ ROOT = Path(__file__).parents[1]
 
 
 def tracked(*patterns: str) -> list[str]:
+    """The files of the tree, by git; where there is no git, all but what tools leave behind."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return [
+            name for name in walked() if not patterns or name.startswith(tuple(f"{p}/" for p in patterns))
+        ]
     return [name for name in listed.splitlines() if (ROOT / name).exists()]
+
+
+def walked() -> list[str]:
+    left = re.compile(
+        r"(^|/)(\.[^/]*|__pycache__|build|dist|_build|[^/]*\.egg-info|digits-out|statistics-demo)(/|$)"
+    )
+    files = (str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file())
+    return sorted(name for name in files if not left.search(name))
 
 
 def test_top_level():

@@ -262,5 +262,5 @@ def _death(numbers: dict[str, int]) -> Death:
         return Death(code, pid=numbers["pid"])
     # MPICH names one process, which may be one that it killed itself afterwards, and a signal that is the
     # bitwise or of those of all processes.
-    usual = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
-    return Death(number, or_signals=tuple(int(each) for each in usual if each | signal.SIGKILL == number))
+    others = (each for each in range(1, 32) if each != number and each | signal.SIGKILL == number)
+    return Death(number, or_signals=tuple(others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 _RANKS = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
@@ -34,16 +33,6 @@ def rank_of(process: int) -> int | None:
         return None
     value = next((each.partition(b"=")[2] for each in environ if each.startswith(_RANKS)), b"")
     return int(value) if value.isdigit() else None
-
-
-def watch(process: int) -> int | None:
-    """A descriptor that becomes readable when a process ends, None where there is no such thing."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(process)
-    except OSError:
-        return None
 
 
 def _parent(directory: Path) -> int | None:

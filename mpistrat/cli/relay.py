@@ -22,10 +22,15 @@ from mpistrat.cli.typed import Input
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_USUAL = (
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # what programs die of, beside others
 _TICK = 0.25  # seconds between looks at what no descriptor tells
 _SHORT_TICK = 0.01  # while rank 0 waits for its input to be opened
 _PATIENCE = 0.5  # seconds that a text may be held back
-_BURST = 1.0  # seconds in which a launcher ends all ranks
 _BLOCK = 1 << 16
 _SET_PDEATHSIG = 1  # prctl
 
@@ -55,8 +60,6 @@ class _Relay:
     def __init__(self, job: Job, environ: dict[str, str]):
         self._job = job
         self._ranks: dict[int, int] = {}
-        self._watched: dict[int, int] = {}  # a descriptor of a process -> the process
-        self._ended: list[tuple[float, int]] = []  # when, and which process
         self._passed_on: set[int] = set()
         self._last = b"\n"
         family = job.launcher.family
@@ -107,11 +110,6 @@ class _Relay:
                     if self._input.is_mine(descriptor):
                         self._input.step(selector)
                         continue
-                    if descriptor in self._watched:
-                        selector.unregister(descriptor)
-                        self._ended.append((now, self._watched.pop(descriptor)))
-                        os.close(descriptor)
-                        continue
                     heard[descriptor] = now
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
@@ -122,13 +120,8 @@ class _Relay:
                         self._write(target, unwanted.flush())
                 if self._starting and now >= next_look:
                     self._look()
-                    for descriptor in self._watched:
-                        if descriptor not in selector.get_map():
-                            selector.register(descriptor, selectors.EVENT_READ)
                     step = min(2 * step, 5.0)
                     next_look = time.monotonic() + step
-            for descriptor in self._watched:
-                os.close(descriptor)
         for target, unwanted in self._streams.values():
             self._write(target, unwanted.close())
 
@@ -145,10 +138,6 @@ class _Relay:
     def _look(self) -> dict[int, int]:
         """The ranks that run. Who was which is kept: some launchers name only the process when one dies."""
         ranks = processes.ranks_below(self._process.pid)
-        for process in ranks.keys() - self._ranks.keys():
-            descriptor = processes.watch(process)
-            if descriptor is not None:
-                self._watched[descriptor] = process
         self._ranks.update(ranks)
         return ranks
 
@@ -203,9 +192,12 @@ class _Relay:
         deaths = [death for unwanted in self._filters for death in unwanted.deaths]
         if deaths:
             death = deaths[0]
-            if death.signal not in self._passed_on:
-                numbers = " or ".join(map(_signal, (death.signal, *death.or_signals)))
-                self._say(f"{self._name(death)} was killed by signal {numbers}")
+            for number in (death.signal, *death.or_signals):
+                if number in self._passed_on:
+                    return 128 + number
+            others = [number for number in death.or_signals if number in _USUAL]
+            numbers = " or ".join(map(_signal, (death.signal, *others)))
+            self._say(f"{self._name(death)} was killed by signal {numbers}")
             return 128 + death.signal
         if code < 0:
             if -code not in self._passed_on:
@@ -214,18 +206,8 @@ class _Relay:
         return code or int(any(unwanted.failed for unwanted in self._filters))
 
     def _name(self, death: Death) -> str:
-        rank = death.rank
-        if rank is None:
-            process = death.pid or (self._first_killed() if death.signal == signal.SIGKILL else None)
-            rank = self._ranks.get(process or 0)
+        rank = death.rank if death.rank is not None else self._ranks.get(death.pid or 0)
         return "a rank" if rank is None else f"rank {rank}"
-
-    def _first_killed(self) -> int | None:
-        """The process whose death made the launcher kill all others, None if that is not clear."""
-        last = [(when, process) for when, process in self._ended if self._ended[-1][0] - when < _BURST]
-        if len(last) < self._job.ranks or last[0][0] == last[1][0]:
-            return last[0][1] if self._job.ranks == 1 and last else None
-        return last[0][1]
 
     def _say(self, text: str) -> None:
         start = b"" if self._last == b"\n" else b"\n"

@@ -84,6 +84,7 @@ def plan(
         If one of the arrays cannot be reduced by ``op``.
     """
     groups: dict[np.dtype, list[int]] = {}
+    packed: dict[np.dtype, int] = {}
     buckets: list[Bucket] = []
     empty = []
 
@@ -111,10 +112,11 @@ def plan(
         if nbytes >= ALONE_BYTES:
             close(dtype, [i])
         elif nbytes:
-            group = groups.setdefault(dtype, [])
-            group.append(i)
-            if bytes_per_pack and sum(math.prod(key[j][1]) for j in group) * dtype.itemsize > bytes_per_pack:
+            groups.setdefault(dtype, []).append(i)
+            packed[dtype] = packed.get(dtype, 0) + nbytes
+            if bytes_per_pack and packed[dtype] > bytes_per_pack:
                 close(dtype, groups.pop(dtype))
+                del packed[dtype]
         else:
             empty.append((i, dtypes.result(dtype, op)))
     for dtype, members in groups.items():

@@ -25,20 +25,23 @@ from typing import Any
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
 _who = ""
+_process = -1  # a child that was forked is no rank
+_shared = False
 _claim: int | None = None
 _pending = False
 
 
 def arm(rank: int, size: int) -> None:
     """From now on an uncaught error of this rank, one of several, ends the job."""
-    global _who
+    global _who, _process
     if _who:
         return
+    _process = os.getpid()
     _who = f"rank {rank} of {size}"
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _interactive():
+        if _interactive() or os.getpid() != _process:
             previous(kind, error, trace)
             return
         if _first_failure():
@@ -58,9 +61,9 @@ def arm(rank: int, size: int) -> None:
 
 def share(node: Any) -> None:
     """From now on only one of the ranks of a node that fail together shows its traceback. Collective."""
-    global _claim
-    if _claim is None:
-        _claim = _shared_file(node)
+    global _claim, _shared
+    if not _shared:
+        _shared, _claim = True, _shared_file(node)
 
 
 def pending() -> bool:
@@ -97,7 +100,8 @@ def _shared_file(node: Any) -> int | None:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     node.Barrier()
     if path is not None and node.rank == 0:
-        os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     return descriptor
 
 
@@ -141,6 +145,8 @@ def _watch_system_exit() -> None:
     that can be listened to: the built-in descriptor is replaced by a property that answers the same.
     Before Python 3.12 ``sys.exit`` raises an exception that is not an object yet, hence its stand-in.
     """
+    if sys.implementation.name != "cpython":
+        return
     members = gc.get_referents(SystemExit.__dict__)[0]
     stored = members["code"]
 
@@ -148,7 +154,7 @@ def _watch_system_exit() -> None:
         value = stored.__get__(self)
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             status = value if isinstance(value, int) else 0 if value is None else 1
-            if status and not _interactive():
+            if status and not _interactive() and os.getpid() == _process:
                 _flush()
                 _abort_at_exit(status)
         return value

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-
-class _Rank(logging.Filter):
-    """Adds ``rank`` and ``size`` to a record, and says the rank in its text where there are several."""
-
-    rank = 0
-    size = 1
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.rank, record.size = self.rank, self.size
-        if self.size > 1:
-            record.msg = f"[rank {self.rank}] {record.msg}"
-        return True
-
-
-_filter = _Rank()
-
-
-def get_logger(name: str) -> logging.Logger:
-    """The logger ``name`` (below ``mpistrat``), whose records carry the rank."""
-    logger = logging.getLogger(name)
-    logger.addFilter(_filter)
-    return logger
+_known = False
 
 
 def set_rank(rank: int, size: int) -> None:
-    """Say who this process is, once that is known."""
-    _filter.rank, _filter.size = rank, size
+    """From now on every log record has the attributes ``rank`` and ``size``: ``%(rank)d`` in a format."""
+    global _known
+    if _known:
+        return
+    _known = True
+    previous = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = previous(*args, **kwargs)
+        record.rank, record.size = rank, size
+        return record
+
+    logging.setLogRecordFactory(factory)

@@ -30,8 +30,8 @@ def start() -> Any:
         launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
         _mpi = MPI
         world = MPI.COMM_WORLD
+        log.set_rank(world.rank, world.size)
         if world.size > 1:
-            log.set_rank(world.rank, world.size)
             failure.arm(world.rank, world.size)
     elif _mpi.Is_finalized():
         raise RuntimeError("MPI was finalized: create strategies before MPI.Finalize() is called")

@@ -49,7 +49,7 @@ class Operation:
         return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)
 def operation(name: str, *parts: Hashable) -> Operation:
     """An `Operation`, made once."""
     return Operation(name, *parts)

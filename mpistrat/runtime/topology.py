@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,7 @@ class Topology:
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in np.unique(leader_of)
         )
         self.sequence = 0
+        self._process = os.getpid()
         self._turn = threading.Lock()
         self._extremes = np.empty(2, np.int64)
         self._max = MPI.MAX
@@ -74,16 +76,12 @@ class Topology:
             If it is the null communicator: this rank is none of its members.
         """
         MPI = mpi.start()
-        if not isinstance(comm, MPI.Intracomm):
-            if comm == MPI.COMM_NULL:
-                raise ValueError(
-                    "the communicator is COMM_NULL on this rank: only its members may create the strategy"
-                )
-            raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
-        if comm == MPI.COMM_NULL:
+        if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
             raise ValueError(
                 "the communicator is COMM_NULL on this rank: only its members may create the strategy"
             )
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
         global _keyval
         if _keyval is None:
             _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)
@@ -202,7 +200,7 @@ class Topology:
 
     def _say_goodbye(self) -> None:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
-        if failure.pending() or not mpi.running() or not self.world:
+        if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
         while True:
             try:

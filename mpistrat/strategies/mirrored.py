@@ -61,5 +61,19 @@ class MirroredStrategy(Strategy):
                 f"devices names {len(parsed)} devices for {topology.size} replicas: name one for each, in the order "
                 "of ranks"
             )
-        device = None if parsed is None else parsed[topology.rank].require()
+        device = None if parsed is None else parsed[topology.rank]
+        _require_all(topology, device)
         super().__init__(StrategyExtended(self, topology, device, cross_device_ops))
+
+
+def _require_all(topology: Topology, device: Device | None) -> None:
+    """Raise on every rank, if one of them lacks its device."""
+    missing = None
+    try:
+        if device is not None:
+            device.require()
+    except RuntimeError as error:
+        missing = str(error)
+    for rank, said in enumerate(topology.all_gather_object(missing)):
+        if said is not None:
+            raise RuntimeError(f"rank {rank}: {said}")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpistrat import context
+from mpistrat import context, data
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.data import Dataset, InputContext, InputOptions
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.strategy import Scope, Strategy
 from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
 from mpistrat.variables import LocalVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.data import Dataset, InputContext, InputOptions
 
 
 class _DefaultStrategy(Strategy):
@@ -35,7 +37,7 @@ class _DefaultStrategy(Strategy):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> Any:
-        return dataset_fn(InputContext())
+        return dataset_fn(data.InputContext())
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return value_fn(ValueContext())

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mpistrat import context, nest
+from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.cross_device_ops import check_destinations
-from mpistrat.data import Dataset
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Alone, Topology
@@ -19,6 +18,7 @@ from mpistrat.values import DistributedValues, Mirrored, ReduceOp, VariableSynch
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
+    from mpistrat.data import Dataset
     from mpistrat.strategy.strategy import Strategy
 
 
@@ -355,7 +355,7 @@ class StrategyExtended:
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
         """A dataset over arrays in memory, by the name of earlier releases. There are no sessions."""
-        return Dataset.from_arrays(numpy_input)
+        return data.Dataset.from_arrays(numpy_input)
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpistrat import context, nest
-from mpistrat.data import (
-    Dataset,
-    DistributedDataset,
-    DistributedDatasetsFromFunction,
-    InputContext,
-    InputOptions,
-)
+from mpistrat import context, data, nest
 from mpistrat.strategy.checks import mixing, require_cross_replica
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
@@ -24,6 +17,7 @@ from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, V
 from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
+    from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.strategy.extended import StrategyExtended
 
 
@@ -340,7 +334,7 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
-        return DistributedDataset(dataset, self._extended._topology, options)
+        return data.DistributedDataset(dataset, self._extended._topology, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -364,7 +358,7 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
-        return DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        return data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
 
     # --- copies ----------------------------------------------------------------------
 

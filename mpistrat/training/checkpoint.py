@@ -13,6 +13,7 @@ import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.strategy import Variable
+from mpistrat.strategy.checks import require_cross_replica
 
 # HDF5 has no word for these: their bits are stored, and their name beside.
 _BY_BITS = {"bfloat16": np.uint16}
@@ -37,6 +38,8 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
         If two variables have one name, there are none, or one has no single value (ON_READ with NONE).
     TypeError
         If something is no Variable.
+    RuntimeError
+        In a replica context, or while another strategy is current.
     OSError
         If the file cannot be written. On every replica.
 
@@ -54,6 +57,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     >>> folder.cleanup()
     """
     named = _named(variables)
+    require_cross_replica(_strategy_of(named), "save", "call it outside of strategy.run")
     values = {name: variable.read_value() for name, variable in named.items()}
     strategy = _strategy_of(named)
     strategy.extended._topology.on_first(lambda: _write(values, Path(path)))
@@ -78,9 +82,12 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
         If there is no such file.
     ValueError
         If a variable is not in it, or has another shape or dtype there. On every replica.
+    RuntimeError
+        In a replica context, or while another strategy is current.
     """
     named = _named(variables)
     strategy = _strategy_of(named)
+    require_cross_replica(strategy, "load", "call it outside of strategy.run")
     values = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
     topology = strategy.extended._topology
     topology.on_first(lambda: _read(values, Path(path)))
@@ -107,6 +114,13 @@ def _named(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, 
         if name in named:
             raise ValueError(f"two variables have the name {name!r}: give a dict with names of your own")
         named[name] = variable
+    for name in named:
+        for above in (name[:i] for i, letter in enumerate(name) if letter == "/"):
+            if above in named:
+                raise ValueError(
+                    f"the names {above!r} and {name!r} cannot both be in a file: one is in the other's group; give "
+                    "a dict with names of your own"
+                )
     return named
 
 

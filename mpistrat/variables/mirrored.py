@@ -11,8 +11,17 @@ import numpy as np
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
-from mpistrat.values import IndexedSlices, Mirrored, PerReplica, ReduceOp, VariableAggregation, component
+from mpistrat.values import (
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    ReduceOp,
+    VariableAggregation,
+    component,
+    reducible,
+)
 from mpistrat.variables.distributed import DistributedVariable
+from mpistrat.variables.variable import Variable
 
 # MPISTRAT_DEBUG=variables: compare the copies after every write that does not communicate by itself.
 _COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
@@ -32,7 +41,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return self._component._array
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        self._component._update(method, self._combined(method, component(value)))
+        self._component._update(method, self._combined(method, value))
 
     def _combined(self, method: str, value: Any) -> Any:
         """The replicas' values as one."""
@@ -43,6 +52,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 "become one: create it with aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
         op = _REDUCTIONS.get(aggregation)
+        value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
         if isinstance(value, IndexedSlices):
             return self._combined_rows(method, op, value)
         value = self._component._fitting(value)

@@ -99,9 +99,9 @@ def filtered(banners, text, size):
         (OPEN_MPI_ERR, PRIMARY_4 + NONZERO_4, []),
         (OPEN_MPI_ERR, PRIMARY_4 + KILLED_4, [Death(9, rank=1, pid=0)]),
         (MPICH_ERR, MPICH_ABORT, []),
-        (MPICH_OUT, TERMINATION, [Death(9)]),
+        (MPICH_OUT, TERMINATION, [Death(9, or_signals=(1, 8))]),
         (MPICH_OUT, TERMINATION.replace("CODE: 9", "CODE: 11"), [Death(11, pid=4212)]),
-        (MPICH_OUT, TERMINATION.replace("(signal 9)", "(signal 15)"), [Death(15, or_signals=(6, 7))]),
+        (MPICH_OUT, TERMINATION.replace("(signal 9)", "(signal 15)"), [Death(15, or_signals=(6, 7, 14))]),
     ],
 )
 @pytest.mark.parametrize(

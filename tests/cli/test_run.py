@@ -294,7 +294,7 @@ def test_signals_reach_every_rank(write, name):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR2", "SIGHUP", "SIGQUIT"])
 def test_signals_that_no_rank_handles(write, name):
     with waiting(write(WAIT)) as (job, pids):
         job.send_signal(signal.Signals[name])

@@ -411,6 +411,23 @@ def null_communicator():
     wait(strategy)
 
 
+def a_rank_that_opens_no_file():
+    """The ranks of a node with folders for temporary files of their own."""
+    open_ = os.open
+    if RANK == 1:
+
+        def refuse(path, *args, **options):
+            if "mpistrat-" in str(path):
+                raise OSError("not here")
+            return open_(path, *args, **options)
+
+        os.open = refuse
+    for comm in (WORLD, WORLD.Dup()):
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+        assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+    say("all is well")
+
+
 def alone_first():
     """One rank makes a strategy of its own before all make theirs."""
     if RANK == 0:

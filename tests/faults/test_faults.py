@@ -202,6 +202,11 @@ def test_communicators(run, name, n):
     assert ended.output.count("all is well") == n
 
 
+def test_a_rank_that_cannot_open_the_others_file(run):
+    ended = run("a_rank_that_opens_no_file").check()
+    assert ended.output.count("all is well") == 2
+
+
 def test_freed_communicator(run):
     ended = run("frees_the_communicator").check()
     assert ended.output.count("all is well") == 2

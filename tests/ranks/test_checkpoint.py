@@ -95,6 +95,22 @@ def test_a_file_that_cannot_be_written_raises_on_every_rank(strategy, tmp_path):
         save([v], tmp_path / "no folder" / "v.h5")
 
 
+def test_in_a_replica_context_there_is_no_one_value(strategy, tmp_path):
+    with strategy.scope():
+        v = mpistrat.Variable(1.0, name="v", synchronization=SYNC.ON_READ, aggregation=AGG.SUM)
+    save([v], tmp_path / "v.h5")
+    for call in (save, load):
+        with pytest.raises(RuntimeError, match=r"outside of strategy\.run"):
+            strategy.run(lambda call=call: call([v], tmp_path / "v.h5"))
+
+
+def test_names_that_lie_in_each_other(strategy, tmp_path):
+    with strategy.scope():
+        v = mpistrat.Variable(1.0)
+    with pytest.raises(ValueError, match="'a' and 'a/b'"):
+        save({"a/b": v, "a": v}, tmp_path / "v.h5")
+
+
 def test_an_interrupted_save_leaves_the_old_file(strategy, tmp_path, monkeypatch):
     with strategy.scope():
         v = mpistrat.Variable(1.0, name="v")

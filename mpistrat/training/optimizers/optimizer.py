@@ -10,6 +10,7 @@ import numpy as np
 
 from mpistrat import strategy as strategies
 from mpistrat.runtime import arrays
+from mpistrat.runtime.operation import Operation
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import LocalVariable, Variable
 
@@ -118,23 +119,26 @@ class Optimizer(ABC):
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        if not pairs:
-            raise ValueError("No gradients provided for any variable")
-        extended = replica.strategy.extended
-        gradients = []
-        for gradient, variable in pairs:
-            extended._check_variable(variable, "apply_gradients")
-            gradients.append(_fitting(gradient, variable))
         variables = [variable for _, variable in pairs]
+        try:
+            if not pairs:
+                raise ValueError("No gradients provided for any variable")
+            for variable in variables:
+                replica.strategy.extended._check_variable(variable, "apply_gradients")
+            gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
+        except (TypeError, ValueError) as error:
+            if experimental_aggregate_gradients:
+                _tell(replica.strategy, error)
+            raise
         replica.merge_call(self._apply, (gradients, variables, experimental_aggregate_gradients))
 
     def _apply(
         self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
     ) -> None:
         extended = strategy.extended
-        self._create(variables)
         if aggregate:
             gradients = extended._all_reduce(ReduceOp.SUM, gradients, None)
+        self._create(variables)
         assert self._iterations is not None
         step = self.iterations
         rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
@@ -192,6 +196,18 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
+
+
+def _tell(strategy: Strategy, error: Exception) -> None:
+    """Tell the other replicas, which are about to add up their gradients, that this one cannot.
+
+    Raises
+    ------
+    ValueMismatchError
+        On every replica, if not all of them have this error.
+    """
+    with strategy.extended._topology.turn(Operation("all_reduce", f"refused: {error}")):
+        pass
 
 
 def _fitting(gradient: Any, variable: Variable) -> Any:
