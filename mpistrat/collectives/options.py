@@ -37,9 +37,9 @@ class CommunicationOptions:
     bytes_per_pack : int
         Size of the messages that many small arrays are packed into; 0 leaves it to the library.
     timeout_seconds : float, optional
-        How long to wait for the other ranks.
+        How long to wait for the other ranks. Kept and merged; this version does not act on it.
     implementation : CommunicationImplementation or str
-        Which family of algorithms to use.
+        Which family of algorithms to use. Kept and merged; this version has MPI on host memory alone.
 
     Raises
     ------
