@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpistrat.cli import banners, processes
+from mpistrat.cli import banners, leftovers, processes
 from mpistrat.cli.banners import Death
 from mpistrat.cli.job import Job
 from mpistrat.cli.typed import Input
@@ -59,6 +59,7 @@ def run(job: Job, environ: dict[str, str]) -> int:
 class _Relay:
     def __init__(self, job: Job, environ: dict[str, str]):
         self._job = job
+        self._started = time.time()
         self._ranks: dict[int, int] = {}
         self._passed_on: set[int] = set()
         self._last = b"\n"
@@ -92,7 +93,10 @@ class _Relay:
             self._input.close()
         if code < 0:
             self._end_orphans()
-        return self._status(code)
+        status = self._status(code)
+        if status:
+            leftovers.remove(self._started)
+        return status
 
     def _relay(self) -> None:
         started = time.monotonic()

@@ -44,16 +44,18 @@ def arm(rank: int, size: int) -> None:
         if _interactive() or os.getpid() != _process:
             previous(kind, error, trace)
             return
-        if _first_failure():
-            _flush()
-            if previous is sys.__excepthook__:
+        try:
+            if not _first_failure():
+                time.sleep(2 * _GRACE)  # the first one is about to end the job
+            elif previous is sys.__excepthook__:
+                _flush()
                 lines = traceback.format_exception(kind, error, trace)
                 _write("".join([f"\n{_who} failed, which ends the job:\n", *lines]))
             else:
+                _flush()
                 previous(kind, error, trace)
-        else:
-            time.sleep(2 * _GRACE)  # the first one is about to end the job
-        _abort_at_exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        finally:
+            _abort_at_exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = excepthook
     _watch_system_exit()

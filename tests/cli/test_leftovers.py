@@ -1,0 +1,73 @@
+"""Shared memory of killed ranks."""
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpistrat.cli import leftovers
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path("/dev/shm")
+
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="there is no /dev/shm")
+
+
+@pytest.fixture
+def make():
+    """Make a file in shared memory: `make(name)` is its path."""
+    made = []
+
+    def make(name):
+        made.append(SHARED / f"{name}{os.getpid()}_test")
+        made[-1].write_bytes(b"x" * mmap.PAGESIZE)
+        return made[-1]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def test_only_what_is_new_and_not_used(make):
+    old = make("mpich_shm_old")
+    time.sleep(0.05)
+    since = old.stat().st_ctime + 0.02
+    left, used, other = make("mpich_shm_left"), make("sm_segment.used"), make("other_")
+    with open(used, "r+b") as file, mmap.mmap(file.fileno(), 0):
+        removed = leftovers.remove(since)
+    assert left in removed
+    assert not left.exists()
+    assert all(path.exists() for path in (old, used, other))
+
+
+@pytest.mark.fault
+def test_after_a_job_that_was_killed(tmp_path):
+    program = tmp_path / "prog.py"
+    program.write_text(
+        "import os, re\n"
+        "from mpi4py import MPI\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+        "names = re.findall(r'/dev/shm/[^ \\n]+', open('/proc/self/maps').read())\n"
+        "os.write(1, ''.join(f'{name}\\n' for name in names).encode())\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mpistrat", "run", "-n", "2", str(program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 128 + 9
+    names = {
+        name for name in done.stdout.split() if Path(name).name.startswith(("mpich_shm_", "sm_segment."))
+    }
+    assert names, done.stdout
+    assert not [name for name in names if Path(name).exists()]
