@@ -31,7 +31,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the sum of all ranks' ``send`` into ``receive``; both flat, contiguous, of one dtype.
+        """Write the sum of all ranks' ``send`` into ``receive``; both contiguous, of one shape and dtype.
 
         ``send`` and ``receive`` may be the same array. The caller holds the topology's turn.
         """

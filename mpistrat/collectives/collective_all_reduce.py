@@ -81,14 +81,21 @@ class CollectiveAllReduce(CrossDeviceOps):
         topology = self._topology or self._ranks
         bytes_per_pack = self._bytes_per_pack(values, options)
         # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
-        dtypes, shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
-        key = (op, bytes_per_pack, dtypes, shapes)
+        key: tuple[Any, ...]
+        if len(values) == 1:
+            key = (op, bytes_per_pack, values[0].dtype, values[0].shape)
+        else:
+            key = (op, bytes_per_pack, tuple(map(_dtype, values)), tuple(map(_shape, values)))
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 1024:
                 self._plans.clear()
             plan = packing.plan(
-                topology, op, tuple(zip(dtypes, shapes, strict=True)), bytes_per_pack, self._algorithm
+                topology,
+                op,
+                tuple((value.dtype, value.shape) for value in values),
+                bytes_per_pack,
+                self._algorithm,
             )
             self._plans[key] = plan
         with topology.turn(plan.operation):

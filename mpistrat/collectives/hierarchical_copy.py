@@ -32,12 +32,14 @@ class HierarchicalCopy(Algorithm):
         MPI = mpi.start()
         node, leaders = topology.node, topology.leaders
         step = max(1, CHUNK_BYTES // send.itemsize)
+        in_place = send is receive
+        send, receive = send.reshape(-1), receive.reshape(-1)
         for start in range(0, len(send), step):
             mine, total = send[start : start + step], receive[start : start + step]
             if leaders is None:
                 node.Reduce(mine, None, root=0)
             else:
-                node.Reduce(MPI.IN_PLACE if send is receive else mine, total, root=0)
+                node.Reduce(MPI.IN_PLACE if in_place else mine, total, root=0)
                 if leaders.size > 1:
                     leaders.Allreduce(MPI.IN_PLACE, total)
             node.Bcast(total, root=0)

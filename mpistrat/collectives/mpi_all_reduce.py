@@ -32,11 +32,12 @@ class MpiAllReduce(Algorithm):
         return math.ceil(math.log2(size)) * latency + 2 * (size - 1) / size * nbytes / bandwidth
 
     def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
-        all_reduce, in_place = topology.world.Allreduce, mpi.start().IN_PLACE
-        step = max(1, CHUNK_BYTES // send.itemsize)
-        if len(send) <= step:
-            all_reduce(in_place if send is receive else send, receive)
+        all_reduce, in_place = topology.world.Allreduce, send is receive
+        if send.nbytes <= CHUNK_BYTES:
+            all_reduce(mpi.start().IN_PLACE if in_place else send, receive)
             return
+        step = max(1, CHUNK_BYTES // send.itemsize)
+        send, receive = send.reshape(-1), receive.reshape(-1)
         for start in range(0, len(send), step):
             piece = receive[start : start + step]
-            all_reduce(in_place if send is receive else send[start : start + step], piece)
+            all_reduce(mpi.start().IN_PLACE if in_place else send[start : start + step], piece)

@@ -149,14 +149,12 @@ def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray
 
 
 def _reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
-    flat = array.reshape(-1)  # a copy only if it is not contiguous
-    if flat.dtype != bucket.wire:
-        total = _reduce_converted(topology, bucket, flat)
-    else:
-        total = np.empty(bucket.length, bucket.wire)
-        bucket.algorithm.sum(topology, flat if flat.flags.c_contiguous else flat.copy(), total)
-        total = _finish(bucket, total)
-    return total if array.ndim == 1 else total.reshape(array.shape)
+    if array.dtype != bucket.wire:
+        return _reduce_converted(topology, bucket, array.reshape(-1)).reshape(array.shape)
+    total = np.empty(array.shape, bucket.wire)
+    send = array if array.flags.c_contiguous else array.copy(order="C")
+    bucket.algorithm.sum(topology, send, total)
+    return _finish(bucket, total)
 
 
 def _reduce_converted(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
@@ -174,6 +172,6 @@ def _finish(bucket: Bucket, total: np.ndarray) -> np.ndarray:
     """Divide for a mean, in place where the dtype allows, and round to the dtype of the result."""
     if bucket.divisor != 1:
         if total.dtype.kind in "iu":
-            return total / bucket.divisor
-        total /= total.dtype.type(bucket.divisor)
+            return np.asarray(total / bucket.divisor)
+        np.divide(total, total.dtype.type(bucket.divisor), out=total)
     return total if total.dtype is bucket.result else total.astype(bucket.result, copy=False)

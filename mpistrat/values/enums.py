@@ -72,6 +72,8 @@ class ReduceOp(enum.Enum):
     SUM = "SUM"
     MEAN = "MEAN"
 
+    __hash__ = object.__hash__  # that of Enum is written in Python, and reductions are keys of hot tables
+
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
         """The reduction that a variable's aggregation asks for.
@@ -111,10 +113,14 @@ class ReduceOp(enum.Enum):
         if type(op) is ReduceOp:
             return op
         if isinstance(op, str):
-            try:
-                return ReduceOp[op.upper()]
-            except KeyError:
-                raise ValueError(f"{op!r} is no reduction: use 'SUM' or 'MEAN'") from None
+            found = _BY_NAME.get(op) or _BY_NAME.get(op.upper())
+            if found is None:
+                raise ValueError(f"{op!r} is no reduction: use 'SUM' or 'MEAN'")
+            return found
         if isinstance(op, VariableAggregation):
             return ReduceOp.from_variable_aggregation(op)
         raise TypeError(f"a reduction is a ReduceOp, 'SUM' or 'MEAN', not {op!r}")
+
+
+# The attributes of an enum are slow to reach.
+_BY_NAME = {op.name: op for op in ReduceOp}

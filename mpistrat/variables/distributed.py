@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import weakref
 from abc import abstractmethod
 from typing import Any
@@ -16,15 +15,6 @@ from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.variable import Variable
 
 
-class Place(enum.Enum):
-    """Where code stands, as a variable sees it."""
-
-    CROSS_REPLICA = enum.auto()
-    REPLICA = enum.auto()
-    UPDATE = enum.auto()
-    ELSEWHERE = enum.auto()
-
-
 class DistributedVariable(Variable, DistributedValues):
     """A variable with one copy per replica; this process holds one of them."""
 
@@ -36,27 +26,29 @@ class DistributedVariable(Variable, DistributedValues):
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
         self._component = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
 
-    def _place(self) -> Place:
+    def _is_own(self) -> bool:
+        """Whether this is a place where a variable is this replica's copy: a replica or an update context."""
         mode = context.current()
-        if mode.strategy is not self._strategy:
-            return Place.CROSS_REPLICA if context.is_default() else Place.ELSEWHERE
-        if mode.replica_context is not None:
-            return Place.REPLICA
-        return Place.CROSS_REPLICA if mode.update_replica_id is None else Place.UPDATE
+        return mode.strategy is self._strategy and (
+            mode.replica_context is not None or mode.update_replica_id is not None
+        )
 
     def _update(self, method: str, value: Any) -> None:
-        match self._place():
-            case Place.REPLICA:
+        mode = context.current()
+        if mode.strategy is self._strategy:
+            if mode.replica_context is not None:
                 self._update_in_replica(method, value)
-            case Place.UPDATE:
+            elif mode.update_replica_id is not None:
                 self._component._update(method, value)
-            case Place.CROSS_REPLICA:
+            else:
                 self._update_across_replicas(method, value)
-            case Place.ELSEWHERE:
-                raise RuntimeError(
-                    f"variable {self.name!r} belongs to {self._strategy!r}, and {context.current().strategy!r} is "
-                    "current: write it in its own strategy's scope, or in none"
-                )
+        elif context.is_default():
+            self._update_across_replicas(method, value)
+        else:
+            raise RuntimeError(
+                f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: write it in "
+                "its own strategy's scope, or in none"
+            )
 
     @abstractmethod
     def _update_in_replica(self, method: str, value: Any) -> None: ...

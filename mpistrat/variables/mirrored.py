@@ -12,6 +12,7 @@ from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import (
+    DistributedValues,
     IndexedSlices,
     Mirrored,
     PerReplica,
@@ -37,6 +38,10 @@ class MirroredVariable(DistributedVariable, Mirrored):
     cross-replica context this rank's value is written without communication: it must be equal on all.
     """
 
+    def _initialize(self, value: np.ndarray) -> None:
+        super()._initialize(value)
+        self._reduction = _REDUCTIONS.get(self._aggregation)
+
     def _read(self) -> np.ndarray:
         return self._component._array
 
@@ -45,20 +50,20 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _combined(self, method: str, value: Any) -> Any:
         """The replicas' values as one."""
-        aggregation, extended = self._aggregation, self._strategy.extended
-        if aggregation is VariableAggregation.NONE:
+        extended, op = self._strategy.extended, self._reduction
+        if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
                 "become one: create it with aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
-        op = _REDUCTIONS.get(aggregation)
-        value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
+        if isinstance(value, DistributedValues):
+            value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
         if isinstance(value, IndexedSlices):
             return self._combined_rows(method, op, value)
         value = self._component._fitting(value)
         if op is None:
             return broadcast(extended._topology, [value])[0]
-        if op is ReduceOp.MEAN and not has_mean(value.dtype):
+        if not has_mean(value.dtype) and op is ReduceOp.MEAN:
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )

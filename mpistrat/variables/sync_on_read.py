@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
-from mpistrat.variables.distributed import DistributedVariable, Place
+from mpistrat.variables.distributed import DistributedVariable
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -19,7 +19,7 @@ class SyncOnReadVariable(DistributedVariable):
     """
 
     def _read(self) -> np.ndarray:
-        if self._place() in (Place.REPLICA, Place.UPDATE):
+        if self._is_own():
             return self._own_copy()
         extended, own = self._strategy.extended, self._own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
