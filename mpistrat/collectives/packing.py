@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,14 +129,18 @@ def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list
     """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
     out: list[Any] = [None] * len(arrays)
     for bucket in plan.buckets:
-        if len(bucket.members) == 1:
-            (i,) = bucket.members
-            out[i] = _reduce_one(topology, bucket, arrays[i])
-        else:
-            _reduce_many(topology, bucket, arrays, out)
+        _reduce_bucket(topology, bucket, arrays, out)
     for i, dtype in plan.empty:
         out[i] = np.empty(arrays[i].shape, dtype)
     return out
+
+
+def _reduce_bucket(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
+    if len(bucket.members) == 1:
+        (i,) = bucket.members
+        out[i] = _reduce_one(topology, bucket, arrays[i])
+    else:
+        _reduce_many(topology, bucket, arrays, out)
 
 
 def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
@@ -144,8 +148,15 @@ def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray
     np.concatenate([arrays[i] for i in bucket.members], axis=None, out=packed, casting="same_kind")
     bucket.algorithm.sum(topology, packed, packed)
     packed = _finish(bucket, packed)
-    for i, where, shape in zip(bucket.members, bucket.slices, bucket.shapes, strict=True):
-        out[i] = packed[where] if shape is None else packed[where].reshape(shape)
+    if bucket.shapes.count(None) == len(bucket.shapes):  # all flat: no Python step for each
+        views: Iterable[np.ndarray] = map(packed.__getitem__, bucket.slices)
+    else:
+        views = (
+            packed[where] if shape is None else packed[where].reshape(shape)
+            for where, shape in zip(bucket.slices, bucket.shapes, strict=True)
+        )
+    for i, view in zip(bucket.members, views, strict=True):
+        out[i] = view
 
 
 def _reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:

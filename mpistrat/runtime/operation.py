@@ -35,15 +35,18 @@ class Operation:
     checksum : numpy.ndarray of int64, shape (2,)
         A CRC-32 of the above and its negative, so that one MAX over the ranks finds the largest and the
         smallest: they are equal where all agree.
+    agreed : bytes
+        What that MAX then is, in bytes.
     """
 
-    __slots__ = ("checksum", "name", "parts")
+    __slots__ = ("agreed", "checksum", "name", "parts")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
         self.parts = parts
         crc = zlib.crc32(repr((name, parts)).encode())
         self.checksum = np.array([crc, -crc], np.int64)
+        self.agreed = self.checksum.tobytes()
 
     def __str__(self) -> str:
         return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])

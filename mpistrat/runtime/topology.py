@@ -56,7 +56,7 @@ class Topology:
         leader_of = np.empty(self.size, np.int64)
         world.Allgather(np.array([self.node.bcast(self.rank)], np.int64), leader_of)
         self.nodes = tuple(
-            tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in np.unique(leader_of)
+            tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
         self.sequence = 0
         self._process = os.getpid()
@@ -144,9 +144,9 @@ class Topology:
         self._turn.release()
 
     def _agree(self, operation: Operation) -> None:
-        mine, extremes = operation.checksum, self._extremes
-        self.world.Allreduce(mine, extremes, self._max)
-        if extremes[0] != mine[0] or extremes[1] != mine[1]:
+        extremes = self._extremes
+        self.world.Allreduce(operation.checksum, extremes, self._max)
+        if extremes.tobytes() != operation.agreed:
             said = self.world.allgather(Said(operation.name, str(operation), call_site()))
             raise mismatch(self.rank, self.sequence, said)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_ELEMENTS = 1 << 15
+ELEMENTS = 1 << 15
 
 
 def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
@@ -22,5 +22,5 @@ def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         if not array.flags.c_contiguous:
             raise ValueError(f"an array of shape {array.shape} is not contiguous")
         flat.append(array.reshape(-1))
-    for start in range(0, flat[0].size, _ELEMENTS):
-        yield tuple(each[start : start + _ELEMENTS] for each in flat)
+    for start in range(0, flat[0].size, ELEMENTS):
+        yield tuple(each[start : start + ELEMENTS] for each in flat)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpistrat.training.optimizers.blocks import blocks
+from mpistrat.training.optimizers.blocks import ELEMENTS, blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.values import IndexedSlices
 
@@ -60,8 +60,9 @@ class SGD(Optimizer):
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
+        scratch = np.empty(min(weights.size, ELEMENTS), weights.dtype)
         for w, g, *m in blocks(weights, gradient, *state):
-            change = np.multiply(g, -rate)
+            change = np.multiply(g, -rate, out=scratch[: len(w)], casting="same_kind")
             if m:
                 (velocity,) = m
                 velocity *= self._momentum
