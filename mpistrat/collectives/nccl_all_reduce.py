@@ -1,4 +1,4 @@
-"""NCCL, where every rank has a GPU of its own."""
+"""NCCL: not in this version, and it says what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
 
 
 class NcclAllReduce(CollectiveAllReduce):
-    """All-reduce by NCCL. Needs CuPy with NCCL, and a GPU for every rank.
+    """All-reduce by NCCL, which this version does not use yet: creating it raises.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class NcclAllReduce(CollectiveAllReduce):
     ValueError
         If ``num_packs`` is negative.
     RuntimeError
-        If CuPy, its NCCL or a GPU is missing: the text says which.
+        Always; the text says whether CuPy, its NCCL or a GPU is missing too.
 
     Examples
     --------
@@ -33,8 +33,10 @@ class NcclAllReduce(CollectiveAllReduce):
         if num_packs < 0:
             raise ValueError(f"num_packs must not be negative, not {num_packs}")
         _require_nccl()
-        super().__init__()
-        self._num_packs = num_packs
+        raise RuntimeError(
+            "NcclAllReduce is not in this version, which reduces on the host: use HierarchicalCopyAllReduce, or "
+            "leave cross_device_ops out"
+        )
 
 
 def _require_nccl() -> None:
