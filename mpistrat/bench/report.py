@@ -104,6 +104,6 @@ def _words(row: Row, value: float) -> str:
     if row.is_memory:
         return f"{value / (1 << 20):.1f} MiB"
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if value * factor >= 1:
+        if round(value * factor, 2) >= 1:
             return f"{value * factor:.2f} {unit}"
     return f"{value * 1e6:.2f} us"

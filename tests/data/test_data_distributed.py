@@ -291,13 +291,14 @@ def test_iterator(replicas):
 def test_iterators_refuse_replica_functions(replicas):
     def replica(peer):
         iterator = iter(DistributedDataset(Dataset.range(4).batch(2), peer))
-        with (
-            context.Mode(object(), replica_context=object()),
-            pytest.raises(ValueError, match="outside of replica_fn"),
-        ):
+        stack = context.stack()
+        stack.append(context.Mode(object(), replica_context=object()))
+        with pytest.raises(ValueError, match="outside of replica_fn"):
             next(iterator)
-        with context.Mode(object()):
-            return next(iterator).tolist()
+        stack[:] = [context.Mode(object())]
+        first = next(iterator).tolist()
+        stack.clear()
+        return first
 
     assert replicas(1, replica) == [[0, 1]]
 
