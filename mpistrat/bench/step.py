@@ -44,7 +44,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         return StepByHand(comm, lambda gradients: Perceptron(ROWS, gradients), initial, momentum, pieces)
 
     programs: dict[str, StepWithLibrary | StepByHand] = {
-        LIBRARY: StepWithLibrary(ROWS, momentum),
+        LIBRARY: StepWithLibrary(ROWS, momentum, buffers=True),
+        f"{LIBRARY}, plain arrays": StepWithLibrary(ROWS, momentum),
         "by hand": by_hand(None),
         "by hand, 2 MiB pieces": by_hand(PIECES),
     }

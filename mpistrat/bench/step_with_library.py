@@ -16,14 +16,19 @@ class StepWithLibrary:
     rows : int
         Examples of a replica's batch.
     momentum : float
+    buffers : bool
+        Whether the model writes its gradients to buffers of the strategy, rather than to plain arrays.
     """
 
-    def __init__(self, rows: int, momentum: float = 0.0):
+    def __init__(self, rows: int, momentum: float = 0.0, buffers: bool = False):
         self.strategy = mpistrat.MultiWorkerMirroredStrategy()
         with self.strategy.scope():
             self.variables = [mpistrat.Variable(value) for value in initial_parameters()]
         self.optimizer = mpistrat.optimizers.SGD(learning_rate=0.1, momentum=momentum)
-        self.model = Perceptron(rows, [np.empty(shape, np.float32) for shape in SHAPES])
+        gradients = [np.empty(shape, np.float32) for shape in SHAPES]
+        self.model = Perceptron(
+            rows, self.strategy.experimental_buffers_like(gradients) if buffers else gradients
+        )
 
     @property
     def parameters(self) -> list[np.ndarray]:

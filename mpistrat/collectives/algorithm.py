@@ -11,27 +11,40 @@ from mpistrat.runtime.topology import Topology
 
 
 class Algorithm(ABC):
-    """One way to add up arrays over the ranks of a topology.
+    """One way to combine arrays over the ranks of a topology.
 
     Attributes
     ----------
     name : str
         What a user calls it by.
+    meets : bool
+        Whether `reduce` calls `Topology.meet` before anything else that communicates.
     """
 
     name: str
+    meets: bool = False
 
     @abstractmethod
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        """Whether it can add arrays of this dtype that live on this kind of device."""
+        """Whether it can combine arrays of this dtype that live on this kind of device."""
 
     @abstractmethod
     def cost(self, topology: Topology, nbytes: int) -> float:
         """Predicted seconds for one array of ``nbytes`` bytes."""
 
     @abstractmethod
-    def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the sum of all ranks' ``send`` into ``receive``; both contiguous, of one shape and dtype.
+    def piece_bytes(self, topology: Topology) -> int:
+        """Bytes of the largest message that `reduce` is given."""
 
-        ``send`` and ``receive`` may be the same array. The caller holds the topology's turn.
+    @abstractmethod
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        """Write the combination of all ranks' ``send`` into ``receive``. The caller holds the topology's turn.
+
+        Parameters
+        ----------
+        topology : Topology
+        combine : numpy.ufunc
+            ``numpy.add``, ``maximum``, ``minimum`` or ``multiply``.
+        send, receive : numpy.ndarray
+            Flat, contiguous, of one length; may be the same. The dtype of ``receive`` is the one to combine in.
         """

@@ -5,14 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
 from mpistrat.collectives.identity import Identity
+from mpistrat.collectives.leader import LeaderAllReduce
 from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 ALGORITHMS: dict[str, Algorithm] = {
-    algorithm.name: algorithm for algorithm in (Identity(), MpiAllReduce(), HierarchicalCopy())
+    algorithm.name: algorithm
+    for algorithm in (
+        Identity(),
+        HierarchicalAllReduce(),
+        LeaderAllReduce(),
+        MpiAllReduce(),
+        HierarchicalCopy(),
+    )
 }
 
 
@@ -28,6 +37,15 @@ def choose(
     RuntimeError
         If none, or not the one asked for, can add these values here.
     """
+    return min(_able(topology, dtype, device, name), key=lambda algorithm: algorithm.cost(topology, nbytes))
+
+
+def piece_bytes(topology: Topology, dtype: np.dtype, device: Device, name: str | None = None) -> int:
+    """Bytes of a message that whichever algorithm is chosen takes in one piece."""
+    return min(algorithm.piece_bytes(topology) for algorithm in _able(topology, dtype, device, name))
+
+
+def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None) -> list[Algorithm]:
     if name is not None and name not in ALGORITHMS:
         raise ValueError(f"{name!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
     able = [
@@ -39,7 +57,7 @@ def choose(
         raise RuntimeError(
             f"no all-reduce {'of that name ' if name else ''}adds {dtype} on {device} over {topology.size} ranks"
         )
-    return min(able, key=lambda algorithm: algorithm.cost(topology, nbytes))
+    return able
 
 
 def describe(topology: Topology) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import packing
+from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
@@ -33,15 +33,17 @@ class CollectiveAllReduce(CrossDeviceOps):
         super().__init__()
         self._algorithm = algorithm
         self._plans: dict[Any, packing.Plan] = {}
+        self._plans_in_place: dict[Any, arena_all_reduce.InPlace] = {}
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
-        self._plans = {}
+        self._plans, self._plans_in_place = {}, {}
         return super()._rebound_to(topology)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
             cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
+            cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays  # type: ignore[method-assign]
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
@@ -59,10 +61,10 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _combine(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values, sparse rows by gathering them."""
         if set(map(type, values)) == _ONLY_ARRAYS:
-            return self._all_reduce(op, values, options)
+            return self._reduce_arrays(op, values, options)
         dense = [i for i, value in enumerate(values) if not isinstance(value, IndexedSlices)]
         out: list[Any] = list(values)
-        totals = self._all_reduce(op, [arrays.to_host(values[i]) for i in dense], options)
+        totals = self._reduce_arrays(op, [arrays.to_host(values[i]) for i in dense], options)
         for i, total in zip(dense, totals, strict=True):
             out[i] = arrays.from_host(total, values[i])
         for i, value in enumerate(values):
@@ -75,10 +77,21 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
         return options.bytes_per_pack
 
-    def _all_reduce(
-        self, op: ReduceOp, values: list[np.ndarray], options: CommunicationOptions
+    def _reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
+        if topology.arenas:
+            homes = arena.homes(topology, values)
+            if any(homes):
+                return self._reduce_by_home(op, values, homes, options)
+        return self._reduce_anew(topology, op, values, options)
+
+    all_reduce_arrays = _reduce_arrays
+
+    def _reduce_anew(
+        self, topology: Topology, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
+    ) -> list[np.ndarray]:
         bytes_per_pack = self._bytes_per_pack(values, options)
         # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
         key: tuple[Any, ...]
@@ -98,5 +111,34 @@ class CollectiveAllReduce(CrossDeviceOps):
                 self._algorithm,
             )
             self._plans[key] = plan
-        with topology.turn(plan.operation):
+        with topology.turn(plan.operation, plan.meets):
             return packing.reduce(topology, plan, values)
+
+    def _reduce_by_home(
+        self,
+        op: ReduceOp,
+        values: Sequence[np.ndarray],
+        homes: Sequence[arena.Arena | None],
+        options: CommunicationOptions,
+    ) -> list[np.ndarray]:
+        """Buffers where they are, arena by arena, then the rest."""
+        topology, out = self._ranks, list(values)
+        groups: dict[int, tuple[arena.Arena, list[np.ndarray]]] = {}
+        rest = []
+        for i, (value, home) in enumerate(zip(values, homes, strict=True)):
+            if home is None or dtypes.result(value.dtype, op) != value.dtype:
+                rest.append(i)
+            else:
+                groups.setdefault(home.number, (home, []))[1].append(value)
+        for home, buffers in groups.values():
+            key = (op, home.number, len(buffers))
+            plan = self._plans_in_place.get(key)
+            if plan is None or not plan.is_for(buffers):
+                plan = arena_all_reduce.plan(topology, op, home, buffers, self._algorithm)
+                self._plans_in_place[key] = plan
+            arena_all_reduce.reduce(topology, plan)
+        if rest:
+            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
+            for i, total in zip(rest, totals, strict=True):
+                out[i] = total
+        return out

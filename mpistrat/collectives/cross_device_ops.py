@@ -6,6 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime import arrays
@@ -173,6 +175,12 @@ class CrossDeviceOps:
         if len(pairs) == 1:
             return [component(self.reduce_implementation(op, *pairs[0], options))]
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
+
+    def all_reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
+    ) -> list[Any]:
+        """As `all_reduce`, of NumPy arrays and nothing else."""
+        return self.all_reduce(op, list(values), options)
 
 
 def check_destinations(destinations: Any) -> None:

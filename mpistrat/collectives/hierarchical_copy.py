@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES
+from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, mpi_operation
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -28,18 +28,19 @@ class HierarchicalCopy(Algorithm):
         between = math.ceil(math.log2(nodes)) * 5e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9
         return inside + between
 
-    def sum(self, topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
+    def piece_bytes(self, topology: Topology) -> int:
+        return CHUNK_BYTES
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         MPI = mpi.start()
-        node, leaders = topology.node, topology.leaders
-        step = max(1, CHUNK_BYTES // send.itemsize)
-        in_place = send is receive
-        send, receive = send.reshape(-1), receive.reshape(-1)
-        for start in range(0, len(send), step):
-            mine, total = send[start : start + step], receive[start : start + step]
-            if leaders is None:
-                node.Reduce(mine, None, root=0)
-            else:
-                node.Reduce(MPI.IN_PLACE if in_place else mine, total, root=0)
-                if leaders.size > 1:
-                    leaders.Allreduce(MPI.IN_PLACE, total)
-            node.Bcast(total, root=0)
+        node, leaders, op = topology.node, topology.leaders, mpi_operation(combine)
+        if send.dtype != receive.dtype:
+            receive[...] = send
+            send = receive
+        if leaders is None:
+            node.Reduce(send, None, op, root=0)
+        else:
+            node.Reduce(MPI.IN_PLACE if send is receive else send, receive, op, root=0)
+            if leaders.size > 1:
+                leaders.Allreduce(MPI.IN_PLACE, receive, op)
+        node.Bcast(receive, root=0)

@@ -1,56 +1,66 @@
-"""Many arrays, few messages: how a list of arrays is cut into buckets.
+"""Many arrays, few messages: how a list of arrays is cut into buckets, and these into pieces.
 
-Small arrays of one dtype are fused into one bucket; a large array is a bucket of its own and is not
-copied. The plan of a list depends on dtypes and shapes only, and is made once.
+Small arrays of one dtype are fused into one bucket, at most one piece long; a large array is a bucket of its
+own, and goes piece by piece. The plan of a list depends on dtypes and shapes only, and is made once.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.choose import choose
+from mpistrat.collectives.choose import choose, piece_bytes
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
-CONVERTED = 256 << 10  # elements of an array that are converted to the dtype of the wire at a time
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
 
+class Run(NamedTuple):
+    """Arrays of one shape, one behind the other in a message."""
+
+    where: slice
+    length: int
+    shape: tuple[int, ...]
+
+
 class Bucket(NamedTuple):
-    """Arrays of one dtype that are reduced in one message.
+    """Arrays of one dtype that are reduced one behind the other.
 
     Attributes
     ----------
     members : tuple of int
-        Their places in the list.
-    slices, shapes : tuple
-        Where each lies in the flat message, and its shape (None where it is flat).
-    length : int
-        Elements of the message.
-    wire, result : numpy.dtype
-        The dtype in which they are added, and the one they are given back in.
+        Their places in the list, ascending.
+    runs : tuple of Run
+        Where each lies.
+    length, piece : int
+        Elements of all, and of one message.
+    source, wire, result : numpy.dtype
+        The dtype of the arrays, the one in which they are combined, and the one they are given back in.
+    combine : numpy.ufunc
     divisor : int
-        What the sum is divided by; 1 for a sum.
+        What the combination is divided by; 1 unless for a mean.
     algorithm : Algorithm
     """
 
     members: tuple[int, ...]
-    slices: tuple[slice, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
+    runs: tuple[Run, ...]
     length: int
+    piece: int
+    source: np.dtype
     wire: np.dtype
     result: np.dtype
+    combine: np.ufunc
     divisor: int
     algorithm: Algorithm
 
@@ -63,14 +73,17 @@ class Plan(NamedTuple):
     operation : Operation
         What all ranks must agree on.
     buckets : tuple of Bucket
-        The messages.
+        In the order of their messages.
     empty : tuple of (int, numpy.dtype)
         The arrays without elements and the dtypes of their results.
+    meets : bool
+        Whether the first message lets the ranks agree.
     """
 
     operation: Operation
     buckets: tuple[Bucket, ...]
     empty: tuple[tuple[int, np.dtype], ...]
+    meets: bool
 
 
 def plan(
@@ -83,106 +96,129 @@ def plan(
     TypeError
         If one of the arrays cannot be reduced by ``op``.
     """
-    groups: dict[np.dtype, list[int]] = {}
+    open_buckets: dict[np.dtype, list[int]] = {}
     packed: dict[np.dtype, int] = {}
     buckets: list[Bucket] = []
     empty = []
 
     def close(dtype: np.dtype, members: list[int]) -> None:
-        wire = dtypes.accumulator(dtype, op)
-        lengths = [math.prod(key[i][1]) for i in members]
-        ends = list(itertools.accumulate(lengths))
-        buckets.append(
-            Bucket(
-                tuple(members),
-                tuple(slice(end - n, end) for end, n in zip(ends, lengths, strict=True)),
-                tuple(None if len(key[i][1]) == 1 else key[i][1] for i in members),
-                ends[-1],
-                wire,
-                dtypes.result(dtype, op),
-                topology.size if op is ReduceOp.MEAN else 1,
-                choose(topology, ends[-1] * wire.itemsize, wire, Device("cpu"), algorithm),
-            )
-        )
+        buckets.append(_bucket(topology, op, key, dtype, members[::-1], algorithm))
 
     for i in reversed(range(len(key))):
         dtype, shape = key[i]
-        dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
+        wire = dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes >= ALONE_BYTES:
             close(dtype, [i])
         elif nbytes:
-            groups.setdefault(dtype, []).append(i)
-            packed[dtype] = packed.get(dtype, 0) + nbytes
-            if bytes_per_pack and packed[dtype] > bytes_per_pack:
-                close(dtype, groups.pop(dtype))
+            on_wire = math.prod(shape) * wire.itemsize
+            if packed.get(dtype, 0) + on_wire > piece_bytes(topology, wire, Device("cpu"), algorithm):
+                close(dtype, open_buckets.pop(dtype))
+                del packed[dtype]
+            open_buckets.setdefault(dtype, []).append(i)
+            packed[dtype] = packed.get(dtype, 0) + on_wire
+            if bytes_per_pack and packed[dtype] * dtype.itemsize > bytes_per_pack * wire.itemsize:
+                close(dtype, open_buckets.pop(dtype))
                 del packed[dtype]
         else:
             empty.append((i, dtypes.result(dtype, op)))
-    for dtype, members in groups.items():
+    for dtype, members in open_buckets.items():
         close(dtype, members)
     operation = Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm)
-    return Plan(operation, tuple(buckets), tuple(empty))
+    return Plan(operation, tuple(buckets), tuple(empty), bool(buckets) and buckets[0].algorithm.meets)
+
+
+def _bucket(
+    topology: Topology, op: ReduceOp, key: Key, dtype: np.dtype, members: list[int], name: str | None
+) -> Bucket:
+    wire = dtypes.accumulator(dtype, op)
+    runs, start = [], 0
+    for shape, group in itertools.groupby(members, key=lambda i: key[i][1]):
+        count = len(list(group))
+        stop = start + count * math.prod(shape)
+        runs.append(Run(slice(start, stop), count, shape))
+        start = stop
+    algorithm = choose(topology, start * wire.itemsize, wire, Device("cpu"), name)
+    result = dtypes.result(dtype, op)
+    return Bucket(
+        tuple(members),
+        tuple(runs),
+        start,
+        max(1, algorithm.piece_bytes(topology) // wire.itemsize),
+        result if result == dtype else dtype,  # one object each, to be compared by `is`
+        result if result == wire else wire,
+        result,
+        np.add,
+        topology.size if op is ReduceOp.MEAN else 1,
+        algorithm,
+    )
 
 
 def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
     out: list[Any] = [None] * len(arrays)
-    for bucket in plan.buckets:
-        _reduce_bucket(topology, bucket, arrays, out)
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities are values, as they are to MPI
+        for bucket in plan.buckets:
+            if len(bucket.members) == 1:
+                i = bucket.members[0]
+                out[i] = reduce_one(topology, bucket, arrays[i])
+            else:
+                _reduce_many(topology, bucket, arrays, out)
     for i, dtype in plan.empty:
         out[i] = np.empty(arrays[i].shape, dtype)
     return out
 
 
-def _reduce_bucket(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
-    if len(bucket.members) == 1:
-        (i,) = bucket.members
-        out[i] = _reduce_one(topology, bucket, arrays[i])
-    else:
-        _reduce_many(topology, bucket, arrays, out)
+def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
+    """A new array that holds the reduction of one array, which is all of a bucket."""
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    if array.ndim == 1:
+        return _reduce_flat(topology, bucket, array)
+    return _reduce_flat(topology, bucket, array.reshape(-1)).reshape(array.shape)
 
 
-def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
-    packed = np.empty(bucket.length, bucket.wire)
-    np.concatenate([arrays[i] for i in bucket.members], axis=None, out=packed, casting="same_kind")
-    bucket.algorithm.sum(topology, packed, packed)
-    packed = _finish(bucket, packed)
-    if bucket.shapes.count(None) == len(bucket.shapes):  # all flat: no Python step for each
-        views: Iterable[np.ndarray] = map(packed.__getitem__, bucket.slices)
-    else:
-        views = (
-            packed[where] if shape is None else packed[where].reshape(shape)
-            for where, shape in zip(bucket.slices, bucket.shapes, strict=True)
-        )
-    for i, view in zip(bucket.members, views, strict=True):
-        out[i] = view
-
-
-def _reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
-    if array.dtype != bucket.wire:
-        return _reduce_converted(topology, bucket, array.reshape(-1)).reshape(array.shape)
-    total = np.empty(array.shape, bucket.wire)
-    send = array if array.flags.c_contiguous else array.copy(order="C")
-    bucket.algorithm.sum(topology, send, total)
-    return _finish(bucket, total)
-
-
-def _reduce_converted(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
-    """In pieces, so that the wider copy stays in the cache."""
+def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
     total = np.empty(bucket.length, bucket.result)
-    for start in range(0, bucket.length, CONVERTED):
-        piece = slice(start, start + CONVERTED)
-        wide = flat[piece].astype(bucket.wire)
-        bucket.algorithm.sum(topology, wide, wide)
-        total[piece] = _finish(bucket, wide)
+    piece = bucket.piece
+    if piece >= bucket.length:
+        _reduce_piece(topology, bucket, flat, total)
+        return total
+    for start in range(0, bucket.length, piece):
+        part = slice(start, start + piece)
+        _reduce_piece(topology, bucket, flat[part], total[part])
     return total
 
 
-def _finish(bucket: Bucket, total: np.ndarray) -> np.ndarray:
-    """Divide for a mean, in place where the dtype allows, and round to the dtype of the result."""
+def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
+    members = bucket.members
+    total = np.empty(bucket.length, bucket.result)
+    packed = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
+    consecutive = members[-1] - members[0] + 1 == len(members)
+    mine = arrays[members[0] : members[-1] + 1] if consecutive else [arrays[i] for i in members]
+    np.concatenate(mine, axis=None, out=packed, casting="same_kind")
+    _reduce_piece(topology, bucket, packed, total)
+    views: list[np.ndarray] = []
+    for where, count, shape in bucket.runs:
+        part = total[where]
+        if count == 1 or not shape:
+            views.extend(each.reshape(shape) for each in np.split(part, count))
+        else:
+            views.extend(part.reshape(count, *shape))  # iterating makes the views in one go
+    if consecutive:
+        out[members[0] : members[-1] + 1] = views
+    else:
+        for i, view in zip(members, views, strict=True):
+            out[i] = view
+
+
+def _reduce_piece(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:
+    wide = total if bucket.wire is bucket.result else np.empty(len(total), bucket.wire)
+    bucket.algorithm.reduce(topology, bucket.combine, send, wide)
     if bucket.divisor != 1:
-        if total.dtype.kind in "iu":
-            return np.asarray(total / bucket.divisor)
-        np.divide(total, total.dtype.type(bucket.divisor), out=total)
-    return total if total.dtype is bucket.result else total.astype(bucket.result, copy=False)
+        if wide.dtype.kind in "iu":
+            np.divide(wide, bucket.divisor, out=total)
+            return
+        np.divide(wide, wide.dtype.type(bucket.divisor), out=wide)
+    if wide is not total:
+        total[...] = wide

@@ -37,14 +37,19 @@ class Operation:
         smallest: they are equal where all agree.
     agreed : bytes
         What that MAX then is, in bytes.
+    word : int
+        The CRC-32 alone.
+    word_bytes : bytes
+        It, in 8 bytes of this machine.
     """
 
-    __slots__ = ("agreed", "checksum", "name", "parts")
+    __slots__ = ("agreed", "checksum", "name", "parts", "word", "word_bytes")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
         self.parts = parts
-        crc = zlib.crc32(repr((name, parts)).encode())
+        self.word = crc = zlib.crc32(repr((name, parts)).encode())
+        self.word_bytes = crc.to_bytes(8, sys.byteorder)
         self.checksum = np.array([crc, -crc], np.int64)
         self.agreed = self.checksum.tobytes()
 

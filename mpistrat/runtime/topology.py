@@ -10,21 +10,29 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from mpistrat.runtime import failure, mpi
+from mpistrat.runtime import failure, mpi, threads
+from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
+from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import MismatchError, Operation, Said, call_site, mismatch, operation
+from mpistrat.runtime.shared_memory import NoSharedMemoryError
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _keyval: int | None = None
+_log = logging.getLogger(__name__)
+
+# MPISTRAT_DEBUG=collectives: the place of the call is part of what the ranks compare.
+_COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
 class Topology:
@@ -43,7 +51,16 @@ class Topology:
         communicates on the last three.
     sequence : int
         How many collectives were entered so far.
+    memory : NodeMemory or None
+        What the ranks of this node share; None on all ranks if those of one node cannot.
+    arenas : dict
+        Places of arrays that are reduced where they are, by the identity of their memory.
     """
+
+    memory: NodeMemory | None = None
+    _agreement: Agreement
+    _pending = False
+    _operation: Operation
 
     def __init__(self, parent: Any):
         MPI = mpi.start()
@@ -51,7 +68,7 @@ class Topology:
         self.world = world = parent.Dup()
         self.size: int = world.size
         self.rank: int = world.rank
-        self.node = world.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self.node = self._ranks_of_node(world)
         self.rail = world.Split(self.node.rank, key=self.rank)
         leader_of = np.empty(self.size, np.int64)
         world.Allgather(np.array([self.node.bcast(self.rank)], np.int64), leader_of)
@@ -61,8 +78,10 @@ class Topology:
         self.sequence = 0
         self._process = os.getpid()
         self._turn = threading.Lock()
-        self._extremes = np.empty(2, np.int64)
-        self._max = MPI.MAX
+        self.arenas: dict[int, Any] = {}
+        if self.size > 1:
+            self.memory = self._share_memory(MPI)
+            self._agreement = self._way_to_agree()
 
     @classmethod
     def of(cls, comm: Any) -> Topology:
@@ -100,6 +119,26 @@ class Topology:
         if self.size > 1:
             atexit.register(self._say_goodbye)
 
+    @staticmethod
+    def _ranks_of_node(world: Any) -> Any:
+        return world.Split_type(mpi.start().COMM_TYPE_SHARED, key=world.rank)
+
+    def _share_memory(self, MPI: Any) -> NodeMemory | None:
+        memory = None
+        try:
+            memory = NodeMemory(self.node, between_nodes=len(self.nodes) > 1)
+        except NoSharedMemoryError as error:
+            if self.node.rank == 0:
+                _log.warning("%s; collectives go without it and are slower", error)
+        return memory if self.world.allreduce(memory is not None, MPI.LAND) else None
+
+    def _way_to_agree(self) -> Agreement:
+        if self.memory is None:
+            return MpiAgreement(self.world)
+        if len(self.nodes) == 1:
+            return NodeAgreement(self.memory)
+        return TwoTierAgreement(self.memory, self.leaders)
+
     @property
     def leaders(self) -> Any:
         """The communicator of the nodes' first ranks, None on all other ranks."""
@@ -110,19 +149,27 @@ class Topology:
         """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
 
-    def turn(self, operation: Operation) -> Topology:
+    def turn(self, operation: Operation, meets: bool = False) -> Topology:
         """Context in which this thread makes the collective that ``operation`` describes.
 
-        Asking for it exchanges a checksum of the description with all ranks. It costs one all-reduce of 16
-        bytes, and is what makes ranks that disagree raise instead of hang or compute nonsense.
+        The ranks compare checksums of the description first, which makes those that disagree raise instead of
+        hang or compute nonsense.
+
+        Parameters
+        ----------
+        operation : Operation
+        meets : bool
+            The caller calls `meet` itself, before all other communication: once it has laid down in the
+            memory of the node what the others then read.
 
         Raises
         ------
         MismatchError
             On every rank, if the ranks are not all in the same operation, or one has ended its program.
         RuntimeError
-            If another thread is in a collective of this communicator.
+            If another thread is in a collective of this communicator, or this one reads ahead.
         """
+        threads.refuse(f"rank {self.rank}: {operation.name}")
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
@@ -130,25 +177,53 @@ class Topology:
             )
         self.sequence += 1
         if self.size > 1:
+            if _COMPARES_PLACES:
+                operation = Operation(
+                    operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
+                )
+            self._operation = operation
+            if meets:
+                self._pending = True
+                return self
             try:
-                self._agree(operation)
+                if not self._agreement.agree(operation):
+                    self._disagree(operation)
             except BaseException:
                 self._turn.release()
                 raise
         return self
 
+    def meet(self, payload: Payload | None = None) -> None:
+        """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
+
+        Only where they have `memory`. A payload is combined over all ranks, into the result of the memory.
+
+        Raises
+        ------
+        MismatchError
+            As `turn`.
+        """
+        if payload is not None:
+            agreed = self._agreement.agree_combining(self._operation, payload)  # type: ignore[attr-defined]
+        elif self._pending:
+            agreed = self._agreement.agree(self._operation)
+        else:
+            self.memory.meet()  # type: ignore[union-attr]
+            return
+        self._pending = False
+        if not agreed:
+            self._disagree(self._operation)
+
     def __enter__(self) -> Topology:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._pending = False
         self._turn.release()
 
-    def _agree(self, operation: Operation) -> None:
-        extremes = self._extremes
-        self.world.Allreduce(operation.checksum, extremes, self._max)
-        if extremes.tobytes() != operation.agreed:
-            said = self.world.allgather(Said(operation.name, str(operation), call_site()))
-            raise mismatch(self.rank, self.sequence, said)
+    def _disagree(self, operation: Operation) -> NoReturn:
+        said = self.world.allgather(Said(operation.name, str(operation), call_site()))
+        raise mismatch(self.rank, self.sequence, said)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -194,9 +269,7 @@ class Topology:
         with self.turn(_AGREE):
             if self.size == 1:
                 return bool(flag)
-            flags = np.array([not flag], np.int64)
-            self.world.Allreduce(flags, self._extremes[:1], self._max)
-            return not self._extremes[0]
+            return bool(self.world.allreduce(bool(flag), mpi.start().LAND))
 
     def _say_goodbye(self) -> None:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
@@ -230,6 +303,7 @@ class Alone(Topology):
     def __init__(self) -> None:
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.sequence = 0
+        self.arenas = {}
         self._turn = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:

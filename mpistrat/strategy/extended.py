@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.cross_device_ops import check_destinations
@@ -244,6 +246,11 @@ class StrategyExtended:
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return self._ops.all_reduce(op, values, self._merge(options))
+
+    def _all_reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
+    ) -> list[Any]:
+        return self._ops.all_reduce_arrays(op, values, self._merge(options))
 
     def _flatten(self, name: str, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         if nest.is_nested(value):

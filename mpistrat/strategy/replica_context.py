@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
 
 
+_ONLY_ARRAYS = {np.ndarray}
+
+
 class ReplicaContext:
     """The identity of a replica, and its collectives.
 
@@ -145,8 +148,11 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            return self._strategy.extended._all_reduce(op, [value], options)[0]
+        # By far the most common two, and what follows does the same more slowly.
+        if type(value) is np.ndarray:
+            return self._strategy.extended._all_reduce_arrays(op, (value,), options)[0]
+        if type(value) is list and set(map(type, value)) == _ONLY_ARRAYS:
+            return self._strategy.extended._all_reduce_arrays(op, value, options)
         leaves, rebuild = self._strategy.extended._flatten("all_reduce", value)
         if nest.holds(leaves, DistributedValues):
             leaves = [_own(op, leaf) for leaf in leaves]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, data, nest
+from mpistrat.collectives.arena import buffers
 from mpistrat.strategy.checks import mixing, require_cross_replica
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
@@ -231,7 +232,7 @@ class Strategy(FormerNames):
         if axis is not None:
             return self._reduce_axis(op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            return self._extended._all_reduce(op, [value], None)[0]
+            return self._extended._all_reduce_arrays(op, (value,), None)[0]
         leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value
@@ -363,6 +364,51 @@ class Strategy(FormerNames):
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         return data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+
+    # --- buffers ---------------------------------------------------------------------
+
+    def experimental_buffers_like(self, tree: Any) -> Any:
+        """Zeroed arrays of the same shapes and dtypes, which reductions change where they are.
+
+        They live in memory that the ranks of a node share. What is written there (by ``out=``, say) is reduced
+        without a copy, and several times as fast as other arrays: `ReplicaContext.all_reduce`, `reduce` and
+        the optimizers leave the result *in the arrays themselves*, and return these. A view of one that is
+        not contiguous, and a mean of integers, are reduced into new arrays as ever.
+
+        Collective. The memory is freed with the last array of the tree; it outlives the strategy.
+
+        Parameters
+        ----------
+        tree : array, variable, or nested structure of these
+            Shapes and dtypes must be equal on all replicas.
+
+        Returns
+        -------
+        Any
+            The same structure.
+
+        Raises
+        ------
+        ValueError
+            On every replica, if shapes or dtypes differ between replicas.
+        TypeError
+            If one holds Python objects.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> import numpy as np
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> gradient = strategy.experimental_buffers_like(np.zeros((2, 3), np.float32))
+        >>> _ = np.multiply(2.0, np.ones((2, 3)), out=gradient, casting="same_kind")
+        >>> total = strategy.reduce("MEAN", gradient, axis=None)
+        >>> total is gradient, float(total[0, 0])
+        (True, 2.0)
+        """
+        leaves, rebuild = self._extended._flatten("experimental_buffers_like", tree)
+        arrays = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in arrays]
+        return rebuild(buffers(self._extended._topology, like))
 
     # --- copies ----------------------------------------------------------------------
 

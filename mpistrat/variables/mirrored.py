@@ -67,7 +67,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
-        return extended._all_reduce(op, [value], None)[0]
+        return extended._all_reduce_arrays(op, (value,), None)[0]
 
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended

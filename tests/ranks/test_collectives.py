@@ -342,13 +342,13 @@ def test_options_that_differ_between_ranks(strategy, in_step):
 @pytest.fixture
 def messages(monkeypatch):
     """The length of each message that `HierarchicalCopyAllReduce` sends."""
-    lengths, original = [], HierarchicalCopy.sum
+    lengths, original = [], HierarchicalCopy.reduce
 
-    def count(self, topology, send, receive):
+    def count(self, topology, combine, send, receive):
         lengths.append(len(send))
-        original(self, topology, send, receive)
+        original(self, topology, combine, send, receive)
 
-    monkeypatch.setattr(HierarchicalCopy, "sum", count)
+    monkeypatch.setattr(HierarchicalCopy, "reduce", count)
     return lengths
 
 

@@ -1,0 +1,143 @@
+"""Arrays in memory that the ranks of a node share, which are reduced where they are."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.runtime import mpi
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.shared_memory import NoSharedMemoryError, share
+from mpistrat.runtime.topology import Topology
+
+_ALIGNMENT = 64  # a cache line, so that no two ranks ever write to one
+_log = logging.getLogger(__name__)
+
+
+class Arena(NamedTuple):
+    """Where the memory of some buffers lies. It belongs to the arrays in it, and lives as long as one of them.
+
+    Attributes
+    ----------
+    number : int
+        Which of the topology's arenas.
+    memory : weakref.ref of numpy.ndarray of uint8
+        The base of all its arrays.
+    stride : int
+        Bytes from the buffers of one rank of the node to those of the next.
+    start : int
+        Where this rank's begin.
+    shared : bool
+        Whether the other ranks of the node see it.
+    """
+
+    number: int
+    memory: weakref.ref[np.ndarray]
+    stride: int
+    start: int
+    shared: bool
+
+
+class Stretch(NamedTuple):
+    """Consecutive elements of one dtype in an arena, by their place behind the start of a rank's buffers."""
+
+    offset: int
+    length: int
+    dtype: np.dtype
+
+
+def buffers(topology: Topology, leaves: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+    """Zeroed arrays of these dtypes and shapes, in one arena. Collective.
+
+    Raises
+    ------
+    TypeError
+        If one is to hold Python objects.
+    """
+    for dtype, _ in leaves:
+        if dtype.hasobject:
+            raise TypeError(f"buffers cannot hold Python objects ({dtype})")
+    with topology.turn(operation("experimental_buffers_like", tuple(leaves))):
+        # Those of one dtype side by side: they are reduced in one stretch.
+        order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
+        offsets, end = [0] * len(leaves), 0
+        for i in order:
+            offsets[i] = end
+            end += _aligned(math.prod(leaves[i][1]) * leaves[i][0].itemsize)
+        memory, stride, start, shared = _memory(topology, max(end, 1))
+    arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
+    topology.arenas[id(memory)] = arena
+    weakref.finalize(memory, topology.arenas.pop, id(memory), None)
+    arrays = []
+    for offset, (dtype, shape) in zip(offsets, leaves, strict=True):
+        own = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
+        arrays.append(own.view(dtype).reshape(shape))
+    return arrays
+
+
+def _memory(topology: Topology, nbytes: int) -> tuple[np.ndarray, int, int, bool]:
+    if topology.memory is not None:
+        shared = None
+        try:
+            shared = share(topology.node, nbytes)
+        except NoSharedMemoryError as error:
+            if topology.node.rank == 0:
+                _log.warning("%s; buffers are in private memory and reduced more slowly", error)
+        if topology.world.allreduce(shared is not None, mpi.start().LAND):
+            assert shared is not None
+            stretches = shared.stretches
+            return stretches.base, stretches.shape[1], topology.node.rank * stretches.shape[1], True  # type: ignore[return-value]
+    return np.zeros(nbytes + _ALIGNMENT, np.uint8), 0, 0, False
+
+
+def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None]:
+    """The arena that each of these arrays lives in; None for one that does not, or is not contiguous."""
+    found = [topology.arenas.get(id(value.base)) for value in values]
+    return [
+        home if home is None or value.flags.c_contiguous else None
+        for home, value in zip(found, values, strict=True)
+    ]
+
+
+def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
+    """Where arrays of an arena lie, neighbours of one dtype joined.
+
+    Raises
+    ------
+    ValueError
+        If two of them overlap.
+    """
+    origin = _address(arena.memory()) + arena.start
+    pieces = sorted((_address(value) - origin, value.size, value.dtype) for value in values if value.size)
+    joined: list[Stretch] = []
+    for offset, count, dtype in pieces:
+        last = joined[-1] if joined else None
+        gap = offset - (last.offset + last.length * last.dtype.itemsize) if last else 0
+        if gap < 0:
+            raise ValueError("two of the buffers to be reduced overlap: give each once")
+        if last and last.dtype == dtype and gap < _ALIGNMENT and gap % dtype.itemsize == 0:
+            joined[-1] = Stretch(last.offset, last.length + gap // dtype.itemsize + count, dtype)
+        else:
+            joined.append(Stretch(offset, count, dtype))
+    return tuple(joined)
+
+
+def rows(arena: Arena, stretch: Stretch, ranks: int) -> list[np.ndarray]:
+    """What each rank of the node has at a stretch; of private memory this rank's alone."""
+    memory: Any = arena.memory()
+    starts = range(stretch.offset, ranks * arena.stride, arena.stride) if arena.shared else (stretch.offset,)
+    nbytes = stretch.length * stretch.dtype.itemsize
+    return [memory[start : start + nbytes].view(stretch.dtype) for start in starts]
+
+
+def _address(array: Any) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

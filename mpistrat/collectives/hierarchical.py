@@ -1,0 +1,67 @@
+"""Inside the node through shared memory, between nodes on the rails."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.ring import ring_all_reduce
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+# Below this many bytes a second barrier costs more than every rank's adding up all.
+_ALL_BY_EACH_BYTES = 128 << 10
+
+
+class HierarchicalAllReduce(Algorithm):
+    """Each rank lays its values down where the node's others see them, and adds up a slice of all.
+
+    The slices are combined between nodes, slice ``i`` on the rail of local rank ``i``, by a ring; then each
+    rank takes the whole result. Every node sends and receives ``2 (nodes - 1) / nodes`` times the bytes of the
+    message, whatever the number of its ranks.
+    """
+
+    name = "hierarchical"
+    meets = True
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        """Copies and sums in memory, and the wire's share, each step of the ring with its latency."""
+        nodes = len(topology.nodes)
+        largest = max(topology.ranks_per_node)
+        inside = 5e-7 + min(largest, 3) * nbytes / 12e9
+        if nodes == 1:
+            return inside
+        return inside + 2 * (nodes - 1) * 20e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9
+
+    def piece_bytes(self, topology: Topology) -> int:
+        assert topology.memory is not None
+        return topology.memory.slot_bytes
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        memory = topology.memory
+        assert memory is not None
+        own, rows = memory.slots(send.dtype, len(send))
+        if send is not own:
+            own[...] = send
+        topology.meet()
+        one_node = len(topology.nodes) == 1
+        if one_node and (len(rows) == 2 or len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES):
+            combine_rows(combine, rows, receive)
+            return
+        result = memory.result[: receive.nbytes].view(receive.dtype)
+        slices = memory.size if one_node else min(topology.ranks_per_node)
+        if memory.rank < slices:
+            part = slice(len(send) * memory.rank // slices, len(send) * (memory.rank + 1) // slices)
+            combine_rows(combine, [row[part] for row in rows], result[part])
+            if not one_node:
+                total = result[part]
+                scratch = np.empty(math.ceil(len(total) / topology.rail.size), total.dtype)
+                ring_all_reduce(topology.rail, combine, total, scratch)
+        topology.meet()
+        receive[...] = result

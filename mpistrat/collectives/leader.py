@@ -1,0 +1,56 @@
+"""Inside the node through shared memory, between nodes by the leaders alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.mpi_all_reduce import mpi_operation
+from mpistrat.runtime import mpi
+from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+
+class LeaderAllReduce(Algorithm):
+    """The leader of each node adds up what its ranks laid down; small sums travel with the agreement."""
+
+    name = "leader"
+    meets = True
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        several = topology.memory is not None and len(topology.nodes) > 1
+        return several and device.kind == "cpu" and dtype.kind in "iufc"
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        """One exchange for each doubling of the number of nodes."""
+        doublings = math.ceil(math.log2(len(topology.nodes)))
+        return 2e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + doublings * (10e-6 + nbytes / 1e9)
+
+    def piece_bytes(self, topology: Topology) -> int:
+        assert topology.memory is not None
+        return topology.memory.slot_bytes
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        memory = topology.memory
+        assert memory is not None
+        own, rows = memory.slots(send.dtype, len(send))
+        if send is not own:
+            own[...] = send
+        result = memory.result[: receive.nbytes].view(receive.dtype)
+        if receive.nbytes <= PAYLOAD_BYTES:
+
+            def fill(total: np.ndarray) -> None:
+                combine_rows(combine, rows, total)
+
+            topology.meet(Payload(receive.dtype, len(receive), combine, fill))
+        else:
+            topology.meet()
+            if topology.leaders is not None:
+                combine_rows(combine, rows, result)
+                topology.leaders.Allreduce(mpi.start().IN_PLACE, result, mpi_operation(combine))
+            topology.meet()
+        receive[...] = result

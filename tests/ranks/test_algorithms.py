@@ -1,0 +1,186 @@
+"""Every algorithm on every layout of nodes, against a serial oracle."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.collectives import CollectiveAllReduce, packing
+from mpistrat.collectives.choose import ALGORITHMS
+from mpistrat.runtime import node_memory, shared_memory
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.shared_memory import NoSharedMemoryError
+from mpistrat.runtime.topology import Topology
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+
+# Which node each rank is on; of layouts that are the same for this number of ranks one.
+LAYOUTS = ["0000", "0011", "0001", "0101", "0123"]
+LAYOUTS = list({str([text.index(each) for each in text[:SIZE]]): text[:SIZE] for text in LAYOUTS}.values())
+DTYPES = [np.dtype(each) for each in ("f4", "f8", "i4", "i1", "u2", "f2", ml_dtypes.bfloat16, "c8", ">f4")]
+SHAPES = [(3,), (), (5, 7), (0,), (9_001,), (3,), (3,), (2, 2), (30, 100), (17,)]
+
+
+@pytest.fixture(params=LAYOUTS)
+def nodes(request, monkeypatch):
+    """A strategy whose ranks are spread over nodes, and whose pieces are small."""
+    node = int(request.param[RANK])
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
+        monkeypatch.setattr(node_memory, name, 12_000)
+    monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)
+    comm = MPI.COMM_WORLD.Dup()
+    yield mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    comm.Free()
+
+
+def oracle(make, op):
+    values = [np.asarray(make(rank), np.result_type(make(rank).dtype, np.float64)) for rank in range(SIZE)]
+    total = np.sum(values, axis=0)
+    return total / SIZE if op == "MEAN" else total
+
+
+def combine(strategy, algorithm, op, values):
+    ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
+    return ops.all_reduce(mpistrat.ReduceOp.parse(op), values, mpistrat.experimental.CommunicationOptions())
+
+
+def able(strategy):
+    topology = strategy.extended._topology
+    return [
+        name for name, each in ALGORITHMS.items() if each.supports(topology, np.dtype("f4"), Device("cpu"))
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_and_means(nodes, dtype):
+    for algorithm in [None, *able(nodes)]:
+
+        def make(rank, shape):
+            return (np.arange(int(np.prod(shape))) % 5 * (rank + 1)).reshape(shape).astype(dtype)
+
+        for op in ("SUM", "MEAN"):
+            for _ in range(2):
+                got = combine(nodes, algorithm, op, [make(RANK, shape) for shape in SHAPES])
+                for shape, each in zip(SHAPES, got, strict=True):
+                    want = oracle(lambda rank, shape=shape: make(rank, shape), op)
+                    assert each.shape == shape
+                    tolerance = 0.01 if dtype.name in ("float16", "bfloat16") else 1e-6
+                    np.testing.assert_allclose(each.astype(want.dtype), want, rtol=tolerance)
+                    same = nodes.comm.allgather(each.tobytes())
+                    assert len(set(same)) == 1
+
+
+def test_ranks_that_differ_are_told(nodes):
+    for length in (10, 1_200, 40_000):
+        if SIZE > 1:
+            with pytest.raises(ValueError, match="do not fit together"):
+                nodes.reduce("SUM", np.ones(length + (RANK == SIZE - 1)), axis=None)
+            other = (
+                nodes.barrier
+                if RANK == SIZE - 1
+                else lambda n=length: nodes.reduce("SUM", np.ones(n), axis=None)
+            )
+            with pytest.raises(RuntimeError, match="different collectives"):
+                other()
+        assert (nodes.reduce("SUM", np.ones(length), axis=None) == SIZE).all()
+
+
+def test_buffers(nodes):
+    like = {
+        "a": np.zeros((5, 7), np.float32),
+        "b": [np.zeros(3), np.zeros(20_001, np.float32)],
+        "c": np.zeros((), np.int32),
+        "d": np.zeros(9, np.float16),
+        "e": np.zeros((0, 3)),
+    }
+    buffers = nodes.experimental_buffers_like(like)
+    flat = [buffers["a"], *buffers["b"], buffers["c"], buffers["d"], buffers["e"]]
+    assert not any(each.any() for each in flat)
+    for op in ("SUM", "MEAN"):
+        for _ in range(2):
+            for i, each in enumerate(flat):
+                each[...] = (np.arange(each.size).reshape(each.shape) % 7 + i) * (RANK + 1)
+            got = nodes.run(lambda op=op: mpistrat.get_replica_context().all_reduce(op, buffers))
+            got = [got["a"], *got["b"], got["c"], got["d"], got["e"]]
+            for i, (mine, each) in enumerate(zip(flat, got, strict=True)):
+                factor = SIZE * (SIZE + 1) / 2 / (SIZE if op == "MEAN" else 1)
+                want = (np.arange(each.size).reshape(each.shape) % 7 + i) * factor
+                np.testing.assert_allclose(
+                    each.astype(float), want, rtol=1e-6 if each.dtype != np.float16 else 0.01
+                )
+                if op == "SUM" or mine.dtype != np.int32:
+                    assert each is mine
+
+
+def test_buffers_beside_arrays_and_parts_of_buffers(nodes):
+    buffer = nodes.experimental_buffers_like(np.zeros(1000))
+    buffer[:] = 1
+    array = np.ones(1000)
+    total = nodes.reduce("SUM", [array, buffer, array[:3]], axis=None)
+    assert total[1] is buffer
+    assert all((each == SIZE).all() for each in total)
+    assert (array == 1).all()
+    nodes.reduce("SUM", buffer[10:20], axis=None)
+    assert (buffer[10:20] == SIZE**2).all()
+    assert (buffer[20:] == SIZE).all()
+    assert (nodes.reduce("SUM", buffer[::2], axis=None)[10:] == SIZE**2).all()
+    assert (buffer[20:] == SIZE).all()
+    with pytest.raises(ValueError, match="overlap"):
+        nodes.reduce("SUM", [buffer, buffer], axis=None)
+
+
+def test_buffers_outlive_the_strategy():
+    comm = MPI.COMM_WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    topology = strategy.extended._topology
+    buffer = strategy.experimental_buffers_like(np.zeros(100_000))
+    assert len(topology.arenas) == 1
+    view = buffer[5:10]
+    buffer[:] = 3
+    del strategy, buffer
+    comm.Free()
+    assert (view == 3).all()
+    del view
+    assert not topology.arenas
+
+
+def test_buffers_of_different_shapes():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    if SIZE > 1:
+        with pytest.raises(ValueError, match="do not fit together"):
+            strategy.experimental_buffers_like(np.zeros(3 + RANK))
+    with pytest.raises(TypeError, match="objects"):
+        strategy.experimental_buffers_like(np.array([None]))
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
+    def full(descriptor, start, nbytes):
+        raise OSError(28, "No space left on device")
+
+    if everywhere or RANK == SIZE - 1:
+        monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", full)
+    comm = MPI.COMM_WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    assert strategy.extended._topology.memory is None
+    buffer = strategy.experimental_buffers_like(np.zeros(10))
+    for _ in range(2):
+        buffer[:] = 1
+        assert (strategy.reduce("SUM", np.ones(100_000), axis=None) == SIZE).all()
+        assert strategy.reduce("SUM", buffer, axis=None) is buffer
+        assert (buffer == SIZE).all()
+    if SIZE > 1:
+        text = MPI.COMM_WORLD.allgather(caplog.text)
+        assert any("No space left" in each for each in text)
+        large = nodes.experimental_buffers_like(np.ones(10_000))  # the strategy has memory, this does not
+        large[:] = 1
+        assert (nodes.reduce("MEAN", large, axis=None) == 1).all()
+    comm.Free()
+
+
+def test_sharing_says_why_not(monkeypatch):
+    monkeypatch.setattr(shared_memory, "_FOLDER", "/no/such/folder")
+    with pytest.raises(NoSharedMemoryError, match="/no/such/folder"):
+        shared_memory.share(MPI.COMM_WORLD, 100)
