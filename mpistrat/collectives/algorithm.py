@@ -19,10 +19,13 @@ class Algorithm(ABC):
         What a user calls it by.
     meets : bool
         Whether `reduce` calls `Topology.meet` before anything else that communicates.
+    by_name_only : bool
+        Whether it is never chosen for its cost.
     """
 
     name: str
     meets: bool = False
+    by_name_only: bool = False
 
     @abstractmethod
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:

@@ -12,10 +12,10 @@ import numpy as np
 
 from mpistrat.collectives import arena, packing
 from mpistrat.collectives.arena import Arena, Stretch
+from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ring import ring_all_reduce
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import ReduceOp
 
 _target = weakref.ref.__call__
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
@@ -31,6 +31,8 @@ class InPlace(NamedTuple):
     home : Arena
     operation : Operation
     stretches : tuple of Stretch
+    by_name : bool
+        Whether a user named the algorithm.
     buckets : tuple of Bucket
         How each stretch is reduced where the ranks do not see each other's.
     """
@@ -39,6 +41,7 @@ class InPlace(NamedTuple):
     home: Arena
     operation: Operation
     stretches: tuple[Stretch, ...]
+    by_name: bool
     buckets: tuple[packing.Bucket, ...]
 
     def is_for(self, values: Sequence[np.ndarray]) -> bool:
@@ -47,7 +50,7 @@ class InPlace(NamedTuple):
 
 
 def plan(
-    topology: Topology, op: ReduceOp, home: Arena, values: Sequence[np.ndarray], algorithm: str | None
+    topology: Topology, op: Op, home: Arena, values: Sequence[np.ndarray], algorithm: str | None
 ) -> InPlace:
     """Make the plan of some buffers of one arena."""
     found = arena.stretches(home, values)
@@ -57,22 +60,29 @@ def plan(
         buckets += packing.plan(topology, op, key, 0, algorithm).buckets
     where = tuple((each.offset, each.length, each.dtype.str) for each in found)
     operation = Operation("all_reduce", op.name, "of buffers", home.number, where, algorithm)
-    return InPlace(tuple(map(weakref.ref, values)), home, operation, found, tuple(buckets))
+    return InPlace(
+        tuple(map(weakref.ref, values)),
+        home,
+        operation,
+        found,
+        algorithm not in (None, "hierarchical"),
+        tuple(buckets),
+    )
 
 
-def reduce(topology: Topology, plan: InPlace) -> None:
+def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Leave the reduction over all ranks in the buffers of each."""
     home = plan.home
     with np.errstate(invalid="ignore", over="ignore"):
-        if not home.shared or any(bucket.wire is not bucket.source for bucket in plan.buckets):
-            _reduce_through_copies(topology, plan)
+        if not home.shared or plan.by_name or any(b.wire is not b.source for b in plan.buckets):
+            _reduce_through_copies(topology, plan, timeout_seconds)
         else:
-            _reduce_in_shared_memory(topology, plan)
+            _reduce_in_shared_memory(topology, plan, timeout_seconds)
 
 
-def _reduce_in_shared_memory(topology: Topology, plan: InPlace) -> None:
+def _reduce_in_shared_memory(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     home = plan.home
-    with topology.turn(plan.operation, meets=True):
+    with topology.turn(plan.operation, True, timeout_seconds):
         topology.meet()
         for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
             _reduce_shared(topology, bucket, arena.rows(home, stretch, topology.node.size))
@@ -114,12 +124,13 @@ def _spread(bucket: packing.Bucket, rows: list[np.ndarray], rank: int, block: sl
             row[block] = total
 
 
-def _reduce_through_copies(topology: Topology, plan: InPlace) -> None:
+def _reduce_through_copies(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Piece by piece as any other array, and back."""
     home = plan.home
     rank = topology.node.rank if home.shared else 0
     ranks = topology.node.size if home.shared else 1
-    with topology.turn(plan.operation, bool(plan.buckets) and plan.buckets[0].algorithm.meets):
+    meets = bool(plan.buckets) and plan.buckets[0].algorithm.meets
+    with topology.turn(plan.operation, meets, timeout_seconds):
         for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
             own = arena.rows(home, stretch, ranks)[rank]
             own[...] = packing.reduce_one(topology, bucket, own)

@@ -10,6 +10,7 @@ from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
 from mpistrat.collectives.identity import Identity
 from mpistrat.collectives.leader import LeaderAllReduce
 from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
+from mpistrat.collectives.ordered import OrderedAllReduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         LeaderAllReduce(),
         MpiAllReduce(),
         HierarchicalCopy(),
+        OrderedAllReduce(),
     )
 }
 
@@ -35,7 +37,7 @@ def choose(
     ValueError
         If there is none of that name.
     RuntimeError
-        If none, or not the one asked for, can add these values here.
+        If none, or not the one asked for, can combine these values here.
     """
     return min(_able(topology, dtype, device, name), key=lambda algorithm: algorithm.cost(topology, nbytes))
 
@@ -46,16 +48,24 @@ def piece_bytes(topology: Topology, dtype: np.dtype, device: Device, name: str |
 
 
 def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None) -> list[Algorithm]:
-    if name is not None and name not in ALGORITHMS:
+    if topology.size == 1:
+        return [ALGORITHMS["identity"]]
+    if name is None:
+        named = [each for each in ALGORITHMS.values() if not each.by_name_only]
+    elif name in ALGORITHMS:
+        named = [ALGORITHMS[name]]
+    elif name == "nccl":
+        raise RuntimeError(
+            f"implementation NCCL combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
+        )
+    else:
         raise ValueError(f"{name!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
-    able = [
-        algorithm
-        for algorithm in ALGORITHMS.values()
-        if name in (None, algorithm.name) and algorithm.supports(topology, dtype, device)
-    ]
+    able = [each for each in named if each.supports(topology, dtype, device)]
     if not able:
         raise RuntimeError(
-            f"no all-reduce {'of that name ' if name else ''}adds {dtype} on {device} over {topology.size} ranks"
+            f"no all-reduce {f'by the name of {name} ' if name else ''}combines {dtype} on {device} over "
+            f"{topology.size} ranks on {len(topology.nodes)} node(s)"
+            + ("" if topology.memory is not None else ", which cannot share memory")
         )
     return able
 
@@ -63,7 +73,7 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
 def describe(topology: Topology) -> str:
     """A table of what is chosen for float32 messages of growing size, and what each way is predicted to cost."""
     dtype, device = np.dtype(np.float32), Device("cpu")
-    able = [each for each in ALGORITHMS.values() if each.supports(topology, dtype, device)]
+    able = _able(topology, dtype, device, None)
     lines = ["bytes        chosen              " + "".join(f"{each.name:>22}" for each in able)]
     for exponent in range(2, 31, 4):
         nbytes = 1 << exponent

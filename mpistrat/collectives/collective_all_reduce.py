@@ -10,11 +10,12 @@ import numpy as np
 
 from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives.operations import Op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
+from mpistrat.values import DistributedValues, IndexedSlices, component
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _ONLY_ARRAYS = {np.ndarray}
@@ -43,22 +44,22 @@ class CollectiveAllReduce(CrossDeviceOps):
         super().__init_subclass__()
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
             cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
-            cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays  # type: ignore[method-assign]
+            cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
+        self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         return self._combine(reduce_op, [component(per_replica_value)], options)[0]
 
     def batch_reduce_implementation(
         self,
-        reduce_op: ReduceOp,
+        reduce_op: Op,
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
         return self._combine(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
 
-    def _combine(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _combine(self, op: Op, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values, sparse rows by gathering them."""
         if set(map(type, values)) == _ONLY_ARRAYS:
             return self._reduce_arrays(op, values, options)
@@ -78,7 +79,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         return options.bytes_per_pack
 
     def _reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
+        self, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
         if topology.arenas:
@@ -90,15 +91,16 @@ class CollectiveAllReduce(CrossDeviceOps):
     all_reduce_arrays = _reduce_arrays
 
     def _reduce_anew(
-        self, topology: Topology, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
+        self, topology: Topology, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
         bytes_per_pack = self._bytes_per_pack(values, options)
+        algorithm = self._algorithm or options.algorithm
         # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
         key: tuple[Any, ...]
         if len(values) == 1:
-            key = (op, bytes_per_pack, values[0].dtype, values[0].shape)
+            key = (op, bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
         else:
-            key = (op, bytes_per_pack, tuple(map(_dtype, values)), tuple(map(_shape, values)))
+            key = (op, bytes_per_pack, algorithm, tuple(map(_dtype, values)), tuple(map(_shape, values)))
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 1024:
@@ -108,21 +110,22 @@ class CollectiveAllReduce(CrossDeviceOps):
                 op,
                 tuple((value.dtype, value.shape) for value in values),
                 bytes_per_pack,
-                self._algorithm,
+                algorithm,
             )
             self._plans[key] = plan
-        with topology.turn(plan.operation, plan.meets):
+        with topology.turn(plan.operation, plan.meets, options.timeout_seconds):
             return packing.reduce(topology, plan, values)
 
     def _reduce_by_home(
         self,
-        op: ReduceOp,
+        op: Op,
         values: Sequence[np.ndarray],
         homes: Sequence[arena.Arena | None],
         options: CommunicationOptions,
     ) -> list[np.ndarray]:
         """Buffers where they are, arena by arena, then the rest."""
         topology, out = self._ranks, list(values)
+        algorithm = self._algorithm or options.algorithm
         groups: dict[int, tuple[arena.Arena, list[np.ndarray]]] = {}
         rest = []
         for i, (value, home) in enumerate(zip(values, homes, strict=True)):
@@ -131,12 +134,12 @@ class CollectiveAllReduce(CrossDeviceOps):
             else:
                 groups.setdefault(home.number, (home, []))[1].append(value)
         for home, buffers in groups.values():
-            key = (op, home.number, len(buffers))
+            key = (op, algorithm, home.number, len(buffers))
             plan = self._plans_in_place.get(key)
             if plan is None or not plan.is_for(buffers):
-                plan = arena_all_reduce.plan(topology, op, home, buffers, self._algorithm)
+                plan = arena_all_reduce.plan(topology, op, home, buffers, algorithm)
                 self._plans_in_place[key] = plan
-            arena_all_reduce.reduce(topology, plan)
+            arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
         if rest:
             totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
             for i, total in zip(rest, totals, strict=True):

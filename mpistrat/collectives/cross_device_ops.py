@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, component, reducible
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
 
 
 class CrossDeviceOps:
@@ -61,7 +62,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: Op | str,
         per_replica_value: Any,
         destinations: Any,
         options: CommunicationOptions | None = None,
@@ -71,6 +72,7 @@ class CrossDeviceOps:
         Parameters
         ----------
         reduce_op : ReduceOp or str
+            ``"SUM"`` or ``"MEAN"``; further ``"MAX"``, ``"MIN"`` or ``"PROD"``.
         per_replica_value : PerReplica, array or number
             A plain value is this replica's.
         destinations : variable, distributed value, array or device name
@@ -89,7 +91,7 @@ class CrossDeviceOps:
         RuntimeError
             If this object belongs to no strategy.
         """
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         check_destinations(destinations)
         value = _per_replica(op, per_replica_value)
         if isinstance(value, Mirrored):
@@ -99,7 +101,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: Op | str,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Mirrored]:
@@ -121,7 +123,7 @@ class CrossDeviceOps:
         ValueError
             If an element is no pair, or as `reduce`.
         """
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         pairs = list(value_destination_pairs)
         for pair in pairs:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -150,14 +152,14 @@ class CrossDeviceOps:
         return mirrored(self.broadcast_implementation(tensor, destinations))
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
+        self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         """Hook of `reduce`: its arguments, checked. Returns an array or a Mirrored."""
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
         self,
-        reduce_op: ReduceOp,
+        reduce_op: Op,
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
@@ -169,7 +171,7 @@ class CrossDeviceOps:
         value = component(tensor)
         return arrays.from_host(broadcast(self._ranks, [arrays.to_host(value)])[0], value)
 
-    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values: what strategies call, by way of the hooks."""
         pairs = [(PerReplica((value,)), value) for value in values]
         if len(pairs) == 1:
@@ -177,7 +179,7 @@ class CrossDeviceOps:
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
 
     def all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions
+        self, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[Any]:
         """As `all_reduce`, of NumPy arrays and nothing else."""
         return self.all_reduce(op, list(values), options)
@@ -210,6 +212,8 @@ def mirrored(value: Any) -> Mirrored:
     return value if isinstance(value, Mirrored) else Mirrored((component(value),))
 
 
-def _per_replica(op: ReduceOp, value: Any) -> DistributedValues:
+def _per_replica(op: Op, value: Any) -> DistributedValues:
+    if op is FurtherOp.PROD and isinstance(value, Mirrored):
+        raise ValueError("PROD of a mirrored value: it is equal on all replicas already")
     own = reducible(op, value)
     return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((own,))

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mpistrat.collectives.operations import FurtherOp, Op
 from mpistrat.values import ReduceOp
 
 # Half precision travels and is added as float32, and the result is rounded once.
@@ -20,7 +21,7 @@ def has_mean(dtype: np.dtype) -> bool:
 
 
 @lru_cache(maxsize=256)
-def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
+def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
     """The dtype in which values of ``dtype`` are added.
 
     Raises
@@ -30,6 +31,8 @@ def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
     """
     if dtype.name in _HALF:
         return np.dtype(np.float32)
+    if dtype.kind == "c" and op in (FurtherOp.MAX, FurtherOp.MIN):
+        raise TypeError(f"{op.name} of {dtype} is not defined: complex numbers have no order")
     if dtype.kind in "iu":
         if op is ReduceOp.MEAN:  # a sum that cannot overflow
             return np.dtype(np.int64 if dtype.itemsize < 8 else np.float64)
@@ -47,7 +50,7 @@ def accumulator(dtype: np.dtype, op: ReduceOp) -> np.dtype:
 
 
 @lru_cache(maxsize=256)
-def result(dtype: np.dtype, op: ReduceOp) -> np.dtype:
+def result(dtype: np.dtype, op: Op) -> np.dtype:
     """The dtype of the result: that of the values, but float64 for the mean of integers."""
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         return np.dtype(np.float64)

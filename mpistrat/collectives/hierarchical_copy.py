@@ -33,7 +33,7 @@ class HierarchicalCopy(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         MPI = mpi.start()
-        node, leaders, op = topology.node, topology.leaders, mpi_operation(combine)
+        node, leaders, op = topology.node, topology.leaders, mpi_operation(combine, receive.dtype)
         if send.dtype != receive.dtype:
             receive[...] = send
             send = receive

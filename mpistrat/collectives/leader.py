@@ -22,13 +22,12 @@ class LeaderAllReduce(Algorithm):
     meets = True
 
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        several = topology.memory is not None and len(topology.nodes) > 1
-        return several and device.kind == "cpu" and dtype.kind in "iufc"
+        return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
         """One exchange for each doubling of the number of nodes."""
         doublings = math.ceil(math.log2(len(topology.nodes)))
-        return 2e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + doublings * (10e-6 + nbytes / 1e9)
+        return 1e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + doublings * (10e-6 + nbytes / 1e9)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
@@ -41,7 +40,7 @@ class LeaderAllReduce(Algorithm):
         if send is not own:
             own[...] = send
         result = memory.result[: receive.nbytes].view(receive.dtype)
-        if receive.nbytes <= PAYLOAD_BYTES:
+        if receive.nbytes <= PAYLOAD_BYTES and len(topology.nodes) > 1:
 
             def fill(total: np.ndarray) -> None:
                 combine_rows(combine, rows, total)
@@ -51,6 +50,9 @@ class LeaderAllReduce(Algorithm):
             topology.meet()
             if topology.leaders is not None:
                 combine_rows(combine, rows, result)
-                topology.leaders.Allreduce(mpi.start().IN_PLACE, result, mpi_operation(combine))
+                if topology.leaders.size > 1:
+                    topology.leaders.Allreduce(
+                        mpi.start().IN_PLACE, result, mpi_operation(combine, result.dtype)
+                    )
             topology.meet()
         receive[...] = result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,18 @@ CHUNK_BYTES = 2 << 20
 _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
 
-def mpi_operation(combine: np.ufunc) -> Any:
-    """MPI's operation that does what a ufunc does."""
-    return getattr(mpi.start(), _OPERATIONS[combine.__name__])
+@cache
+def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
+    """MPI's operation that does what a ufunc does. MPI's own extremes may overlook what is not a number."""
+    MPI = mpi.start()
+    if combine in (np.add, np.multiply) or dtype.kind in "iu":
+        return getattr(MPI, _OPERATIONS[combine.__name__])
+
+    def extreme(theirs: Any, mine: Any, datatype: Any) -> None:
+        total = np.frombuffer(mine, dtype)
+        combine(np.frombuffer(theirs, dtype), total, out=total)
+
+    return MPI.Op.Create(extreme, commute=True)
 
 
 class MpiAllReduce(Algorithm):
@@ -49,5 +59,5 @@ class MpiAllReduce(Algorithm):
             receive[...] = send
             send = receive
         topology.world.Allreduce(
-            mpi.start().IN_PLACE if send is receive else send, receive, mpi_operation(combine)
+            mpi.start().IN_PLACE if send is receive else send, receive, mpi_operation(combine, receive.dtype)
         )

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import enum
+import os
 from typing import Any
+
+from mpistrat.collectives.choose import ALGORITHMS
+
+VARIABLE = "MPISTRAT_ALL_REDUCE"
 
 
 class CommunicationImplementation(enum.Enum):
@@ -37,9 +42,13 @@ class CommunicationOptions:
     bytes_per_pack : int
         Size of the messages that many small arrays are packed into; 0 leaves it to the library.
     timeout_seconds : float, optional
-        How long to wait for the other ranks. Kept and merged; this version does not act on it.
+        How long to wait for the other ranks in reductions and gathers: a TimeoutError then names the operation and
+        the ranks that did not come, and the strategy refuses all further work. All ranks must set it. Each
+        operation then costs a message of every rank to rank 0 and back.
     implementation : CommunicationImplementation or str
-        Which family of algorithms to use. Kept and merged; this version has MPI on host memory alone.
+        Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
+        ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``. Where it is AUTO,
+        the environment variable MPISTRAT_ALL_REDUCE may name one.
 
     Raises
     ------
@@ -50,9 +59,11 @@ class CommunicationOptions:
     --------
     >>> CommunicationOptions(bytes_per_pack=1 << 20, implementation="ring")
     CommunicationOptions(bytes_per_pack=1048576, timeout_seconds=None, implementation=RING)
+    >>> CommunicationOptions(implementation="ordered").algorithm
+    'ordered'
     """
 
-    __slots__ = ("bytes_per_pack", "implementation", "timeout_seconds")
+    __slots__ = ("algorithm", "bytes_per_pack", "implementation", "timeout_seconds")
 
     def __init__(
         self,
@@ -64,17 +75,10 @@ class CommunicationOptions:
             raise ValueError(f"bytes_per_pack must not be negative, not {bytes_per_pack}")
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be positive or None, not {timeout_seconds}")
-        if isinstance(implementation, str):
-            try:
-                implementation = CommunicationImplementation[implementation.upper()]
-            except KeyError:
-                names = ", ".join(each.name for each in CommunicationImplementation)
-                raise ValueError(f"{implementation!r} is no implementation: use one of {names}") from None
-        elif not isinstance(implementation, CommunicationImplementation):
-            raise ValueError(f"implementation must be a CommunicationImplementation, not {implementation!r}")
         self.bytes_per_pack = int(bytes_per_pack)
         self.timeout_seconds = timeout_seconds
-        self.implementation = implementation
+        self.implementation = _implementation(implementation)
+        self.algorithm = _algorithm(self.implementation)
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """These options, with those of ``options`` that are not at their defaults instead.
@@ -105,8 +109,38 @@ class CommunicationOptions:
     def __repr__(self) -> str:
         return (
             f"CommunicationOptions(bytes_per_pack={self.bytes_per_pack}, "
-            f"timeout_seconds={self.timeout_seconds}, implementation={self.implementation.name})"
+            f"timeout_seconds={self.timeout_seconds}, "
+            f"implementation={getattr(self.implementation, 'name', self.implementation)})"
         )
+
+
+def _implementation(value: CommunicationImplementation | str) -> CommunicationImplementation | str:
+    if isinstance(value, CommunicationImplementation):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(
+            f"implementation must be a CommunicationImplementation or the name of an algorithm, not {value!r}"
+        )
+    if value.upper() in CommunicationImplementation.__members__:
+        return CommunicationImplementation[value.upper()]
+    if value.lower() in ALGORITHMS:
+        return value.lower()
+    names = ", ".join([*CommunicationImplementation.__members__, *ALGORITHMS])
+    raise ValueError(f"{value!r} is no implementation: use one of {names}")
+
+
+def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
+    """The name of the one algorithm to use; None if the table may choose."""
+    if isinstance(implementation, str):
+        return implementation
+    if implementation is CommunicationImplementation.NCCL:
+        return "nccl"
+    named = os.environ.get(VARIABLE, "").lower()
+    if implementation is CommunicationImplementation.RING or named in ("", "auto"):
+        return None
+    if named not in ALGORITHMS:
+        raise ValueError(f"{VARIABLE}={named} names no algorithm: use one of {', '.join(ALGORITHMS)}")
+    return named
 
 
 class CollectiveHints:

@@ -16,6 +16,7 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.choose import choose, piece_bytes
+from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -86,9 +87,7 @@ class Plan(NamedTuple):
     meets: bool
 
 
-def plan(
-    topology: Topology, op: ReduceOp, key: Key, bytes_per_pack: int = 0, algorithm: str | None = None
-) -> Plan:
+def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorithm: str | None = None) -> Plan:
     """Cut a list into buckets: the last arrays first, since their gradients are ready first.
 
     Raises
@@ -129,7 +128,7 @@ def plan(
 
 
 def _bucket(
-    topology: Topology, op: ReduceOp, key: Key, dtype: np.dtype, members: list[int], name: str | None
+    topology: Topology, op: Op, key: Key, dtype: np.dtype, members: list[int], name: str | None
 ) -> Bucket:
     wire = dtypes.accumulator(dtype, op)
     runs, start = [], 0
@@ -148,7 +147,7 @@ def _bucket(
         result if result == dtype else dtype,  # one object each, to be compared by `is`
         result if result == wire else wire,
         result,
-        np.add,
+        COMBINE[op],
         topology.size if op is ReduceOp.MEAN else 1,
         algorithm,
     )
@@ -191,30 +190,54 @@ def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.nda
 
 
 def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
-    members = bucket.members
     total = np.empty(bucket.length, bucket.result)
-    packed = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
-    consecutive = members[-1] - members[0] + 1 == len(members)
-    mine = arrays[members[0] : members[-1] + 1] if consecutive else [arrays[i] for i in members]
-    np.concatenate(mine, axis=None, out=packed, casting="same_kind")
-    _reduce_piece(topology, bucket, packed, total)
-    views: list[np.ndarray] = []
-    for where, count, shape in bucket.runs:
-        part = total[where]
-        if count == 1 or not shape:
-            views.extend(each.reshape(shape) for each in np.split(part, count))
-        else:
-            views.extend(part.reshape(count, *shape))  # iterating makes the views in one go
-    if consecutive:
-        out[members[0] : members[-1] + 1] = views
+    message = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
+    _concatenate(bucket, arrays, message)
+    _reduce_piece(topology, bucket, message, total)
+    unpack(bucket, total, out)
+
+
+def _concatenate(bucket: Bucket, arrays: Sequence[np.ndarray], message: np.ndarray) -> None:
+    first, last = bucket.members[0], bucket.members[-1]
+    if last - first + 1 == len(bucket.members):
+        mine = arrays[first : last + 1]
     else:
-        for i, view in zip(members, views, strict=True):
+        mine = [arrays[i] for i in bucket.members]
+    np.concatenate(mine, axis=None, out=message, casting="same_kind")
+
+
+def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """A copy of a bucket's arrays, one behind the other in the dtype of the wire."""
+    message = np.empty(bucket.length, bucket.wire)
+    _concatenate(bucket, arrays, message)
+    return message
+
+
+def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
+    """Put views of a flat result into the places of the bucket's members."""
+    views: list[np.ndarray] = []
+    for where, length, shape in bucket.runs:
+        part = total[where]
+        if length == 1 or not shape:
+            views.extend(each.reshape(shape) for each in np.split(part, length))
+        else:
+            views.extend(part.reshape(length, *shape))  # iterating makes the views in one go
+    first, last = bucket.members[0], bucket.members[-1]
+    if last - first + 1 == len(bucket.members):
+        out[first : last + 1] = views
+    else:
+        for i, view in zip(bucket.members, views, strict=True):
             out[i] = view
 
 
 def _reduce_piece(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:
     wide = total if bucket.wire is bucket.result else np.empty(len(total), bucket.wire)
     bucket.algorithm.reduce(topology, bucket.combine, send, wide)
+    finish(bucket, wide, total)
+
+
+def finish(bucket: Bucket, wide: np.ndarray, total: np.ndarray) -> None:
+    """Divide for a mean, and round to the dtype of the result; ``total`` may be ``wide``."""
     if bucket.divisor != 1:
         if wide.dtype.kind in "iu":
             np.divide(wide, bucket.divisor, out=total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
@@ -17,11 +19,11 @@ from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
 
-def add_n(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of some arrays, in order."""
+def combined(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
+    """The combination of some arrays, in order; of a mean their sum."""
     total = values[0].copy()
     for value in values[1:]:
-        total += value
+        COMBINE[op](total, value, out=total)
     return total
 
 
@@ -61,22 +63,22 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._device = None if reduce_to_device is None else Device.parse(reduce_to_device)
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise TypeError(f"accumulation_fn must be callable, not {accumulation_fn!r}")
-        self._accumulate = accumulation_fn or add_n
+        self._accumulate = accumulation_fn
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: DistributedValues, destinations: Any, options: Any
+        self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
         return self._reduce(reduce_op, component(per_replica_value))
 
     def batch_reduce_implementation(
         self,
-        reduce_op: ReduceOp,
+        reduce_op: Op,
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
         return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
 
-    def _reduce(self, op: ReduceOp, value: Any) -> Any:
+    def _reduce(self, op: Op, value: Any) -> Any:
         topology = self._ranks
         if isinstance(value, IndexedSlices):
             return all_reduce_slices(topology, op, value)
@@ -96,10 +98,11 @@ class ReductionToOneDevice(CrossDeviceOps):
             total = np.empty(shape, dtype)
         return arrays.from_host(broadcast(topology, [total])[0], value)
 
-    def _combine(self, op: ReduceOp, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def _combine(self, op: Op, parts: Sequence[np.ndarray]) -> np.ndarray:
         wide = dtypes.accumulator(parts[0].dtype, op)
         result = dtypes.result(parts[0].dtype, op)
-        total = np.asarray(self._accumulate([part.astype(wide, copy=False) for part in parts]))
+        accumulate = self._accumulate or partial(combined, op)
+        total = np.asarray(accumulate([part.astype(wide, copy=False) for part in parts]))
         if op is ReduceOp.MEAN:
             total = np.asarray(total / len(parts))
         return total.astype(result, copy=False) if total.dtype == wide or op is ReduceOp.MEAN else total

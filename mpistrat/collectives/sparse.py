@@ -6,12 +6,13 @@ import numpy as np
 
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.all_gather import all_gather
+from mpistrat.collectives.operations import FurtherOp, Op
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
 
 
-def all_reduce_slices(topology: Topology, op: ReduceOp, value: IndexedSlices) -> IndexedSlices:
+def all_reduce_slices(topology: Topology, op: Op, value: IndexedSlices) -> IndexedSlices:
     """All replicas' rows in replica order; for a mean each divided by the number of replicas.
 
     Rows of equal index stay apart: whoever takes them adds them up.
@@ -21,6 +22,8 @@ def all_reduce_slices(topology: Topology, op: ReduceOp, value: IndexedSlices) ->
     ValueError
         If row shapes, dtypes or dense shapes differ between ranks.
     """
+    if isinstance(op, FurtherOp):
+        raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
     dtypes.accumulator(value.dtype, op)
     with topology.turn(operation("all_reduce of sparse rows", op.name, value.dense_shape)):
         pass

@@ -84,7 +84,7 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     groups: dict[str, list[int]] = {}
     for each, (_, description, place) in enumerate(said):
         groups.setdefault(description + place, []).append(each)
-    lines = "\n".join(f"  {_ranks(ranks)}: {what}" for what, ranks in groups.items())
+    lines = "\n".join(f"  {ranks_in_words(ranks)}: {what}" for what, ranks in groups.items())
     if len({each.name for each in said}) == 1:
         return ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
@@ -106,7 +106,7 @@ def _word(part: Hashable) -> str:
     return str(part)
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:

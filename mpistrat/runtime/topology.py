@@ -18,10 +18,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpistrat.runtime import failure, mpi, threads
+from mpistrat.runtime import arrival, failure, mpi, threads
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory
-from mpistrat.runtime.operation import MismatchError, Operation, Said, call_site, mismatch, operation
+from mpistrat.runtime.operation import (
+    MismatchError,
+    Operation,
+    Said,
+    call_site,
+    mismatch,
+    operation,
+    ranks_in_words,
+)
 from mpistrat.runtime.shared_memory import NoSharedMemoryError
 
 _END = operation("the end of the program")
@@ -53,6 +61,8 @@ class Topology:
         How many collectives were entered so far.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
+    in_flight : set
+        Asynchronous collectives that are not done.
     arenas : dict
         Places of arrays that are reduced where they are, by the identity of their memory.
     """
@@ -61,6 +71,7 @@ class Topology:
     _agreement: Agreement
     _pending = False
     _operation: Operation
+    _given_up = ""
 
     def __init__(self, parent: Any):
         MPI = mpi.start()
@@ -78,6 +89,7 @@ class Topology:
         self.sequence = 0
         self._process = os.getpid()
         self._turn = threading.Lock()
+        self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
@@ -149,7 +161,9 @@ class Topology:
         """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
 
-    def turn(self, operation: Operation, meets: bool = False) -> Topology:
+    def turn(
+        self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None
+    ) -> Topology:
         """Context in which this thread makes the collective that ``operation`` describes.
 
         The ranks compare checksums of the description first, which makes those that disagree raise instead of
@@ -161,15 +175,21 @@ class Topology:
         meets : bool
             The caller calls `meet` itself, before all other communication: once it has laid down in the
             memory of the node what the others then read.
+        timeout_seconds : float, optional
+            How long to wait for the other ranks, which must be given a limit too. Costs a message of every rank
+            to rank 0 and back.
 
         Raises
         ------
         MismatchError
             On every rank, if the ranks are not all in the same operation, or one has ended its program.
+        TimeoutError
+            If some ranks do not come in time. No collective of this communicator works from then on.
         RuntimeError
-            If another thread is in a collective of this communicator, or this one reads ahead.
+            If another thread is in a collective of this communicator, this one reads ahead, or a collective was
+            given up before.
         """
-        threads.refuse(f"rank {self.rank}: {operation.name}")
+        threads.refuse(operation.name)
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
@@ -177,6 +197,8 @@ class Topology:
             )
         self.sequence += 1
         if self.size > 1:
+            if self._given_up or timeout_seconds is not None:
+                self._wait_for_all(operation, timeout_seconds)
             if _COMPARES_PLACES:
                 operation = Operation(
                     operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
@@ -192,6 +214,28 @@ class Topology:
                 self._turn.release()
                 raise
         return self
+
+    def _wait_for_all(self, operation: Operation, seconds: float | None) -> None:
+        try:
+            if self._given_up:
+                raise RuntimeError(
+                    f"rank {self.rank}: {operation.name} after a time-out: the ranks are not in step any more, end "
+                    f"the program ({self._given_up})"
+                )
+            assert seconds is not None
+            arrival.wait_for_all(self.world, self.sequence, seconds)
+        except arrival.LateError as error:
+            self._given_up = (
+                f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
+                f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
+            )
+            self._turn.release()
+            raise TimeoutError(
+                f"{self._given_up}; fix: see what these do, or allow more by timeout_seconds"
+            ) from None
+        except BaseException:
+            self._turn.release()
+            raise
 
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
@@ -275,6 +319,8 @@ class Topology:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
+        for pending in list(self.in_flight):  # all ranks began it: it ends
+            pending.wait()
         while True:
             try:
                 with self.turn(_END):
@@ -303,7 +349,7 @@ class Alone(Topology):
     def __init__(self) -> None:
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.sequence = 0
-        self.arenas = {}
+        self.arenas, self.in_flight = {}, set()
         self._turn = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:

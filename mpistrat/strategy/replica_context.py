@@ -10,6 +10,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.all_gather import all_gather
+from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
@@ -157,6 +158,70 @@ class ReplicaContext:
         if nest.holds(leaves, DistributedValues):
             leaves = [_own(op, leaf) for leaf in leaves]
         return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
+
+    def experimental_all_reduce_async(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> PendingAllReduce:
+        """Begin an `all_reduce`, to be waited for later: the last layer's gradients while the next are computed.
+
+        All replicas begin the same ones in the same order, and wait for them in any order. The values are copied
+        when it begins; it then goes on by itself as far as the MPI library does, and whenever `test` is called.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        value : array, number, or nested structure of these
+            As `all_reduce`, but no IndexedSlices.
+        options : CommunicationOptions, optional
+            ``timeout_seconds`` limits the beginning and the waiting, each; the implementation is always MPI's
+            ``Iallreduce``.
+
+        Returns
+        -------
+        PendingAllReduce
+            With ``wait()``, which returns the combined value, and ``test()``.
+
+        Raises
+        ------
+        TypeError
+            If a value is no number, or SUM of bool is asked for.
+        ValueError
+            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+        RuntimeError
+            If this replica context is not the current one.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> import numpy as np
+        >>> def fn():
+        ...     replica = mpistrat.get_replica_context()
+        ...     pending = [replica.experimental_all_reduce_async("MEAN", np.full(3, i)) for i in range(4)]
+        ...     return [int(each.wait()[0]) for each in reversed(pending)]
+        >>> mpistrat.MultiWorkerMirroredStrategy().run(fn)
+        [3, 2, 1, 0]
+        """
+        require_replica_context(self)
+        op = ReduceOp.parse(reduce_op)
+        extended = self._strategy.extended
+        leaves, rebuild = extended._flatten("all_reduce_async", value)
+        leaves = [_own(op, leaf) for leaf in leaves]
+        for leaf in leaves:
+            if isinstance(leaf, IndexedSlices):
+                raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
+        merged = extended._merge(options)
+
+        def give_back(totals: list[Any]) -> Any:
+            return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
+
+        return all_reduce_async(
+            extended._topology,
+            op,
+            [arrays.to_host(leaf) for leaf in leaves],
+            merged.bytes_per_pack,
+            merged.timeout_seconds,
+            give_back,
+        )
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.

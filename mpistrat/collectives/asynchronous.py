@@ -1,0 +1,138 @@
+"""All-reduces that go on while the program computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import packing
+from mpistrat.collectives.mpi_all_reduce import mpi_operation
+from mpistrat.collectives.operations import Op
+from mpistrat.runtime import mpi
+from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.topology import Topology
+
+_REQUEST_BYTES = 1 << 30  # of one request; older libraries count to 2^31
+_LONGEST_NAP = 0.001
+
+
+class PendingAllReduce:
+    """An all-reduce that was begun. Get it by `ReplicaContext.experimental_all_reduce_async`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> def fn(x):
+    ...     pending = mpistrat.get_replica_context().experimental_all_reduce_async("MEAN", x)
+    ...     y = x * x  # meanwhile
+    ...     return pending.wait() + y
+    >>> float(mpistrat.MultiWorkerMirroredStrategy().run(fn, args=(3.0,)))
+    12.0
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        requests: list[Any],
+        finish: Callable[[], Any],
+        timeout_seconds: float | None,
+    ):
+        self._topology = topology
+        self._requests = requests
+        self._finish = finish
+        self._timeout_seconds = timeout_seconds
+        self._result: Any = None
+
+    def test(self) -> bool:
+        """Whether `wait` would return at once. Asking lets MPI make progress."""
+        if self._requests and mpi.start().Request.Testall(self._requests):
+            self._complete()
+        return not self._requests
+
+    def wait(self) -> Any:
+        """The combined value, as `ReplicaContext.all_reduce` returns it, as often as it is asked for.
+
+        Raises
+        ------
+        TimeoutError
+            If the options limit the time and it is up.
+        """
+        if self._requests and self._timeout_seconds is None:
+            mpi.start().Request.Waitall(self._requests)
+            self._complete()
+        elif self._requests:
+            self._wait_until(time.monotonic() + (self._timeout_seconds or 0))
+        return self._result
+
+    def _wait_until(self, deadline: float) -> None:
+        nap = 0.0
+        while not self.test():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"rank {self._topology.rank}: an asynchronous all-reduce was not done within "
+                    f"{self._timeout_seconds:g} s: another rank is behind, or the wire is"
+                )
+            time.sleep(nap)
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+
+    def _complete(self) -> None:
+        self._requests = []
+        self._topology.in_flight.discard(self)
+        self._result = self._finish()
+        del self._finish
+
+    def __repr__(self) -> str:
+        return f"<PendingAllReduce: {'in flight' if self._requests else 'done'}>"
+
+
+def all_reduce_async(
+    topology: Topology,
+    op: Op,
+    values: Sequence[np.ndarray],
+    bytes_per_pack: int,
+    timeout_seconds: float | None,
+    rebuild: Callable[[list[np.ndarray]], Any],
+) -> PendingAllReduce:
+    """Begin an all-reduce of copies of some arrays. Collective: it waits for the ranks to begin it too.
+
+    ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket.
+    """
+    key = tuple((value.dtype, value.shape) for value in values)
+    plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
+    packed = [packing.packed(bucket, values) for bucket in plan.buckets]
+    requests = []
+    operation = Operation("all_reduce_async", op.name, key, bytes_per_pack or None)
+    with topology.turn(operation, timeout_seconds=timeout_seconds):
+        if topology.size > 1:
+            for bucket, message in zip(plan.buckets, packed, strict=True):
+                requests += _begin(topology, bucket, message)
+
+    def finish() -> Any:
+        out: list[Any] = [None] * len(values)
+        for bucket, message in zip(plan.buckets, packed, strict=True):
+            total = message if bucket.wire is bucket.result else np.empty(bucket.length, bucket.result)
+            packing.finish(bucket, message, total)
+            packing.unpack(bucket, total, out)
+        for i, dtype in plan.empty:
+            out[i] = np.empty(values[i].shape, dtype)
+        return rebuild(out)
+
+    pending = PendingAllReduce(topology, requests, finish, timeout_seconds)
+    if requests:
+        topology.in_flight.add(pending)  # MPI writes to its arrays, whether or not somebody waits for it
+    else:
+        pending._complete()
+    return pending
+
+
+def _begin(topology: Topology, bucket: packing.Bucket, message: np.ndarray) -> list[Any]:
+    MPI = mpi.start()
+    operation = mpi_operation(bucket.combine, message.dtype)
+    step = _REQUEST_BYTES // message.itemsize
+    return [
+        topology.world.Iallreduce(MPI.IN_PLACE, message[start : start + step], operation)
+        for start in range(0, len(message), step)
+    ]

@@ -1,0 +1,82 @@
+"""The same bits whatever the nodes, pieces and MPI library: values are combined in the order of ranks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.hierarchical import HierarchicalAllReduce
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+_PIECE_BYTES = 4 << 20
+_GATHERED_BYTES = 256 << 10  # of all ranks together: up to here every rank combines everything
+
+_in_memory = HierarchicalAllReduce()
+
+
+class OrderedAllReduce(Algorithm):
+    """``((rank 0 + rank 1) + rank 2) + ...`` for every element.
+
+    On one node through its shared memory, where the hierarchical way has this order already. Else every rank gets
+    an equal slice of all ranks' values, combines them, and the slices are gathered: a rank sends and receives
+    ``2 (size - 1) / size`` times the bytes of the message.
+    """
+
+    name = "ordered"
+    meets = False
+    by_name_only = True
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        return device.kind == "cpu" and dtype.kind in "iufc"
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        return 2e-6 * topology.size + 2 * nbytes / 1e9
+
+    def piece_bytes(self, topology: Topology) -> int:
+        return _in_memory.piece_bytes(topology) if _shares_all(topology) else _PIECE_BYTES
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        if _shares_all(topology):
+            _in_memory.reduce(topology, combine, send, receive)
+        elif send.nbytes * topology.size <= _GATHERED_BYTES:
+            _gather_and_combine(topology, combine, send, receive)
+        else:
+            _exchange_slices(topology, combine, send, receive)
+
+
+def _shares_all(topology: Topology) -> bool:
+    return topology.memory is not None and len(topology.nodes) == 1
+
+
+def _gather_and_combine(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+    everything = np.empty((topology.size, len(send)), send.dtype)
+    topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
+    combine_rows(combine, list(everything), receive)
+
+
+def _exchange_slices(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+    size, rank, world = topology.size, topology.rank, topology.world
+    step = math.ceil(len(send) / size)
+    ends = [min(i * step, len(send)) for i in range(size + 1)]
+    lengths = np.diff(ends)
+    mine = int(lengths[rank])
+    everything = np.empty((size, mine), send.dtype)
+    itemsize = send.dtype.itemsize
+    world.Alltoallv(
+        [send.view(np.uint8), (lengths * itemsize, np.array(ends[:-1]) * itemsize)],
+        [
+            everything.reshape(-1).view(np.uint8),
+            ([mine * itemsize] * size, np.arange(size) * mine * itemsize),
+        ],
+    )
+    part = np.empty(mine, receive.dtype)
+    combine_rows(combine, list(everything), part)
+    itemsize = receive.dtype.itemsize
+    world.Allgatherv(
+        part.view(np.uint8),
+        [receive.view(np.uint8), (lengths * itemsize, np.array(ends[:-1]) * itemsize)],
+    )

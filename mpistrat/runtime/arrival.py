@@ -1,0 +1,105 @@
+"""Waiting for the other ranks for a limited time only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+_COME, _GO = 1, 2  # tags
+_ALL_HERE, _TIME_IS_UP = -1, -2
+_GRACE = 1.0  # seconds that rank 0 may take to answer
+_LONGEST_NAP = 0.001
+
+
+class LateError(Exception):
+    """Some ranks have not come.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Those that rank 0 knows of; rank 0 itself if it is what the others wait for.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]):
+        super().__init__(ranks)
+        self.ranks = ranks
+
+
+def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
+    """Return when all ranks have called this with the same number. Posts messages without blocking, and polls.
+
+    Every rank tells rank 0 that it is here; rank 0 tells all that all are, or who is not.
+
+    Raises
+    ------
+    LateError
+        On every rank that came, when one of them has waited for so many seconds.
+    """
+    (_as_first if world.rank == 0 else _as_other)(world, sequence, time.monotonic() + seconds)
+
+
+def _as_first(world: Any, sequence: int, deadline: float) -> None:
+    here = {0}
+    late = False
+    nap = 0.0
+    while True:
+        heard = _hear(world, sequence)
+        if heard is None:
+            # Only once nothing is left to be heard: a rank that came may have given up since.
+            if late or len(here) == world.size or time.monotonic() > deadline:
+                break
+            time.sleep(nap)
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+        else:
+            rank, gave_up = heard
+            here.add(rank)
+            late = late or gave_up
+            nap = 0.0
+    missing = sorted(set(range(world.size)) - here)
+    if late and not missing:
+        missing = [0]
+    answer = np.array([sequence, *missing, _TIME_IS_UP if missing else _ALL_HERE], np.int64)
+    for sent in [world.Isend(answer, rank, _GO) for rank in sorted(here - {0})]:
+        sent.Wait()
+    if missing:
+        raise LateError(tuple(missing))
+
+
+def _hear(world: Any, sequence: int) -> tuple[int, bool] | None:
+    """The next rank that came, and whether it has given up; None if there is none to be heard now."""
+    from mpi4py import MPI
+
+    status, word = MPI.Status(), np.empty(2, np.int64)
+    while world.Iprobe(MPI.ANY_SOURCE, _COME, status):
+        world.Recv(word, status.source, _COME)
+        if word[0] == sequence:  # else of a call that was given up, or that all came to in time
+            return status.source, bool(word[1])
+    return None
+
+
+def _as_other(world: Any, sequence: int, deadline: float) -> None:
+    from mpi4py import MPI
+
+    world.Isend(np.array([sequence, 0], np.int64), 0, _COME).Wait()
+    answer = np.empty(world.size + 1, np.int64)
+    asked, nap = False, 0.0
+    while True:
+        status = MPI.Status()
+        if world.Iprobe(0, _GO, status):
+            world.Recv(answer, 0, _GO)
+            if answer[0] != sequence:
+                continue
+            ranks = answer[1 : status.Get_count(MPI.INT64_T)].tolist()
+            if ranks.pop() == _ALL_HERE:
+                return
+            raise LateError(tuple(ranks))
+        now = time.monotonic()
+        if now > deadline and not asked:
+            asked = True
+            world.Isend(np.array([sequence, 1], np.int64), 0, _COME).Wait()
+        elif now > deadline + _GRACE:
+            raise LateError((0,))
+        time.sleep(nap)
+        nap = min(_LONGEST_NAP, nap + 1e-5)

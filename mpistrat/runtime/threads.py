@@ -1,0 +1,34 @@
+"""Threads that must not take part in collectives, as other ranks have none that would meet them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+_without: set[int] = set()
+
+
+@contextlib.contextmanager
+def without_collectives() -> Iterator[None]:
+    """Refuse collectives in this thread."""
+    _without.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _without.discard(threading.get_ident())
+
+
+def refuse(what: str) -> None:
+    """Raise if this thread may make no collectives.
+
+    Raises
+    ------
+    RuntimeError
+        In a thread that reads ahead.
+    """
+    if _without and threading.get_ident() in _without:
+        raise RuntimeError(
+            f"{what} was called in the thread that reads ahead, by a function given to map() perhaps: ranks read "
+            "at their own pace, and would not meet; call it in the main program, or use prefetch(0)"
+        )

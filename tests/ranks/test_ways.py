@@ -1,0 +1,242 @@
+"""Ways a user asks for: algorithms by name, further operations, limited patience."""
+
+import hashlib
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.collectives import CollectiveAllReduce
+from mpistrat.experimental import CommunicationOptions
+from mpistrat.runtime.topology import Topology
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+LAYOUTS = ["0000", "0011", "0001", "0101", "0123"]
+
+
+def on_nodes(monkeypatch, layout, **options):
+    node = int(layout[RANK])
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    return mpistrat.MultiWorkerMirroredStrategy(
+        comm=MPI.COMM_WORLD.Dup(), communication_options=CommunicationOptions(**options)
+    )
+
+
+# --- by name ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mpi", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"])
+def test_algorithm_by_name(monkeypatch, name):
+    for layout in LAYOUTS:
+        strategy = on_nodes(monkeypatch, layout, implementation=name)
+        for length in (1, 5_000, 300_001):
+            for _ in range(2):
+                assert (strategy.reduce("SUM", np.ones(length), axis=None) == SIZE).all()
+        strategy.comm.Free()
+
+
+def test_unknown_names(strategy, monkeypatch):
+    with pytest.raises(ValueError, match=r"'fast' is no implementation.*ordered"):
+        CommunicationOptions(implementation="fast")
+    with pytest.raises(ValueError, match="3"):
+        CommunicationOptions(implementation=3)
+    monkeypatch.setenv("MPISTRAT_ALL_REDUCE", "fast")
+    with pytest.raises(ValueError, match="MPISTRAT_ALL_REDUCE=fast"):
+        CommunicationOptions()
+
+
+def test_algorithm_by_environment(monkeypatch):
+    monkeypatch.setenv("MPISTRAT_ALL_REDUCE", "ordered")
+    assert CommunicationOptions().algorithm == "ordered"
+    assert CommunicationOptions(implementation="mpi").algorithm == "mpi"
+    assert CommunicationOptions(implementation="ring").algorithm is None
+    assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1.0, axis=None) == SIZE
+
+
+def test_nccl_without_gpu(strategy):
+    def fn():
+        replica = mpistrat.get_replica_context()
+        return replica.all_reduce("SUM", np.ones(3), CommunicationOptions(implementation="nccl"))
+
+    if SIZE > 1:
+        with pytest.raises(RuntimeError, match="NCCL"):
+            strategy.run(fn)
+
+
+def test_ranks_that_ask_for_different_algorithms(strategy):
+    def fn():
+        name = "mpi" if RANK == 0 else "hierarchical"
+        options = CommunicationOptions(implementation=name)
+        return mpistrat.get_replica_context().all_reduce("SUM", np.ones(3), options)
+
+    if SIZE > 1:
+        with pytest.raises(ValueError, match="do not fit together"):
+            strategy.run(fn)
+
+
+# --- the same bits ---------------------------------------------------------------------------------------
+
+# Of the values of `nasty` on as many replicas, added in the order of ranks: for every MPI library.
+DIGESTS = {1: "3313f48046c6871c", 2: "b37cde88c30a50fc", 3: "1b1907b1a9aceb89", 4: "e87e37aed13af7aa"}
+
+
+def nasty(rank, length, dtype):
+    random = np.random.default_rng([rank, length])
+    values = random.standard_normal(length) * 2.0 ** random.integers(-12, 12, length)
+    return values.astype(dtype)
+
+
+def test_ordered_gives_the_same_bits_on_every_layout(monkeypatch):
+    found = set()
+    for layout in LAYOUTS:
+        for bytes_per_pack in (0, 1000):
+            strategy = on_nodes(monkeypatch, layout, implementation="ordered", bytes_per_pack=bytes_per_pack)
+            digest = hashlib.sha256()
+            for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64):
+                values = [nasty(RANK, length, dtype) for length in (1, 777, 40_001)]
+                for op in ("SUM", "MEAN"):
+                    for total in strategy.reduce(op, values, axis=None):
+                        digest.update(total.tobytes())
+            found.add(digest.hexdigest())
+            values = [nasty(rank, 777, np.float32) for rank in range(SIZE)]
+            want = values[0]
+            for value in values[1:]:
+                want = want + value
+            np.testing.assert_array_equal(strategy.reduce("SUM", values[RANK], axis=None), want)
+            strategy.comm.Free()
+    assert len(found) == 1
+    assert found.pop()[:16] == DIGESTS[SIZE]
+
+
+# --- further operations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [CollectiveAllReduce, mpistrat.HierarchicalCopyAllReduce, mpistrat.ReductionToOneDevice]
+)
+@pytest.mark.parametrize("algorithm", [None, "mpi", "ordered"])
+@pytest.mark.parametrize(("name", "oracle"), [("MAX", np.max), ("min", np.min), ("Prod", np.prod)])
+def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
+    if kind is not CollectiveAllReduce and algorithm:
+        return
+    for layout in ("0000", "0101"):
+        strategy = on_nodes(monkeypatch, layout)
+        ops = kind(algorithm) if algorithm else kind()
+        ops = ops._bound_to(strategy.extended._topology)
+        for dtype in (np.float32, np.float16, np.int64, np.int8):
+            values = [np.array([rank + 1, 3 - rank, rank % 2]).astype(dtype) for rank in range(SIZE)]
+            got = ops.batch_reduce(name, [(values[RANK], "cpu:0")] * 2)
+            for each in got:
+                np.testing.assert_array_equal(each, oracle(values, axis=0).astype(dtype))
+        if name != "Prod":
+            value = np.array([1.0, np.nan if RANK == SIZE - 1 else 2.0])
+            got = np.asarray(ops.reduce(name, value, "cpu:0"))
+            assert got[0] == 1.0
+            assert np.isnan(got[1])
+            with pytest.raises(TypeError, match="no order"):
+                ops.reduce(name, np.ones(1, complex), "cpu:0")
+        with pytest.raises(ValueError, match="no reduction"):
+            strategy.reduce(name, 1.0, axis=None)
+        strategy.comm.Free()
+
+
+# --- limited patience ------------------------------------------------------------------------------------
+
+
+def test_limited_patience_where_nobody_is_late(monkeypatch):
+    strategy = on_nodes(monkeypatch, "0011", timeout_seconds=60)
+    buffer = strategy.experimental_buffers_like(np.zeros(5))
+    for _ in range(3):
+        assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+        assert len(strategy.gather(np.ones(2), axis=0)) == 2 * SIZE
+        buffer[:] = 1
+        assert (strategy.reduce("SUM", buffer, axis=None) == SIZE).all()
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_late_rank_is_named(late):
+    if late >= SIZE or SIZE == 1:
+        return
+    strategy = mpistrat.MultiWorkerMirroredStrategy(
+        comm=MPI.COMM_WORLD.Dup(), communication_options=CommunicationOptions(timeout_seconds=0.3)
+    )
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+    if late == RANK:
+        time.sleep(2)
+    with pytest.raises(TimeoutError) as caught:
+        strategy.reduce("SUM", np.ones(3), axis=None)
+    text = str(caught.value)
+    assert "all_reduce SUM float64[3]" in text
+    assert "0.3 s" in text
+    if late != RANK:
+        assert f"rank {late} of {SIZE} did not come" in text or f"rank {late}, " in text or "ranks" in text
+    for call in (strategy.barrier, lambda: strategy.reduce("SUM", 1.0, axis=None)):
+        with pytest.raises(RuntimeError, match="after a time-out"):
+            call()
+    assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1.0, axis=None) == SIZE
+
+
+# --- asynchronous ----------------------------------------------------------------------------------------
+
+
+def in_replica(strategy, fn):
+    return strategy.run(lambda: fn(mpistrat.get_replica_context()))
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_many_in_flight_waited_for_in_any_order(strategy, op):
+    def fn(replica):
+        values = [
+            {
+                "a": np.full((3, 5), i + RANK, dtype),
+                "b": [np.full(2000 * i, float(i)), np.float32(RANK), np.ones((0, 2))],
+            }
+            for i, dtype in enumerate((np.float32, np.float64, np.int64, np.float16, ml_dtypes.bfloat16))
+        ]
+        pending = [replica.experimental_all_reduce_async(op, value) for value in values]
+        for value in values:
+            value["a"][...] = 99  # the values were copied
+        assert replica.all_reduce("SUM", 1.0) == SIZE  # others go on meanwhile
+        return [pending[i].wait() for i in (3, 1, 4, 0, 2)]
+
+    for _ in range(2):
+        for i, got in zip((3, 1, 4, 0, 2), in_replica(strategy, fn), strict=True):
+            ranks = np.arange(SIZE)
+            combined = np.sum if op == "SUM" else np.mean
+            assert (got["a"].astype(float) == combined(i + ranks)).all() or got["a"].dtype.itemsize == 2
+            assert abs(got["a"].astype(float) - combined(i + ranks)).max() < 0.05
+            assert (got["b"][0] == i * (SIZE if op == "SUM" else 1)).all()
+            assert got["b"][1] == np.float32(combined(ranks))
+            assert got["b"][2].shape == (0, 2)
+    assert not strategy.extended._topology.in_flight
+
+
+def test_pending(strategy):
+    def fn(replica):
+        pending = replica.experimental_all_reduce_async("SUM", np.ones(10))
+        while not pending.test():
+            pass
+        assert pending.wait() is pending.wait()
+        assert "done" in repr(pending)
+        with pytest.raises(TypeError, match="IndexedSlices"):
+            replica.experimental_all_reduce_async("SUM", mpistrat.IndexedSlices(np.ones((1, 2)), [0]))
+        if SIZE > 1:
+            with pytest.raises(ValueError, match="do not fit together"):
+                replica.experimental_all_reduce_async("SUM", np.ones(3 + RANK))
+            with pytest.raises(RuntimeError, match="different collectives"):
+                (replica.experimental_all_reduce_async if RANK else replica.all_reduce)("SUM", np.ones(3))
+        replica.experimental_all_reduce_async("SUM", np.ones(100_000))  # nobody waits for it
+        return pending.wait()
+
+    assert (in_replica(strategy, fn) == SIZE).all()
+
+
+def test_waiting_for_a_limited_time():
+    options = CommunicationOptions(timeout_seconds=30)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), communication_options=options)
+    got = in_replica(strategy, lambda replica: replica.experimental_all_reduce_async("SUM", 1.0).wait())
+    assert got == SIZE
