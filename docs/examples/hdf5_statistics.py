@@ -85,7 +85,11 @@ def main():
                 make_files(Path("statistics-demo"), options.dataset)
         files = sorted(Path("statistics-demo").glob("*.h5"))
 
-    dataset = mpistrat.data.Dataset.from_hdf5(files, options.dataset).batch(options.batch_size)
+    # The files are of different lengths: each rank reads its own rows of every batch, not its own files.
+    divided = mpistrat.data.Options()
+    divided.experimental_distribute.auto_shard_policy = mpistrat.data.AutoShardPolicy.DATA
+    dataset = mpistrat.data.Dataset.from_hdf5(files, options.dataset).with_options(divided)
+    dataset = dataset.batch(options.batch_size)
     result = statistics(strategy, strategy.experimental_distribute_dataset(dataset))
 
     if strategy.is_chief:

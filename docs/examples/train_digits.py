@@ -106,12 +106,15 @@ def train(options):
         return images.reshape(len(images), 64).astype(options.dtype) / 16, labels
 
     # batch() says the size of the *global* batch, which the replicas share: each reads only its own rows.
+    # DATA keeps these batches the same for any number of replicas, which whole files for each would not.
+    divided = mpistrat.data.Options()
+    divided.experimental_distribute.auto_shard_policy = mpistrat.data.AutoShardPolicy.DATA
     names = ("images", "labels")
-    training = mpistrat.data.Dataset.from_hdf5(data_dir / "train-*.h5", names)
+    training = mpistrat.data.Dataset.from_hdf5(data_dir / "train-*.h5", names).with_options(divided)
     training = training.shuffle(seed=options.seed).batch(options.batch_size).map(scaled)
     training = strategy.experimental_distribute_dataset(training)
-    test = mpistrat.data.Dataset.from_hdf5(data_dir / "test.h5", names).batch(options.batch_size).map(scaled)
-    test = strategy.experimental_distribute_dataset(test)
+    test = mpistrat.data.Dataset.from_hdf5(data_dir / "test.h5", names).with_options(divided)
+    test = strategy.experimental_distribute_dataset(test.batch(options.batch_size).map(scaled))
 
     # A variable made in the scope has a copy on every replica, and the copies are equal at all times.
     with strategy.scope():

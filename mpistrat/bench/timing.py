@@ -5,14 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+Way = TypeVar("Way")
+
 
 def interleaved(
-    comm: Any, ways: Mapping[str, Callable[[int], object]], repetitions: int, inner: int = 1, warmup: int = 2
-) -> dict[str, list[float]]:
+    comm: Any,
+    ways: Mapping[Way, Callable[[int], object]],
+    repetitions: int,
+    inner: int = 1,
+    warmup: int = 2,
+    before: Callable[[], object] | None = None,
+) -> dict[Way, list[float]]:
     """Seconds that each way takes, those of the slowest rank, once per repetition. Collective.
 
     Each repetition measures every way, beginning with another one each time, so that what disturbs the
@@ -21,13 +28,15 @@ def interleaved(
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-    ways : mapping of str to callable
+    ways : mapping of str, or another key, to callable
         ``way(k)`` does the thing k times.
     repetitions : int
     inner : int
         How many times a way does its thing in one measurement; the seconds are those of one time.
     warmup : int
         Repetitions beforehand that are not counted.
+    before : callable, optional
+        Called before each measurement, and not counted.
 
     Examples
     --------
@@ -42,6 +51,8 @@ def interleaved(
         for turn in range(len(names)):
             i = (repetition + turn) % len(names)
             way = ways[names[i]]
+            if before is not None:
+                before()
             comm.Barrier()
             start = time.perf_counter()
             way(inner)

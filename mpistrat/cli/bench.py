@@ -12,6 +12,10 @@ SUBJECTS = {
     "step": "One training step on several ranks.",
     "startup": "From the start of a program to its first step.",
     "overhead": "What a call costs beyond what it computes.",
+    "input": "Reading batches out of HDF5 files.",
+    "allreduce": "All-reduce of one array, size by size, by all algorithms.",
+    "gradients": "All-reduce of the gradients of known networks.",
+    "tune": "From which size on which all-reduce algorithm is the fastest here.",
 }
 
 

@@ -1,4 +1,3 @@
-from .dataset import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from .dataset import Dataset as Dataset
 from .distributed import DistributedDataset as DistributedDataset
 from .errors import ChecksumError as ChecksumError
@@ -8,6 +7,7 @@ from .errors import DatasetNotFoundError as DatasetNotFoundError
 from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
+from .iterable import IterableDataset as IterableDataset
 from .iterator import DistributedIterator as DistributedIterator
 from .iterator import Optional as Optional
 from .options import SHARD_HINT as SHARD_HINT
@@ -17,4 +17,7 @@ from .options import InputContext as InputContext
 from .options import InputOptions as InputOptions
 from .options import InputReplicationMode as InputReplicationMode
 from .options import Options as Options
+from .policies import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from .policies import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from .spec import ArraySpec as ArraySpec
+from .write_hdf5 import write_hdf5 as write_hdf5

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from mpistrat.data.blocks import Blocks
+
 
 class Peers(Protocol):
-    """The replicas that share a dataset. Both methods are collective."""
+    """The replicas that share a dataset. All methods are collective."""
 
     @property
     def size(self) -> int:
@@ -25,9 +28,15 @@ class Peers(Protocol):
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """The object of one, on all."""
 
+    def all_true(self, flag: Any) -> bool:
+        """Whether a flag is true for all."""
+
 
 class Source(Protocol):
-    """Rows that can be read in any order. A new kind of source is a new file with such a class."""
+    """Rows that can be read in any order. A new kind of source is a new file with a class derived from this.
+
+    The defaults are those of rows that come from no file.
+    """
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -38,14 +47,29 @@ class Source(Protocol):
     def read(self, rows: np.ndarray) -> Any:
         """The rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
 
-    def file_rows(self) -> Sequence[int]:
-        """How many rows every file has, empty if the rows do not come from files."""
-
-    def of_files(self, which: Sequence[int]) -> Source:
-        """The rows of some of the files only, by their positions in `file_rows`."""
+    def fingerprint(self) -> Any:
+        """What must be equal on all ranks before `agree`: a small object with ``==`` and a readable repr."""
 
     def agree(self, peers: Peers) -> None:
         """Find out together with the peers what there is to read. Collective."""
+        return
 
-    def fingerprint(self) -> Any:
-        """What must be equal on all ranks before `agree`: a small object with ``==`` and a readable repr."""
+    def identity(self) -> dict[str, Any]:
+        """What must be equal, after `agree`, for a state of the input to have a meaning: small, for JSON."""
+        return {"rows": len(self), "source": str(self.fingerprint())}
+
+    def file_rows(self) -> Sequence[int]:
+        """How many rows every file has, empty if the rows do not come from files."""
+        return ()
+
+    def of_files(self, which: Sequence[int]) -> Source:
+        """The rows of some of the files only, by their positions in `file_rows`."""
+        raise ValueError(f"{self} is not made of files")
+
+    def blocks(self) -> Blocks | None:
+        """Which rows are best read together, None if that makes no difference."""
+        return None
+
+    def advise(self, spans: np.ndarray) -> None:
+        """These rows will soon be read, in another order: an array of (first, one past the last)."""
+        return

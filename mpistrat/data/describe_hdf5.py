@@ -6,43 +6,26 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 
+from mpistrat.data import codecs_hdf5
 from mpistrat.data.errors import (
     DataFileError,
     DatasetMismatchError,
     DatasetNotFoundError,
     FilterUnavailableError,
 )
+from mpistrat.data.locate_hdf5 import Locator
+from mpistrat.data.records_hdf5 import Chunked as Chunked
+from mpistrat.data.records_hdf5 import Column as Column
+from mpistrat.data.records_hdf5 import FileRecord as FileRecord
+from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5
+from mpistrat.data.writers import who_writes
 
 _NAMES_SHOWN = 20
-
-
-class Column(NamedTuple):
-    """One HDF5 dataset: the type of a row and how rows are stored.
-
-    ``chunk_rows`` is 0 for a dataset that is not chunked; ``filtered`` tells whether a row can only be
-    had by decoding its whole chunk.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    chunk_rows: int
-    chunk_bytes: int
-    filtered: bool
-    checksum: bool
-
-
-class FileRecord(NamedTuple):
-    """One file of the manifest."""
-
-    size: int
-    rows: int
-    columns: tuple[Column, ...]
 
 
 def describe(path: str, names: Sequence[str]) -> FileRecord:
@@ -54,7 +37,7 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
         Whatever is wrong with it, naming the file.
     """
     with opened(path) as file:
-        size = os.path.getsize(path)
+        found = os.stat(path)
         columns, lengths = [], []
         for name in names:
             column, length = _column(path, file, name)
@@ -66,7 +49,7 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
                     f"file {path!r}: dataset {names[0]!r} has {lengths[0]} rows and dataset {name!r} has "
                     f"{length}; fix: datasets that are read together must be equally long"
                 )
-    return FileRecord(size, lengths[0], tuple(columns))
+    return FileRecord(found.st_size, found.st_mtime_ns, lengths[0], tuple(columns))
 
 
 @contextlib.contextmanager
@@ -91,6 +74,10 @@ def open_file(path: str) -> h5py.File:
         return _open_as_others_do(path)
     except PermissionError:
         raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
+    except BlockingIOError:
+        raise DataFileError(
+            f"file {path!r}: it is being written by {who_writes(path)}; fix: wait until that has ended"
+        ) from None
     except OSError as error:
         if size == 0:
             what = "it is empty (0 bytes)"
@@ -109,6 +96,8 @@ def _open_as_others_do(path: str) -> h5py.File:
     for locking in ("best-effort", False, None):
         try:
             return h5py.File(path, "r", locking=locking)
+        except BlockingIOError:  # somebody has it open for writing
+            raise
         except OSError as error:
             if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):
                 raise
@@ -125,20 +114,22 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
         dtype = found.dtype
     except TypeError as error:
         raise DataFileError(f"{where}: NumPy has no such type ({error}); fix: store another type") from error
-    if not dtype.isnative:
-        dtype = dtype.newbyteorder("=")
-    _check_elsewhere(where, path, found)
     filtered, checksum = _check_filters(where, found)
+    locator = Locator(path)
+    layout = locator.locate(path, found, where)
+    stored, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
     chunks = found.chunks
-    base, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
     column = Column(
         name=name,
         shape=tuple(found.shape[1:]) + tuple(inner),
-        dtype=base,
+        dtype=stored if stored.isnative else stored.newbyteorder("="),
         chunk_rows=chunks[0] if chunks else 0,
         chunk_bytes=int(np.prod(chunks)) * dtype.itemsize if chunks else 0,
         filtered=filtered,
         checksum=checksum,
+        stored=stored,
+        layout=layout,
+        others=tuple(locator.others),
     )
     return column, found.shape[0]
 
@@ -180,20 +171,6 @@ def _names(file: h5py.File) -> str:
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
 
 
-def _check_elsewhere(where: str, path: str, dataset: h5py.Dataset) -> None:
-    """Rows that lie in other files: HDF5 answers with fill values where such a file is missing."""
-    elsewhere = [each[0] for each in dataset.external or ()]
-    if dataset.is_virtual:
-        elsewhere += [each.file_name for each in dataset.virtual_sources()]
-    for name in elsewhere:
-        if name == "." or "%b" in name:
-            continue
-        if not os.path.exists(os.path.join(os.path.dirname(path), name)):
-            raise DataFileError(
-                f"{where}: its rows lie in {name!r}, which does not exist; fix: bring it back"
-            )
-
-
 def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
     plist = dataset.id.get_create_plist()
     checksum = False
@@ -217,3 +194,26 @@ def _reason(error: BaseException) -> str:
     text = str(error.args[0]) if error.args else str(error)
     first, _, rest = text.partition("(")
     return rest.rstrip(")") if rest else first
+
+
+def way_of_reading(column: Column) -> str:
+    """How the rows of a dataset are read, and why, in one line.
+
+    Returns
+    -------
+    str
+        ``"direct: ..."`` or ``"h5py: ..."``.
+    """
+    if isinstance(column.layout, ThroughHdf5):
+        return f"h5py: {column.layout.reason}"
+    return f"direct: {_words(column.layout)}"
+
+
+def _words(layout: Layout) -> str:
+    if isinstance(layout, Joined):
+        kinds = sorted({_words(part.layout) for part in layout.parts})
+        return f"virtual, of {len(layout.parts)} sources: {'; '.join(kinds)}"
+    if isinstance(layout, Chunked):
+        names = [codecs_hdf5.name_of(number) for number, _ in layout.filters]
+        return f"chunks of {layout.chunk[0]} rows" + (f", {' + '.join(names)}" if names else "")
+    return "contiguous"

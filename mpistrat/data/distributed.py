@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
-from mpistrat.data.dataset import INFINITE_CARDINALITY, Dataset, drawn_seeds, with_drawn_seeds
-from mpistrat.data.iterator import DistributedIterator
+from mpistrat.data.dataset import Dataset
+from mpistrat.data.iterator import DistributedIterator, Place
 from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
-from mpistrat.data.policies import DIVISIONS, Division
-from mpistrat.data.transforms import Map, Shuffle, Transform
+from mpistrat.data.pace import Pace
+from mpistrat.data.policies import Division
+from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+
+PREFETCH = 2
+"""How many batches are read ahead where `Dataset.prefetch` says nothing."""
 
 
 class Distributed:
     """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
 
     _division: Division
-    _replicas: int
 
-    def __init__(self, division: Division, replicas: int):
+    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._division = division
-        self._replicas = replicas
-        self._iterations = itertools.count()
+        self._prefetch = PREFETCH if prefetch is None else prefetch
+        self._peers = peers
+        # Equal on all replicas, as this is where they are in step.
+        self._number: int = getattr(peers, "sequence", 0)
+        self._next: Position = Position(division, 0)
+        self._newest: Place | None = None
 
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self._division, next(self._iterations), lambda: self.element_spec)
+        return DistributedIterator(self, self._next_position())
+
+    def _next_position(self) -> Position:
+        position = self._next
+        self._next = Position(self._division, position.epoch + 1)
+        return position
+
+    def _pace(self) -> Pace:
+        return Pace(self._peers, self._number)
+
+    def state(self) -> dict[str, Any]:
+        """How far the newest iterator has come; see `DistributedIterator.state`.
+
+        Returns
+        -------
+        dict
+        """
+        return state_of(self._division, self._next if self._newest is None else self._newest.now())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
+
+        Parameters
+        ----------
+        state : dict
+            From `state`.
+        """
+        self._division, self._next = resumed(self._division, state)
+        self._newest = None
 
     def __len__(self) -> int:
         if self._division.steps is None:
-            raise TypeError("an endless dataset has no length: use take(), or repeat() with a count")
+            raise TypeError(
+                "an endless dataset, or one made of an iterable, has no length: use take(), or repeat() with a "
+                "count, on a dataset of rows"
+            )
         return self._division.steps
 
     def __bool__(self) -> bool:
@@ -39,8 +78,11 @@ class Distributed:
 
     @property
     def cardinality(self) -> int:
-        """How many steps an epoch has, on every replica; `INFINITE_CARDINALITY` if it has no end."""
-        return INFINITE_CARDINALITY if self._division.steps is None else self._division.steps
+        """How many steps an epoch has, on every replica.
+
+        `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
+        """
+        return self._division.cardinality
 
     @property
     def element_spec(self) -> Any:
@@ -49,7 +91,7 @@ class Distributed:
         With several replicas the number of rows is None, as their pieces may differ by a row.
         """
         of_plan = self._division.plan.element_spec()
-        if self._replicas == 1 or self._division.plan.batch is None:
+        if self._division.replicas == 1 or self._division.plan.batch is None:
             return of_plan
         return spec.any_size(of_plan)
 
@@ -121,25 +163,26 @@ class DistributedDataset(Distributed):
                 f"{dataset} has single rows, and only global batches can be divided over replicas: "
                 "call .batch(global_batch_size) first"
             )
-        policy = dataset.options().experimental_distribute.auto_shard_policy
+        distribute = dataset.options().experimental_distribute
+        policy = distribute.auto_shard_policy
         transforms, source = dataset._transforms, dataset._source
         mine = {
             "source": source.fingerprint(),
             "pipeline": [_description(each) for each in transforms],
-            "auto_shard_policy": policy.name,
+            "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
         }
-        everyone = topology.all_gather_object((mine, drawn_seeds(dataset)))
+        everyone = topology.all_gather_object((mine, drawn_seeds(transforms)))
         _check_equal([description for description, _ in everyone])
         source.agree(topology)
         transforms = with_drawn_seeds(transforms, everyone[0][1])
-        super().__init__(DIVISIONS[policy](source, transforms, topology), topology.size)
+        super().__init__(dataset._divided(transforms, topology), topology, dataset.options().prefetch)
 
 
 def _description(transform: Transform) -> str:
     if isinstance(transform, Map):
         return "map"
     if isinstance(transform, Shuffle) and not transform.seeded:
-        return repr(Shuffle(0, False, transform.buffer_size, transform.reshuffle))
+        return repr(replace(transform, seed=0))
     return repr(transform)
 
 

@@ -55,5 +55,35 @@ def stack(elements: Sequence[Any]) -> Any:
         ) from error
 
 
+def of_arrays(element: Any) -> Any:
+    """An element of Python objects with its leaves as NumPy arrays or scalars."""
+    return nest.map_structure(_as_value, lists_to_arrays(element))
+
+
+def as_array(leaf: Any) -> np.ndarray:
+    """A leaf as one array, in the byte order of this machine."""
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(leaf).__name__} does not make one array ({error}): use a tuple for a structure of several"
+        ) from None
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def lists_to_arrays(tree: Any) -> Any:
+    """A list is one array, as in tf.data; tuples and dicts are structure."""
+    if isinstance(tree, list):
+        return as_array(tree)
+    if isinstance(tree, dict):
+        return type(tree)((key, lists_to_arrays(value)) for key, value in tree.items())
+    if isinstance(tree, tuple):
+        children = [lists_to_arrays(value) for value in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return tree
+
+
 def _as_value(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (np.ndarray, np.generic)) else np.asarray(leaf)[()]

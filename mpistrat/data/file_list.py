@@ -3,41 +3,69 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 
-def expand(files: Any) -> list[str]:
-    """The absolute paths that a path, a glob pattern, or a list of those stands for.
+class FileList:
+    """The files that a path, a glob pattern, or a list of those stands for; looked for when first needed.
 
     Parameters
     ----------
     files : str, os.PathLike or iterable of those
         What a pattern matches is sorted; otherwise the order is kept.
 
-    Returns
-    -------
-    list of str
-
     Raises
     ------
-    FileNotFoundError
-        If a file does not exist or a pattern matches none.
-    IsADirectoryError
-        If a path is that of a directory.
+    TypeError
+        If one is no path.
     ValueError
-        If there is no file at all.
+        If there is none.
     """
-    if isinstance(files, (str, bytes, os.PathLike)):
-        files = [files]
-    paths: list[str] = []
-    for each in files:
-        if not isinstance(each, (str, bytes, os.PathLike)):
-            raise TypeError(f"files are named by strings or paths, not {each!r}")
-        paths += _matches(os.fsdecode(each))
-    if not paths:
-        raise ValueError("a dataset needs at least one file, and the list of files is empty")
-    return [os.path.abspath(path) for path in paths]
+
+    def __init__(self, files: Any):
+        if isinstance(files, (str, bytes, os.PathLike)):
+            files = [files]
+        self.given: list[str] = []
+        for each in files:
+            if not isinstance(each, (str, bytes, os.PathLike)):
+                raise TypeError(f"files are named by strings or paths, not {each!r}")
+            self.given.append(os.path.abspath(os.fsdecode(each)))
+        if not self.given:
+            raise ValueError("a dataset needs at least one file, and the list of files is empty")
+        self._found: Sequence[str] | None = None
+
+    def paths(self) -> Sequence[str]:
+        """Their absolute paths.
+
+        Raises
+        ------
+        FileNotFoundError
+            If a file does not exist or a pattern matches none.
+        IsADirectoryError
+            If a path is that of a directory.
+        """
+        if self._found is None:
+            self._found = [path for name in self.given for path in _matches(name)]
+        return self._found
+
+    def found(self, paths: Sequence[str]) -> None:
+        """Somebody else has looked for them already."""
+        self._found = paths
+
+    def names(self) -> str:
+        """How they were named: the number and a hash of the names, as folders may differ between nodes."""
+        text = "/".join(os.path.basename(name) for name in self.given)
+        digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+        return f"files of {len(self.given)} names (which hash to {digest})"
+
+    def __len__(self) -> int:
+        return len(self.given if self._found is None else self._found)
+
+    def __repr__(self) -> str:
+        return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} HDF5 files"
 
 
 def _matches(name: str) -> list[str]:

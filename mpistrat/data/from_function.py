@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mpistrat.data.contracts import Peers
-from mpistrat.data.dataset import Dataset, drawn_seeds, with_drawn_seeds
+from mpistrat.data.dataset import Dataset
 from mpistrat.data.distributed import Distributed, DistributedDataset
+from mpistrat.data.iterable import OwnUntilAllEnd
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
-from mpistrat.data.plan import Plan
-from mpistrat.data.policies import Own
+from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, Own
+from mpistrat.data.transforms import drawn_seeds, with_drawn_seeds
 
 
 class DistributedDatasetsFromFunction(DistributedDataset):
@@ -63,9 +64,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         try:
             dataset = dataset_fn(InputContext(topology.size, topology.rank, topology.size))
             if isinstance(dataset, Dataset):
-                report["length"] = dataset._plan.length
+                report["length"] = dataset._own_length()
                 report["batched"] = dataset.batch_size is not None
-                report["seeds"] = drawn_seeds(dataset)
+                report["seeds"] = drawn_seeds(dataset._transforms)
             else:
                 report["kind"] = type(dataset).__name__
         except Exception as error:
@@ -76,9 +77,13 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        steps = None if None in lengths else max(lengths)
-        plan = Plan(dataset._source, with_drawn_seeds(dataset._transforms, reports[0]["seeds"]))
-        Distributed.__init__(self, Own(plan, steps), topology.size)
+        source, transforms = dataset._source, with_drawn_seeds(dataset._transforms, reports[0]["seeds"])
+        own: Division
+        if UNKNOWN_CARDINALITY in lengths:
+            own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(transforms))
+        else:
+            own = Own(source, transforms, topology, None if None in lengths else max(lengths))
+        Distributed.__init__(self, own, topology, dataset.options().prefetch)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:
@@ -93,9 +98,9 @@ def _check(reports: list[dict[str, Any]]) -> None:
             )
     lengths = [report["length"] for report in reports]
     unbatched = [rank for rank, report in enumerate(reports) if not report["batched"]]
-    if unbatched and len(set(lengths)) > 1:
+    if unbatched and (len(set(lengths)) > 1 or UNKNOWN_CARDINALITY in lengths):
         raise ValueError(
-            "datasets of unequal length must be batched, so that empty batches can follow a short one: on "
+            "datasets of unequal or unknown length must be batched, so that empty batches can follow a short one: on "
             f"rank {unbatched[0]} there are single rows, and the lengths by rank are {lengths}; call "
             ".batch(context.get_per_replica_batch_size(...))"
         )

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
-from mpistrat.data.policies import Division
+from mpistrat.data.pace import Pace
+from mpistrat.data.prefetch import Prefetched
+from mpistrat.data.state import Position, state_of
+
+if TYPE_CHECKING:
+    from mpistrat.data.distributed import Distributed
 
 _NOTHING = object()
 
@@ -63,18 +72,36 @@ class Optional:
         return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
 
 
+class Place:
+    """Where an iterator is, which its dataset knows when the iterator is gone, too."""
+
+    __slots__ = ("position", "step")
+
+    def __init__(self, position: Position):
+        self.position, self.step = position, position.step
+
+    def now(self) -> Position:
+        """The position after the steps that were made."""
+        return self.position._replace(step=self.step)
+
+
 class DistributedIterator:
     """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
 
     Every replica makes the same number of steps; one without rows in a step gets an empty batch. Reading
-    communicates nothing, so replicas may be at different steps.
+    communicates nothing, so replicas may be at different steps. The next batches are read meanwhile, by
+    a thread that ends with the iterator (`Dataset.prefetch`).
     """
 
-    def __init__(self, division: Division, iteration: int, element_spec: Any):
-        self._division = division
-        self._iteration = iteration
-        self._element_spec = element_spec
-        self._step = 0
+    def __init__(self, dataset: Distributed, position: Position):
+        self._dataset = dataset
+        self._begin(position)
+
+    def _begin(self, position: Position) -> None:
+        self._place = self._dataset._newest = Place(position)
+        self._ahead: Prefetched | None = None
+        self._pace: Pace | None = None
+        self._ended = False
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -97,12 +124,37 @@ class DistributedIterator:
             If called inside a replica function.
         """
         _refuse_replica_context()
-        steps = self._division.steps
-        if steps is not None and self._step >= steps:
+        if self._ended:
             raise StopIteration
-        batch = self._division.batch(self._step, self._iteration)
-        self._step += 1
+        if self._pace is None:
+            self._pace = self._dataset._pace()
+        began = time.perf_counter()
+        try:
+            batch = self._read()
+        except StopIteration:
+            self._ended = True
+            self._pace.ended(self._place.position.epoch)
+            raise
+        self._pace.got(batch, time.perf_counter() - began)
+        self._place.step += 1
         return batch
+
+    def _read(self) -> Any:
+        division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
+        if division.steps is not None and step >= division.steps:
+            self._ahead = None
+            raise StopIteration
+        if not self._dataset._prefetch or division.communicates:
+            return division.batch(step, epoch)
+        if self._ahead is None or not self._ahead.usable:
+            steps = itertools.count(step) if division.steps is None else range(step, division.steps)
+            batches = map(partial(division.batch, iteration=epoch), steps)
+            self._ahead = Prefetched(batches, self._dataset._prefetch)
+        try:
+            return next(self._ahead)
+        except BaseException:
+            self._ahead = None
+            raise
 
     def get_next_as_optional(self) -> Optional:
         """The next batch of this replica, or an empty optional after the last step.
@@ -121,10 +173,62 @@ class DistributedIterator:
         except StopIteration:
             return Optional()
 
+    def state(self) -> dict[str, Any]:
+        """How far the epoch has come: a small dict of what JSON can hold.
+
+        Save it beside the weights, and give it to `restore` in the job that goes on with them. It tells which
+        rows all replicas together have got (under AutoShardPolicy.DATA, where it is the same on every
+        replica that has made as many steps), the seeds, and which files there were.
+
+        Returns
+        -------
+        dict
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> dataset = mpistrat.data.Dataset.range(6).batch(2)
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        >>> next(iterator)
+        array([0, 1])
+        >>> state = iterator.state()
+        >>> again = iter(strategy.experimental_distribute_dataset(dataset))
+        >>> again.restore(state)
+        >>> list(again)
+        [array([2, 3]), array([4, 5])]
+        """
+        return state_of(self._dataset._division, self._place.now())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; the next iterator of the dataset begins the epoch after that.
+
+        Under AutoShardPolicy.DATA exactly the rows that are left of the epoch come, each once, also with
+        another number of replicas or another batch size. Under the other policies, and where something
+        else than ``map`` follows ``batch``, both must be what they were. Nothing is communicated: give
+        the same state to all replicas. (Those of ``distribute_datasets_from_function`` are each
+        replica's own.)
+
+        Parameters
+        ----------
+        state : dict
+            From `state`.
+
+        Raises
+        ------
+        TypeError
+            If it is no state.
+        ValueError
+            If it is one of other files (which are named), other transforms, other seeds, another policy, or of
+            a number of replicas or a batch size with which it cannot be continued.
+        """
+        self._dataset.restore(state)
+        self._begin(self._dataset._next_position())
+
     @property
     def element_spec(self) -> Any:
         """The structure of a batch, as of the dataset."""
-        return self._element_spec() if callable(self._element_spec) else self._element_spec
+        return self._dataset.element_spec
 
 
 def _refuse_replica_context() -> None:

@@ -22,12 +22,15 @@ class AutoShardPolicy(enum.IntEnum):
     Attributes
     ----------
     AUTO
-        What fits the dataset. At present always DATA, which needs no balanced files.
+        FILE if there is a file or more for each replica and the longest share of files has at most 5 % more
+        rows than the mean; otherwise DATA, with a warning. DATA without one for datasets that are not made
+        of files, and where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
     DATA
         Every global batch is cut into one contiguous piece per replica, of sizes that differ by at most
         one row. Each replica reads only the rows of its own piece.
     FILE
-        Files are dealt round-robin. Each replica applies the whole pipeline (shuffle, take, ...) to the
+        Files are dealt round-robin, or, with ``balance``, the longest first to the replica that has fewest
+        rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
         rows of its own files, in batches of its share of the global batch. Every replica makes as many
         steps as the longest; the others get empty batches at the end.
     HINT
@@ -201,6 +204,8 @@ class DistributeOptions:
     ----------
     auto_shard_policy : AutoShardPolicy
         How the dataset is divided over the replicas.
+    balance : bool
+        Whether FILE deals the longest files first instead of in turn.
     num_devices : int or None
         Accepted for programs written for tf.data; one process has one device.
 
@@ -212,10 +217,11 @@ class DistributeOptions:
     'DATA'
     """
 
-    __slots__ = ("_auto_shard_policy", "_num_devices")
+    __slots__ = ("_auto_shard_policy", "_balance", "_num_devices")
 
     def __init__(self) -> None:
         self._auto_shard_policy: AutoShardPolicy | None = None
+        self._balance: bool | None = None
         self._num_devices: int | None = None
 
     @property
@@ -233,6 +239,17 @@ class DistributeOptions:
         self._auto_shard_policy = policy
 
     @property
+    def balance(self) -> bool:
+        """Whether FILE deals the longest files first, False unless set."""
+        return bool(self._balance)
+
+    @balance.setter
+    def balance(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"balance must be True or False, not {value!r}")
+        self._balance = value
+
+    @property
     def num_devices(self) -> int | None:
         """The number of devices that was set, None unless set."""
         return self._num_devices
@@ -246,13 +263,14 @@ class DistributeOptions:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DistributeOptions):
             return NotImplemented
-        return (self._auto_shard_policy, self._num_devices) == (other._auto_shard_policy, other._num_devices)
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
+        balance = "balance=True, " if self.balance else ""
         return (
-            f"DistributeOptions(auto_shard_policy={self.auto_shard_policy.name}, "
+            f"DistributeOptions(auto_shard_policy={self.auto_shard_policy.name}, {balance}"
             f"num_devices={self._num_devices})"
         )
 
@@ -264,6 +282,8 @@ class Options:
     ----------
     experimental_distribute : DistributeOptions
         What concerns distribution.
+    prefetch : int or None
+        How many batches are read ahead.
 
     Examples
     --------
@@ -271,10 +291,11 @@ class Options:
     >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     """
 
-    __slots__ = ("_distribute",)
+    __slots__ = ("_distribute", "_prefetch")
 
     def __init__(self) -> None:
         self._distribute = DistributeOptions()
+        self._prefetch: int | None = None
 
     @property
     def experimental_distribute(self) -> DistributeOptions:
@@ -286,6 +307,17 @@ class Options:
         if not isinstance(value, DistributeOptions):
             raise TypeError(f"experimental_distribute must be a DistributeOptions, not {value!r}")
         self._distribute = value
+
+    @property
+    def prefetch(self) -> int | None:
+        """How many batches are read ahead, None unless set; see `Dataset.prefetch`."""
+        return self._prefetch
+
+    @prefetch.setter
+    def prefetch(self, value: int | None) -> None:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ValueError(f"prefetch must be a number of batches or None, not {value!r}")
+        self._prefetch = value
 
     def merge(self, other: Options) -> Options:
         """These options with what is set in others put over them.
@@ -302,6 +334,7 @@ class Options:
         """
         merged = Options()
         for each in (self, other):
+            merged._prefetch = merged._prefetch if each._prefetch is None else each._prefetch
             for name in DistributeOptions.__slots__:
                 value: Any = getattr(each._distribute, name)
                 if value is not None:
@@ -311,9 +344,10 @@ class Options:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Options):
             return NotImplemented
-        return self._distribute == other._distribute
+        return self._distribute == other._distribute and self._prefetch == other._prefetch
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Options(experimental_distribute={self._distribute!r})"
+        prefetch = "" if self._prefetch is None else f", prefetch={self._prefetch}"
+        return f"Options(experimental_distribute={self._distribute!r}{prefetch})"

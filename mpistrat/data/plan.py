@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data import elements, spec
+from mpistrat.data.advice import Advice
 from mpistrat.data.contracts import Source
-from mpistrat.data.transforms import Batch, Map, Order, Transform
+from mpistrat.data.transforms import Batch, Map, Order, Segment, Transform
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024
+_ORDER_AHEAD_ROWS = 4096
+_ORDER_AHEAD_STEPS = 64
+_ITERATIONS_KEPT = 4
+_LEAST_SHARE = 1 / 8
+
+# From the number of rows of a batch to the first, and one past the last, of those that are wanted.
+Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
+
+
+class _Ahead(NamedTuple):
+    """The rows of some batches, and at which element of which iteration each ends in the first shuffle."""
+
+    cut: Cut | None
+    first: int
+    rows: list[np.ndarray]
+    ends: list[tuple[int, int]]
 
 
 class Plan:
@@ -23,6 +40,8 @@ class Plan:
     ----------
     length : int or None
         How many elements an iteration has, None if it is endless.
+    row_length : int or None
+        How many rows an iteration has before they are batched.
     batch : Batch or None
         How rows are batched; None for a dataset of single rows.
     """
@@ -31,11 +50,14 @@ class Plan:
         at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
         rows, batches = transforms[:at], transforms[at + 1 :]
         self._source = source
-        self._rows = Order(len(source), rows)
+        self._rows = Order(len(source), rows, source.blocks())
         self._row_maps = [each.fn for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
+        self._ahead: dict[int, _Ahead] = {}
+        windows = self._rows.windows
+        self._advice = None if windows is None or source.blocks() is None else Advice(source, windows)
         self.batch: Batch | None = None
-        self.length = self._rows.length
+        self.length = self.row_length = self._rows.length
         if at < len(transforms):
             batch = transforms[at]
             assert isinstance(batch, Batch)
@@ -44,37 +66,47 @@ class Plan:
             self._batch_maps = [each.fn for each in batches if isinstance(each, Map)]
             self.length = self._batches.length
 
-    def size(self, k: int, iteration: int) -> int:
-        """How many rows batch ``k`` has."""
-        number, _ = self._batch_at(k, iteration)
-        return self._size(number)
+    def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
+        """Which rows of the source element ``k`` is made of, or a cut of them.
 
-    def piece(self, k: int, first: int, last: int, iteration: int) -> Any:
-        """Rows ``first`` up to ``last`` of batch ``k``; no other row is read."""
-        assert self.batch is not None
-        if first == last:
-            return self.empty()
-        number, inner = self._batch_at(k, iteration)
-        start = number * self.batch.size
-        return self._map_batch(self._read(np.arange(start + first, start + last), inner))
+        They are found for some elements at once, as one at a time takes long.
+        """
+        ahead = self._ahead.get(iteration)
+        if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
+            ahead = self._look_ahead(k, iteration, cut)
+            if len(self._ahead) >= _ITERATIONS_KEPT:
+                self._ahead.pop(next(iter(list(self._ahead))), None)
+            self._ahead[iteration] = ahead
+        if self._advice is not None and ahead.ends:
+            self._advice.reached(*ahead.ends[k - ahead.first])
+        return ahead.rows[k - ahead.first]
 
-    def whole(self, k: int, iteration: int) -> Any:
-        """Element ``k``: a batch, or a single row if the dataset is not batched."""
+    def read(self, rows: np.ndarray) -> Any:
+        """The element that is made of these rows; a batch of none is empty."""
         if self.batch is None:
-            rows = self._source.read(self._locate(np.array([k]), iteration))
-            return elements.mapped(next(elements.rows_of(rows)), self._row_maps)
-        return self.piece(k, 0, self.size(k, iteration), iteration)
+            return elements.mapped(next(elements.rows_of(self._source.read(rows))), self._row_maps)
+        if not len(rows):
+            return self._map_no_rows(self._empty_rows())
+        return self._map_batch(self._map_rows(self._source.read(rows)))
+
+    def element(self, k: int, iteration: int) -> Any:
+        """Element ``k``: a batch, or a single row if the dataset is not batched."""
+        return self.read(self.rows(k, iteration))
+
+    def element_if_any(self, k: int, iteration: int) -> Any:
+        """Element ``k``, None after the last."""
+        return None if self.length is not None and k >= self.length else self.element(k, iteration)
 
     def empty(self) -> Any:
         """A batch without rows."""
-        return self._map_no_rows(self._read(np.empty(0, np.int64), 0))
+        return self._map_no_rows(self._empty_rows())
 
     def elements(self, iteration: int) -> Iterator[Any]:
         """All elements of an iteration, one after another."""
         if self.batch is not None:
             k = 0
             while self.length is None or k < self.length:
-                yield self.whole(k, iteration)
+                yield self.element(k, iteration)
                 k += 1
             return
         row_bytes = sum(
@@ -107,15 +139,43 @@ class Plan:
             return self._source.element_spec()
         return nest.map_structure(spec.of_array, next(elements.rows_of(self._probe(1))))
 
-    def _batch_at(self, k: int, iteration: int) -> tuple[int, int]:
-        ((_, numbers, inner),) = self._batches.locate(np.array([k]), iteration)
-        return int(numbers[0]), inner
-
-    def _size(self, number: int) -> int:
-        assert self.batch is not None
-        if self._rows.length is None:
-            return self.batch.size
-        return min(self.batch.size, self._rows.length - number * self.batch.size)
+    def _look_ahead(self, k: int, iteration: int, cut: Cut | None) -> _Ahead:
+        size = 1 if self.batch is None else self.batch.size
+        first, stop = (0, size) if cut is None else cut(size)
+        wanted = stop - first
+        steps = min(max(_ORDER_AHEAD_ROWS // max(1, wanted), 1), _ORDER_AHEAD_STEPS)
+        if self.length is not None:
+            steps = min(steps, self.length - k)
+        ks = np.arange(k, k + steps)
+        segments: list[Segment] = [(slice(None), ks, iteration)]
+        if self.batch is not None:
+            segments = self._batches.locate(ks, iteration)
+        # Whoever reads few of the rows of a window need not have all of it brought.
+        announced = self._advice is not None and wanted >= size * _LEAST_SHARE
+        rows: list[Any] = [None] * steps
+        ends: list[Any] = [None] * steps
+        for where, numbers, inner in segments:
+            starts = numbers * size
+            stops = starts + size
+            if self._rows.length is not None:
+                stops = np.minimum(stops, self._rows.length)
+            if cut is not None:
+                cuts = np.array([cut(n) for n in (stops - starts).tolist()])
+                starts, stops = starts + cuts[:, 0], starts + cuts[:, 1]
+            sizes = stops - starts
+            before = np.cumsum(sizes) - sizes
+            found = self._locate(np.arange(sizes.sum()) + np.repeat(starts - before, sizes), inner)
+            here = np.arange(steps)[where]
+            for each, begin, end in zip(
+                here.tolist(), before.tolist(), (before + sizes).tolist(), strict=True
+            ):
+                rows[each] = found[begin:end]
+            if announced:
+                last = np.maximum(stops - 1, 0)
+                for part, shuffled, turn in self._rows.locate(last, inner, level=1):
+                    for each, number in zip(here[part].tolist(), shuffled.tolist(), strict=True):
+                        ends[each] = turn, number
+        return _Ahead(cut, k, rows, ends if announced else [])
 
     def _locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         rows = np.empty(len(ks), np.int64)
@@ -123,10 +183,8 @@ class Plan:
             rows[where] = numbers
         return rows
 
-    def _read(self, ks: np.ndarray, iteration: int) -> Any:
-        if len(ks) == 0 and self._row_maps:
-            return self._empty_mapped_rows()
-        return self._map_rows(self._source.read(self._locate(ks, iteration)))
+    def _empty_rows(self) -> Any:
+        return self._empty_mapped_rows() if self._row_maps else self._source.read(np.empty(0, np.int64))
 
     def _map_rows(self, tree: Any) -> Any:
         if not self._row_maps:

@@ -2,57 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
 
 from mpistrat.data.contracts import Peers, Source
 from mpistrat.data.options import AutoShardPolicy
 from mpistrat.data.plan import Plan
 from mpistrat.data.split import piece
-from mpistrat.data.transforms import Batch, Shard, Transform, length_of
+from mpistrat.data.transforms import Batch, Shard, Skip, Take, Transform, length_of
+
+INFINITE_CARDINALITY = -1
+"""What `Dataset.cardinality` says of an endless dataset."""
+
+UNKNOWN_CARDINALITY = -2
+"""What `Dataset.cardinality` says of a dataset whose length nobody knows before its end."""
+
+MOST_IMBALANCE = 0.05
 
 
-class Division(Protocol):
+class Division:
     """A replica's part of a dataset.
 
     Attributes
     ----------
+    name : str
+        The policy.
     steps : int or None
         How many steps an epoch has, on every replica; None if it is endless.
     plan : Plan
         What the replica reads by.
+    transforms : sequence of Transform
+        Those of the whole dataset.
+    source : Source
+        That of the whole dataset.
+    replicas : int
+        Among how many it is divided.
+    communicates : bool
+        Whether `batch` is collective.
     """
 
+    name: str
+    communicates: ClassVar[bool] = False
     steps: int | None
     plan: Plan
 
+    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
+        self.source, self.transforms = source, tuple(transforms)
+        self.replicas = peers.size
+        self._peers = peers
+
+    @property
+    def cardinality(self) -> int:
+        """The number of steps as `Distributed.cardinality` tells it."""
+        return INFINITE_CARDINALITY if self.steps is None else self.steps
+
+    def rows(self, step: int, iteration: int) -> np.ndarray:
+        """Which rows of the plan's source this replica reads in a step."""
+        raise TypeError(f"the rows of {self.source} have no numbers")
+
     def batch(self, step: int, iteration: int) -> Any:
         """What this replica gets in a step."""
+        return self.plan.read(self.rows(step, iteration))
+
+    def rebuilt(self, transforms: Sequence[Transform]) -> Division:
+        """The same division with other transforms."""
+        return type(self)(self.source, transforms, self._peers)
+
+    def after(self, rows: int) -> Division:
+        """The division of what follows the first rows of an epoch."""
+        at = next(i for i, each in enumerate(self.transforms) if isinstance(each, Batch))
+        return self.rebuilt((*self.transforms[:at], Skip(rows), *self.transforms[at:]))
 
 
-class ByData:
+class ByData(Division):
     """Every global batch is cut into one piece per replica."""
 
-    name: ClassVar[str] = "DATA"
+    name = "DATA"
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
+        super().__init__(source, transforms, peers)
         self.plan = Plan(source, transforms)
         self.steps = self.plan.length
-        self._size, self._rank = peers.size, peers.rank
+        self._cut = partial(piece, replicas=peers.size, replica=peers.rank)
 
-    def batch(self, step: int, iteration: int) -> Any:
-        """This replica's piece of a global batch."""
-        rows = self.plan.size(step, iteration)
-        return self.plan.piece(step, *piece(rows, self._size, self._rank), iteration)
+    def rows(self, step: int, iteration: int) -> np.ndarray:
+        """Those of this replica's piece of a global batch."""
+        return self.plan.rows(step, iteration, self._cut)
 
 
-class ByFile:
+class ByFile(Division):
     """Every replica has files of its own."""
 
-    name: ClassVar[str] = "FILE"
-
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
+    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool = False):
+        super().__init__(source, transforms, peers)
+        self._balance = balance
+        self.name = "FILE, balanced" if balance else "FILE"
         rows = source.file_rows()
         if not rows:
             raise ValueError(
@@ -62,51 +112,55 @@ class ByFile:
         if len(rows) < peers.size:
             raise ValueError(
                 f"AutoShardPolicy.FILE needs at least one file per replica, and there are {len(rows)} files "
-                f"with rows for {peers.size} replicas: use AutoShardPolicy.DATA, or split the files"
+                f"with rows for {peers.size} replicas: use AutoShardPolicy.DATA, or split the files "
+                "(mpistrat shard)"
             )
-        global_batch = next(each.size for each in transforms if isinstance(each, Batch))
-        if global_batch < peers.size:
+        if _global_batch(transforms) < peers.size:
             raise ValueError(
                 "AutoShardPolicy.FILE needs a row of every global batch for each replica, and "
-                f"batch({global_batch}) is shared by {peers.size} replicas: use a larger batch, or "
+                f"batch({_global_batch(transforms)}) is shared by {peers.size} replicas: use a larger batch, or "
                 "AutoShardPolicy.DATA"
             )
+        dealt = deal(rows, peers.size, balance)
         lengths = [
-            length_of(sum(rows[rank :: peers.size]), _of_share(transforms, peers.size, rank))
-            for rank in range(peers.size)
+            length_of(sum(rows[i] for i in mine), _of_share(transforms, peers.size, rank))
+            for rank, mine in enumerate(dealt)
         ]
         self.steps = _longest(lengths)
         self.plan = Plan(
-            source.of_files(range(peers.rank, len(rows), peers.size)),
+            source.of_files(dealt[peers.rank]),
             _of_share(transforms, peers.size, peers.rank),
         )
 
-    def batch(self, step: int, iteration: int) -> Any:
+    def rebuilt(self, transforms: Sequence[Transform]) -> ByFile:
+        """The same files with other transforms."""
+        return ByFile(self.source, transforms, self._peers, self._balance)
+
+    def rows(self, step: int, iteration: int) -> np.ndarray:
         """The next rows of this replica's files, none once they are used up."""
-        return own_batch(self.plan, step, iteration)
+        return own_rows(self.plan, step, iteration)
 
 
-class Everything:
+class Everything(Division):
     """Every replica goes through all rows, or all of its own ``shard(SHARD_HINT, SHARD_HINT)``."""
 
-    name: ClassVar[str] = "OFF"
+    name = "OFF"
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
+        super().__init__(source, transforms, peers)
         lengths = [
             length_of(len(source), self._of_rank(transforms, peers.size, r)) for r in range(peers.size)
         ]
         longest = _longest(lengths)
         self.steps = None if longest is None else longest * peers.size
         self.plan = Plan(source, self._of_rank(transforms, peers.size, peers.rank))
-        self._size = peers.size
 
-    def batch(self, step: int, iteration: int) -> Any:
-        """The next piece of a global batch: all pieces of one, then those of the next."""
-        number, part = divmod(step, self._size)
-        if self.plan.length is not None and number >= self.plan.length:
-            return self.plan.empty()
-        rows = self.plan.size(number, iteration)
-        return self.plan.piece(number, *piece(rows, self._size, part), iteration)
+    def rows(self, step: int, iteration: int) -> np.ndarray:
+        """Those of the next piece of a global batch: all pieces of one, then those of the next."""
+        number, part = divmod(step, self.replicas)
+        rows = own_rows(self.plan, number, iteration)
+        first, last = piece(len(rows), self.replicas, part)
+        return rows[first:last]
 
     @staticmethod
     def _of_rank(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
@@ -116,41 +170,129 @@ class Everything:
 class ByHint(Everything):
     """`Everything`, with the hints of ``shard`` replaced by the replicas' numbers."""
 
-    name: ClassVar[str] = "HINT"
+    name = "HINT"
 
     @staticmethod
     def _of_rank(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
-        return [
-            Shard(size, rank) if isinstance(each, Shard) and each.is_hint else each for each in transforms
-        ]
+        return with_hints(transforms, size, rank)
 
 
-DIVISIONS: dict[AutoShardPolicy, type[ByData] | type[ByFile] | type[Everything]] = {
-    AutoShardPolicy.AUTO: ByData,
-    AutoShardPolicy.DATA: ByData,
+class Own(Division):
+    """Every replica has a dataset of its own, of batches of the size that it wants."""
+
+    name = "its own"
+
+    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, steps: int | None):
+        super().__init__(source, transforms, peers)
+        self.plan = Plan(source, transforms)
+        self.steps = steps
+
+    def rebuilt(self, transforms: Sequence[Transform]) -> Own:
+        """The same rows with other transforms."""
+        return Own(self.source, transforms, self._peers, self.steps)
+
+    def rows(self, step: int, iteration: int) -> np.ndarray:
+        """Those of the next batch of this replica's dataset, none after the last."""
+        return own_rows(self.plan, step, iteration)
+
+
+def divide(
+    policy: AutoShardPolicy, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool
+) -> Division:
+    """The division that a policy asks for.
+
+    Raises
+    ------
+    ValueError
+        If the policy does not suit the dataset. On every replica.
+    """
+    return _DIVISIONS[policy](source, transforms, peers, balance)
+
+
+def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
+    """Which files every replica has: in turn, or, balanced, the longest first to who has fewest rows.
+
+    The latter is the LPT rule of Graham, "Bounds on Multiprocessing Timing Anomalies" (1969), whose longest
+    share is at most a third longer than the best possible.
+
+    Examples
+    --------
+    >>> deal([5, 1, 1, 3], 2, balance=False), deal([5, 1, 1, 3], 2, balance=True)
+    ([[0, 2], [1, 3]], [[0], [1, 2, 3]])
+    """
+    if not balance:
+        return [list(range(replica, len(rows), replicas)) for replica in range(replicas)]
+    shares: list[list[int]] = [[] for _ in range(replicas)]
+    # Of equal sums the one with fewer files comes first, so that no replica is left without.
+    heap = [(0, 0, replica) for replica in range(replicas)]
+    for file in sorted(range(len(rows)), key=lambda i: -rows[i]):
+        total, count, replica = heap[0]
+        shares[replica].append(file)
+        heapq.heapreplace(heap, (total + rows[file], count + 1, replica))
+    return [sorted(share) for share in shares]
+
+
+def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
+    """By which part the longest share of files is longer than the mean.
+
+    Examples
+    --------
+    >>> imbalance([6, 1, 1], 2, balance=False), imbalance([6, 1, 1], 2, balance=True)
+    (0.75, 0.5)
+    """
+    longest = max(sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance))
+    return longest * replicas / sum(rows) - 1
+
+
+def with_hints(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
+    """The transforms with the hints of ``shard`` replaced by a replica's numbers."""
+    return [Shard(size, rank) if isinstance(each, Shard) and each.is_hint else each for each in transforms]
+
+
+def own_rows(plan: Plan, step: int, iteration: int) -> np.ndarray:
+    """The rows of batch ``step`` of a plan, none after the last."""
+    if plan.length is not None and step >= plan.length:
+        return np.empty(0, np.int64)
+    return plan.rows(step, iteration)
+
+
+def _automatic(source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool) -> Division:
+    """FILE where that changes neither which rows there are nor, much, the number of steps; else DATA."""
+    rows = source.file_rows()
+    # These would mean the rows of each replica's files.
+    if peers.size == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in transforms):
+        return ByData(source, transforms, peers)
+    why = ""
+    if len(rows) < peers.size:
+        why = f"there are {len(rows)} files with rows for {peers.size} replicas"
+    elif _global_batch(transforms) < peers.size:
+        why = f"a batch of {_global_batch(transforms)} rows is shared by {peers.size} replicas"
+    elif (excess := imbalance(rows, peers.size, balance)) > MOST_IMBALANCE:
+        why = f"one replica would have {excess:.0%} more rows than the mean"
+    if not why:
+        return ByFile(source, transforms, peers, balance)
+    if peers.rank == 0:
+        warnings.warn(
+            f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
+            "set AutoShardPolicy.DATA to have that without this warning",
+            UserWarning,
+            stacklevel=2,
+        )
+    return ByData(source, transforms, peers)
+
+
+_Divide = Callable[[Source, Sequence[Transform], Peers, bool], Division]
+_DIVISIONS: dict[AutoShardPolicy, _Divide] = {
+    AutoShardPolicy.AUTO: _automatic,
+    AutoShardPolicy.DATA: lambda source, transforms, peers, _: ByData(source, transforms, peers),
     AutoShardPolicy.FILE: ByFile,
-    AutoShardPolicy.HINT: ByHint,
-    AutoShardPolicy.OFF: Everything,
+    AutoShardPolicy.HINT: lambda source, transforms, peers, _: ByHint(source, transforms, peers),
+    AutoShardPolicy.OFF: lambda source, transforms, peers, _: Everything(source, transforms, peers),
 }
 
 
-class Own:
-    """Every replica has a dataset of its own, of batches of the size that it wants."""
-
-    def __init__(self, plan: Plan, steps: int | None):
-        self.plan = plan
-        self.steps = steps
-
-    def batch(self, step: int, iteration: int) -> Any:
-        """The next batch of this replica's dataset, an empty one after the last."""
-        return own_batch(self.plan, step, iteration)
-
-
-def own_batch(plan: Plan, step: int, iteration: int) -> Any:
-    """Batch ``step`` of a plan, an empty one after the last."""
-    if plan.length is not None and step >= plan.length:
-        return plan.empty()
-    return plan.whole(step, iteration)
+def _global_batch(transforms: Sequence[Transform]) -> int:
+    return next(each.size for each in transforms if isinstance(each, Batch))
 
 
 def _of_share(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:

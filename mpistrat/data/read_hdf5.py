@@ -1,145 +1,208 @@
-"""Rows out of HDF5 files: the only place that reads them."""
+"""Rows out of HDF5 files: directly where their place is known, and through h5py otherwise."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
-import h5py
 import numpy as np
 
-from mpistrat.data.describe_hdf5 import Column, FileRecord, open_file
+from mpistrat.data.descriptors import Descriptor, Descriptors
 from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.read_chunks import DecodedChunks
+from mpistrat.data.read_direct import Rows, rows_of
+from mpistrat.data.read_through_h5py import OpenFiles
+from mpistrat.data.records_hdf5 import FileRecord, ThroughHdf5, joined_path, to_json
 
-_MOST_CACHE = 64 << 20
-_CACHE_SLOTS = 521
+_LAYOUTS_KEPT = 256
 
 
 class Reader:
     """Reads rows, keeping the files that were used last open.
 
     Open files belong to the process that opened them: after a fork the child opens its own. One thread
-    reads at a time, which costs nothing as HDF5 itself does not allow more.
+    calls at a time, and the others wait.
+
+    Parameters
+    ----------
+    most_open : int
+        Files that are open at a time, in HDF5 and besides.
     """
 
-    def __init__(self, most_open: int = 16):
+    def __init__(self, most_open: int = 64):
         self._most_open = most_open
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._start()
+
+    def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._descriptors = Descriptors(self._most_open)
+        self._through_h5py = OpenFiles(min(self._most_open, 16))
+        self._decoded = DecodedChunks()
+        self._rows: dict[tuple[str, int], Rows] = {}
+        self._written: dict[str, int] = {}
 
-    def read(self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """The rows of a file, one array in ``out`` for each column.
-
-        ``rows`` ascend, and may repeat.
+    def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
+        """The rows of a file from ``first`` on, one array in ``out`` for each column.
 
         Raises
         ------
         DataFileError
             If the file is not the one that was described, or cannot be read.
         """
-        if os.getpid() != self._pid:
-            self._open, self._pid, self._lock = OrderedDict(), os.getpid(), threading.Lock()
+        self._leave_to_parent()
         with self._lock:
-            file = self._open.get(path)
-            if file is None:
-                while len(self._open) >= self._most_open:
-                    self._open.popitem(last=False)[1].close()
-                file = self._open[path] = _OpenFile(path, record)
-            self._open.move_to_end(path)
-            file.read(rows, out)
+            for number, values in enumerate(out):
+                with self._reading(path, record, number, first, first + len(values) - 1) as files:
+                    if files.direct:
+                        self._rows_of(path, record, number).read_run(files, first, values)
+                    else:
+                        rows = np.arange(first, first + len(values))
+                        self._through_h5py.read(path, record, number, rows, values, None)
+
+    def read_rows(
+        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+    ) -> None:
+        """Ascending rows of a file, none twice: row ``rows[i]`` goes to ``where[i]`` of each column.
+
+        Raises
+        ------
+        DataFileError
+            As `read_run`.
+        """
+        self._leave_to_parent()
+        with self._lock:
+            for number, values in enumerate(out):
+                with self._reading(path, record, number, rows[0], rows[-1]) as files:
+                    if files.direct:
+                        self._rows_of(path, record, number).read_rows(files, rows, values, where)
+                    else:
+                        self._through_h5py.read(path, record, number, rows, values, where)
+
+    def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
+        """Have rows fetched from ``first`` up to ``last``, where they are read directly."""
+        self._leave_to_parent()
+        with self._lock:
+            for number, column in enumerate(record.columns):
+                if not isinstance(column.layout, ThroughHdf5):
+                    files = _Files(self, path, record, number)
+                    self._rows_of(path, record, number).will_need(files, first, last)
 
     def close(self) -> None:
         """Close all files; they open again when needed."""
+        self._leave_to_parent()
         with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
+            self._descriptors.close()
+            self._through_h5py.close()
+            self._decoded.clear()
+            self._rows.clear()
+
+    def _reading(self, path: str, record: FileRecord, number: int, first: int, last: int) -> _Files:
+        return _Files(self, path, record, number, (first, last))
+
+    def _rows_of(self, path: str, record: FileRecord, number: int) -> Rows:
+        key = path, number
+        if key not in self._rows:
+            if len(self._rows) >= _LAYOUTS_KEPT:
+                self._rows.clear()
+            self._rows[key] = rows_of(record.columns[number], record.rows, key, self._decoded)
+        return self._rows[key]
+
+    def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
+        """Whether a file that was written to after it was described, or has another time on this node, is the same."""
+        from mpistrat.data.describe_hdf5 import describe
+
+        if self._written.get(name) != mtime_ns:
+            try:
+                found = describe(path, [column.name for column in record.columns])
+            except (RuntimeError, ValueError):
+                return False
+            if to_json(_without_times(found)) != to_json(_without_times(record)):
+                return False
+            self._written[name] = mtime_ns
+            self._decoded.clear()
+        return True
+
+    def _leave_to_parent(self) -> None:
+        if os.getpid() != self._pid:
+            self._start()
 
     def __reduce__(self) -> tuple[type[Reader], tuple[int]]:
         return Reader, (self._most_open,)
 
 
-class _OpenFile:
-    def __init__(self, path: str, record: FileRecord):
+class _Files:
+    """The files of one column while some rows are read, opened when they are asked for by their number."""
+
+    def __init__(
+        self, reader: Reader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)
+    ):
+        self._reader = reader
         self._path = path
         self._record = record
-        self._file = open_file(path)
-        self._descriptor = self._file.id.get_vfd_handle()
-        self._check_size()
-        self._columns = [_OpenColumn(self._file, column) for column in record.columns]
-        for each in self._columns:
-            if each.rows != record.rows:
-                raise DataFileError(
-                    f"file {path!r}, dataset {each.column.name!r}: it had {record.rows} rows when it was "
-                    f"described and has {each.rows} now; fix: leave data files alone while they are read"
-                )
+        self._column = record.columns[number]
+        self._rows = rows
+        self._used: dict[int, Descriptor] = {}
+        self.direct = not isinstance(self._column.layout, ThroughHdf5)
 
-    def read(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        for column, values in zip(self._columns, out, strict=True):
-            try:
-                column.read(rows, values)
-            except (OSError, RuntimeError) as error:
-                self._check_size()
-                kind = ChecksumError if column.column.checksum else DataFileError
-                raise kind(
-                    f"file {self._path!r}, dataset {column.column.name!r}: rows {rows[0]} to {rows[-1]} "
-                    f"cannot be read ({error}); fix: the file is damaged, copy or write it again"
-                ) from error
-        # HDF5 gives zeros for what was cut off behind its back.
-        self._check_size()
+    def __getitem__(self, number: int) -> Descriptor:
+        name, size, _ = self._described(number)
+        found = self._reader._descriptors.get(name, size)
+        if found is not self._used.get(number):
+            self._used[number] = found
+            self._check(number)
+        return found
 
-    def close(self) -> None:
-        self._columns = []
-        self._file.close()
+    def __enter__(self) -> _Files:
+        if not self.direct:
+            self._check_all()
+        return self
 
-    def _check_size(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size != self._record.size:
-            change = "truncated" if size < self._record.size else "written to"
-            raise DataFileError(
-                f"file {self._path!r}: it was {change} after it was described ({self._record.size} bytes "
-                f"then, {size} bytes now); fix: leave data files alone while they are read, write it again"
-            )
-
-
-class _OpenColumn:
-    def __init__(self, file: h5py.File, column: Column):
-        self.column = column
-        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-        if column.chunk_rows:
-            # A cache of chunks helps only where a chunk must be decoded to get at a row.
-            cache = (
-                max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if column.filtered else 0
-            )
-            access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
-        self._id = h5py.h5d.open(file.id, column.name.encode(), access)
-        self._space = self._id.get_space()
-        self.rows, *inner = self._id.shape
-        self._zeros = (0,) * len(inner)
-        self._inner = inner
-        dtype = h5py.Dataset(self._id).dtype
-        self._type = h5py.h5t.py_create(dtype if dtype.isnative else dtype.newbyteorder("="))
-
-    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Ascending rows, consecutive ones at once."""
-        gaps = np.diff(rows) != 1
-        new = gaps
-        if self.column.filtered:
-            # Rows between two rows of a chunk cost nothing: the chunk is decoded anyway.
-            new = gaps & (np.diff(rows // self.column.chunk_rows) != 0)
-        cuts = np.flatnonzero(new) + 1
-        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
-            first, last = int(rows[start]), int(rows[stop - 1]) + 1
-            if not gaps[start : stop - 1].any():
-                self._read_run(first, last, out[start:stop])
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            if self.direct:
+                for number in self._used:
+                    self._check(number)
             else:
-                span = np.empty((last - first, *self.column.shape), out.dtype)
-                self._read_run(first, last, span)
-                out[start:stop] = span[rows[start:stop] - first]
+                self._check_all()
+        elif isinstance(error, ChecksumError):
+            raise ChecksumError(self._unreadable(error)) from error
+        elif isinstance(error, (OSError, ValueError)) and not isinstance(error, DataFileError):
+            self._check_all()
+            raise DataFileError(self._unreadable(error)) from error
 
-    def _read_run(self, first: int, last: int, out: np.ndarray) -> None:
-        count = (last - first, *self._inner)
-        self._space.select_hyperslab((first, *self._zeros), count)
-        self._id.read(h5py.h5s.create_simple(count), self._space, out, self._type)
+    def _check_all(self) -> None:
+        for number in range(len(self._column.others) + 1):
+            self[number]
+            self._check(number)
+
+    def _unreadable(self, error: BaseException) -> str:
+        return (
+            f"file {self._path!r}, dataset {self._column.name!r}: rows {self._rows[0]} to {self._rows[1]} cannot "
+            f"be read ({error}); fix: the file is damaged, copy or write it again"
+        )
+
+    def _check(self, number: int) -> None:
+        self._used[number].check(self._is_same)
+
+    def _is_same(self, name: str, mtime_ns: int) -> bool:
+        described = {self._described(number)[0]: self._described(number)[2] for number in self._used}
+        return described[name] == mtime_ns or self._reader.is_as_described(
+            name, self._path, self._record, mtime_ns
+        )
+
+    def _described(self, number: int) -> tuple[str, int, int]:
+        if number == 0:
+            return self._path, self._record.size, self._record.mtime_ns
+        other = self._column.others[number - 1]
+        return joined_path(self._path, other.path), other.size, other.mtime_ns
+
+
+def _without_times(record: FileRecord) -> FileRecord:
+    columns = [
+        column._replace(others=tuple(other._replace(mtime_ns=0) for other in column.others))
+        for column in record.columns
+    ]
+    return record._replace(mtime_ns=0, columns=tuple(columns))

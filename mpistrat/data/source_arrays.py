@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.contracts import Peers, Source
+from mpistrat.data import elements
+from mpistrat.data.contracts import Source
 from mpistrat.data.spec import ArraySpec
 
 
-class ArraySource:
+class ArraySource(Source):
     """The rows of a structure of arrays of equal length."""
 
     def __init__(self, tree: Any):
-        self._tree = nest.map_structure(_as_array, _lists_to_arrays(tree))
+        self._tree = nest.map_structure(elements.as_array, elements.lists_to_arrays(tree))
         arrays, _ = nest.flatten(self._tree)
         if not arrays:
             raise ValueError(
@@ -49,17 +49,6 @@ class ArraySource:
             return nest.map_structure(lambda x: x[run].copy(), self._tree)
         return nest.map_structure(lambda x: x[rows], self._tree)
 
-    def file_rows(self) -> Sequence[int]:
-        """None: the rows are in memory."""
-        return ()
-
-    def of_files(self, which: Sequence[int]) -> Source:
-        """Never called, as there is no file."""
-        raise ValueError("arrays are not files")
-
-    def agree(self, peers: Peers) -> None:
-        """Nothing is left to find out."""
-
     def fingerprint(self) -> Any:
         """Number and type of the rows."""
         return f"{self._rows} rows of {self.element_spec()}"
@@ -68,7 +57,7 @@ class ArraySource:
         return f"{self._rows} rows of arrays"
 
 
-class RangeSource:
+class RangeSource(Source):
     """The integers of a range."""
 
     def __init__(self, numbers: range):
@@ -85,44 +74,9 @@ class RangeSource:
         """These integers."""
         return self._numbers.start + rows * self._numbers.step
 
-    def file_rows(self) -> Sequence[int]:
-        """None: nothing is read."""
-        return ()
-
-    def of_files(self, which: Sequence[int]) -> Source:
-        """Never called, as there is no file."""
-        raise ValueError("a range is not a file")
-
-    def agree(self, peers: Peers) -> None:
-        """Nothing is left to find out."""
-
     def fingerprint(self) -> Any:
         """The range."""
         return repr(self._numbers)
 
     def __repr__(self) -> str:
         return repr(self._numbers)
-
-
-def _as_array(leaf: Any) -> np.ndarray:
-    try:
-        array = np.asarray(leaf)
-    except ValueError as error:
-        raise ValueError(
-            f"{type(leaf).__name__} does not make one array ({error}): use a tuple for a structure of several"
-        ) from None
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
-
-
-def _lists_to_arrays(tree: Any) -> Any:
-    """A list is one array, as in tf.data; tuples and dicts are structure."""
-    if isinstance(tree, list):
-        return _as_array(tree)
-    if isinstance(tree, dict):
-        return type(tree)((key, _lists_to_arrays(value)) for key, value in tree.items())
-    if isinstance(tree, tuple):
-        children = [_lists_to_arrays(value) for value in tree]
-        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
-    return tree

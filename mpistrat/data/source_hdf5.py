@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.contracts import Peers
-from mpistrat.data.file_list import expand
+from mpistrat.data.blocks import Blocks
+from mpistrat.data.buffers import Buffers
+from mpistrat.data.contracts import Peers, Source
+from mpistrat.data.file_list import FileList
 from mpistrat.data.manifest import Manifest, Manifests
 from mpistrat.data.read_hdf5 import Reader
 from mpistrat.data.spec import ArraySpec
+from mpistrat.runtime import launch, mpi
 
 
-class Hdf5Source:
+class Hdf5Source(Source):
     """The rows of several files, one after another.
 
     The manifest is built when it is first needed: by this process alone, or with the peers in `agree`.
@@ -25,25 +28,32 @@ class Hdf5Source:
 
     def __init__(
         self,
-        files: Sequence[str],
+        manifests: Manifests,
         structure: Any,
-        manifests: Manifests | None = None,
         manifest: Manifest | None = None,
         reader: Reader | None = None,
     ):
-        self._files = files
+        self._manifests = manifests
         self._structure = structure
-        self._names, self._rebuild = nest.flatten(structure)
-        self._manifests = manifests or Manifests(files, self._names)
+        _, self._rebuild = nest.flatten(structure)
         self._built = manifest
+        self._identified: tuple[Manifest, dict[str, Any]] | None = None
         self._reader = reader or Reader()
+        self._buffers = Buffers()
 
     @classmethod
-    def open(cls, files: Any, datasets: Any) -> Hdf5Source:
-        """The source of these files, of which the first is described at once."""
+    def open(cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None) -> Hdf5Source:
+        """The source of these files.
+
+        Alone, a process looks for the files and describes the first at once. Several ranks would all do so:
+        they wait until they do it together, each file once, in `agree`.
+        """
         structure = _checked_structure(datasets)
-        source = cls(expand(files), structure)
-        source._manifests.first()
+        kept_in = None if manifest is None else os.path.abspath(manifest)
+        names, _ = nest.flatten(structure)
+        source = cls(Manifests(FileList(files), names, kept_in), structure)
+        if not _among_several():
+            source._manifests.begin()
         return source
 
     def __len__(self) -> int:
@@ -57,25 +67,72 @@ class Hdf5Source:
     def read(self, rows: np.ndarray) -> Any:
         """These rows, each file read once, in ascending order."""
         manifest = self._manifest
-        ascending = bool((np.diff(rows) >= 0).all())
-        order = None if ascending else np.argsort(rows, kind="stable")
-        wanted = rows if order is None else rows[order]
         columns = manifest.records[0].columns
-        out = [np.empty((len(rows), *column.shape), column.dtype) for column in columns]
-        ends = np.searchsorted(wanted, manifest.offsets[1:], side="left")
-        start = 0
-        for number in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
-            stop = int(ends[number])
-            self._reader.read(
+        out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
+        if not len(rows):
+            return self._rebuild(out)
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+            for number, start, stop in self._in_files(first, last + 1):
+                begin = int(manifest.offsets[number])
+                self._reader.read_run(
+                    manifest.files[number],
+                    manifest.records[number],
+                    start - begin,
+                    [values[start - first : stop - first] for values in out],
+                )
+        else:
+            self._read_rows(rows, out)
+        return self._rebuild(out)
+
+    def _read_rows(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        order = np.argsort(rows, kind="stable")
+        wanted = rows[order]
+        again = wanted[1:] == wanted[:-1]
+        if again.any():
+            first = np.append(True, ~again)
+            of = order[np.flatnonzero(first)[np.cumsum(first) - 1]]
+            self._read_ascending(wanted[first], order[first], out)
+            for values in out:
+                values[order[~first]] = values[of[~first]]
+        else:
+            self._read_ascending(wanted, order, out)
+
+    def _read_ascending(self, wanted: np.ndarray, order: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        manifest = self._manifest
+        low = int(manifest.offsets.searchsorted(wanted[0], side="right")) - 1
+        high = int(manifest.offsets.searchsorted(wanted[-1], side="right"))
+        ends = wanted.searchsorted(manifest.offsets[low : high + 1]).tolist()
+        for number, (start, stop) in enumerate(pairwise(ends), low):
+            if start == stop:
+                continue
+            self._reader.read_rows(
                 manifest.files[number],
                 manifest.records[number],
                 wanted[start:stop] - manifest.offsets[number],
-                [values[start:stop] for values in out],
+                out,
+                order[start:stop],
             )
-            start = stop
-        if order is not None:
-            out = [_unsorted(values, order) for values in out]
-        return self._rebuild(out)
+
+    def _in_files(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """The files that have rows ``first`` up to ``last``, and which of them each has."""
+        offsets = self._manifest.offsets
+        number = int(offsets.searchsorted(first, side="right")) - 1
+        while first < last:
+            stop = min(last, int(offsets[number + 1]))
+            if first < stop:
+                yield number, first, stop
+            first, number = stop, number + 1
+
+    def advise(self, spans: np.ndarray) -> None:
+        """Have these rows fetched from the files meanwhile."""
+        manifest = self._manifest
+        for first, last in spans.tolist():
+            for number, start, stop in self._in_files(first, last):
+                begin = int(manifest.offsets[number])
+                self._reader.will_need(
+                    manifest.files[number], manifest.records[number], start - begin, stop - begin
+                )
 
     def file_rows(self) -> Sequence[int]:
         """How many rows each file has."""
@@ -85,17 +142,26 @@ class Hdf5Source:
         """The rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
-        return Hdf5Source(files, self._structure, self._manifests, part, self._reader)
+        return Hdf5Source(self._manifests, self._structure, part, self._reader)
 
     def agree(self, peers: Peers) -> None:
         """Build the manifest together; always collective, whoever has one already."""
         self._built = self._manifests.shared(peers)
 
+    def blocks(self) -> Blocks:
+        """Chunks, or about 1.5 MiB of rows."""
+        return self._manifest.blocks()
+
+    def identity(self) -> dict[str, Any]:
+        """Names, lengths and sizes of the files."""
+        manifest = self._manifest
+        if self._identified is None or self._identified[0] is not manifest:
+            self._identified = manifest, manifest.identity()
+        return dict(self._identified[1])
+
     def fingerprint(self) -> Any:
-        """Number and names of the files (folders may differ between nodes), and of the HDF5 datasets."""
-        names = "/".join(os.path.basename(path) for path in self._files)
-        digest = hashlib.blake2b(names.encode(errors="surrogateescape"), digest_size=6).hexdigest()
-        return f"{len(self._files)} files (names hash to {digest}), datasets {self._structure!r}"
+        """Number and names of the files, and the HDF5 datasets."""
+        return f"{self._manifests.files.names()}, datasets {self._structure!r}"
 
     @property
     def _manifest(self) -> Manifest:
@@ -104,7 +170,15 @@ class Hdf5Source:
         return self._built
 
     def __repr__(self) -> str:
-        return f"{len(self._files)} HDF5 files"
+        return repr(self._manifests.files)
+
+
+def _among_several() -> bool:
+    """Whether other ranks run the same program."""
+    if mpi.running():
+        return bool(mpi.start().COMM_WORLD.size > 1)
+    started = launch.started_tasks(os.environ)
+    return started is not None and started.count > 1
 
 
 def _checked_structure(datasets: Any) -> Any:
@@ -117,9 +191,3 @@ def _checked_structure(datasets: Any) -> Any:
         if not isinstance(name, str):
             raise TypeError(f"HDF5 datasets are named by strings, alone or in a tuple or dict, not {name!r}")
     return datasets
-
-
-def _unsorted(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    placed = np.empty_like(values)
-    placed[order] = values
-    return placed

@@ -100,3 +100,13 @@ def any_size(spec: Any) -> Any:
 def zeros(spec: Any, rows: int) -> Any:
     """Arrays of that many rows, all zero, from the specs of one row."""
     return nest.map_structure(lambda s: np.zeros((rows, *s.shape), s.dtype), spec)
+
+
+def no_rows(batch: Any) -> Any:
+    """A batch without rows that is like another one."""
+    return no_rows_of(nest.map_structure(of_array, batch))
+
+
+def no_rows_of(spec: Any) -> Any:
+    """A batch without rows, from the specs of another one."""
+    return nest.map_structure(lambda s: np.zeros((0, *s.shape[1:]) if s.shape else (), s.dtype), spec)

@@ -27,6 +27,9 @@ class Peer:
     def broadcast_object(self, obj, root=0):
         return self.all_gather_object(obj)[root]
 
+    def all_true(self, flag):
+        return all(self.all_gather_object(bool(flag)))
+
 
 def run(size, fn):
     """``fn(peer)`` on every replica; results, or the errors that were raised, in rank order."""

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset, Options
-from mpistrat.data import read_hdf5 as reading
+from mpistrat.data.read_hdf5 import Reader
+from mpistrat.data.read_rows import ContiguousRows
 
 LAYOUTS = {
     "contiguous": {},
@@ -27,6 +28,12 @@ def write(path, rows, start=0, **layout):
         f.create_dataset("x", data=x, **layout)
         f["inner/y"] = np.arange(start, start + rows)
     return x
+
+
+def with_policy(dataset, name):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return dataset.with_options(options)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +84,7 @@ def test_replicas_share_files(layouts, replicas, size):
     paths, expected = layouts["gzip"]
 
     def replica(peer):
-        dataset = Dataset.from_hdf5(paths, "x").shuffle(seed=3).batch(9)
+        dataset = with_policy(Dataset.from_hdf5(paths, "x").shuffle(seed=3).batch(9), "DATA")
         return [batch[:, 0].tolist() for batch in DistributedDataset(dataset, peer)]
 
     found = replicas(size, replica)
@@ -97,7 +104,7 @@ def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
     )
 
     def replica(peer):
-        dataset = Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(4)
+        dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(4), "DATA")
         return [len(DistributedDataset(dataset, peer)) for _ in range(2)]
 
     assert replicas(3, replica) == [[9, 9]] * 3
@@ -108,16 +115,16 @@ def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
 def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
     write(tmp_path / "a.h5", 40)
     seen = {}
-    real = reading._OpenColumn._read_run
+    real = ContiguousRows.read_run
 
-    def spy(column, first, last, out):
-        seen.setdefault(column.owner, []).append((first, last))
-        real(column, first, last, out)
+    def spy(rows, files, first, out):
+        seen.setdefault(rows.owner, []).append((first, first + len(out)))
+        real(rows, files, first, out)
 
-    monkeypatch.setattr(reading._OpenColumn, "_read_run", spy)
+    monkeypatch.setattr(ContiguousRows, "read_run", spy)
 
     def replica(peer):
-        monkeypatch.setattr(reading._OpenColumn, "owner", peer.rank, raising=False)
+        monkeypatch.setattr(ContiguousRows, "owner", peer.rank, raising=False)
         dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(8)
         list(DistributedDataset(dataset, peer))
 
@@ -129,10 +136,13 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
         rank, size = 1, 2
 
         def all_gather_object(self, obj):
-            return [obj, obj] if len(obj) == 2 and isinstance(obj[0], dict) else [records, obj]
+            return [("host", {0: record}) if obj[1:] == ({},) else obj, obj]
+
+        def broadcast_object(self, obj):
+            return [str(tmp_path / "a.h5")], None
 
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x")
-    records = ("host", {0: dataset._source._manifests.first()})
+    record = dataset._source._manifests.first()
     list(DistributedDataset(dataset.batch(8), Second()))
     assert seen == {0: [(k + 4, k + 8) for k in range(0, 40, 8)]}
 
@@ -194,12 +204,12 @@ def test_many_files_with_few_open(tmp_path, monkeypatch):
     for i in range(12):
         write(tmp_path / f"{i:02}.h5", 2, 2 * i)
     dataset = Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y")
-    dataset._source._reader = reader = reading.Reader(most_open=3)
+    dataset._source._reader = reader = Reader(most_open=3)
     for _ in range(2):
         assert sorted(int(i) for b in dataset.shuffle(seed=1).batch(5) for i in b) == list(range(24))
-    assert len(reader._open) == 3
+    assert len(reader._descriptors) == 3
     reader.close()
-    assert not reader._open
+    assert len(reader._descriptors) == 0
     assert [int(i) for i in dataset.take(3)] == [0, 1, 2]
     copy = pickle.loads(pickle.dumps(dataset._source))
     assert copy.read(np.array([3])).tolist() == [3]
@@ -211,12 +221,12 @@ def test_a_forked_child_opens_its_own_files(tmp_path):
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "inner/y")
     assert [int(i) for i in dataset] == list(range(5))
     reader = dataset._source._reader
-    before = dict(reader._open)
+    before = reader._descriptors
     child = os.fork()
     if child == 0:
         try:
             same = [int(i) for i in dataset] == list(range(5))
-            own = all(reader._open[path] is not before[path] for path in before)
+            own = reader._descriptors is not before and len(reader._descriptors) == 1
             os._exit(0 if same and own else 1)
         except BaseException:
             os._exit(2)
@@ -227,18 +237,12 @@ def test_a_forked_child_opens_its_own_files(tmp_path):
 # --- AutoShardPolicy.FILE -----------------------------------------------------------------
 
 
-def by_file(dataset):
-    options = Options()
-    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
-    return dataset.with_options(options)
-
-
 def test_file_policy_deals_files(tmp_path, replicas):
     for i, rows in enumerate((4, 2, 3)):
         write(tmp_path / f"{i}.h5", rows, 10 * i)
 
     def replica(peer):
-        dataset = by_file(Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y").batch(5))
+        dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y").batch(5), "FILE")
         distributed = DistributedDataset(dataset, peer)
         assert len(distributed) == 3
         return [batch.tolist() for batch in distributed]
@@ -252,7 +256,7 @@ def test_file_policy_shuffles_and_repeats_own_rows(tmp_path, replicas):
 
     def replica(peer):
         dataset = Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y").shuffle(seed=1).repeat(2).batch(4)
-        return [batch.tolist() for batch in DistributedDataset(by_file(dataset), peer)]
+        return [batch.tolist() for batch in DistributedDataset(with_policy(dataset, "FILE"), peer)]
 
     first, second = replicas(2, replica)
     assert len(first) == len(second) == 7
@@ -266,7 +270,7 @@ def test_file_policy_with_too_few(tmp_path, replica_errors):
 
     def replica(batch):
         return lambda p: DistributedDataset(
-            by_file(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(batch)), p
+            with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(batch), "FILE"), p
         )
 
     for error in replica_errors(3, replica(6)):

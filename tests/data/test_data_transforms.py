@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import Dataset
+from mpistrat.data.blocks import BlockOrder
 from mpistrat.data.permutation import permutation
 
 fast = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -42,9 +43,13 @@ def serial(ops, rows, iteration):
     elif name == "shard":
         yield from itertools.islice(elements, args[1], None, args[0])
     elif name == "shuffle":
-        seed, again = args
+        seed, again, mode = args
         kept = list(elements)
-        order = permutation(len(kept), seed, iteration if again else 0)
+        key = iteration if again else 0
+        if mode == "exact":
+            order = permutation(len(kept), seed, key)
+        else:
+            order = BlockOrder(len(kept), None)(np.arange(len(kept)), seed, key)
         yield from (kept[i] for i in order)
     elif name == "batch":
         size, drop = args
@@ -59,7 +64,7 @@ def build(ops, rows):
         if name == "map":
             dataset = dataset.map(lambda x: x * 3 + 1)
         elif name == "shuffle":
-            dataset = dataset.shuffle(seed=args[0], reshuffle_each_iteration=args[1])
+            dataset = dataset.shuffle(seed=args[0], reshuffle_each_iteration=args[1], mode=args[2])
         else:
             dataset = getattr(dataset, name)(*args)
     return dataset
@@ -71,7 +76,7 @@ step = st.one_of(
     st.tuples(st.just("take"), st.integers(0, 12)),
     st.tuples(st.just("skip"), small),
     st.integers(1, 4).flatmap(lambda n: st.tuples(st.just("shard"), st.just(n), st.integers(0, n - 1))),
-    st.tuples(st.just("shuffle"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("shuffle"), st.integers(0, 3), st.booleans(), st.sampled_from(["block", "exact"])),
     st.tuples(st.just("repeat"), st.integers(0, 3)),
 )
 batch = st.tuples(st.just("batch"), st.integers(1, 5), st.booleans())

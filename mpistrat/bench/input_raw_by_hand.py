@@ -1,0 +1,21 @@
+"""The bytes of files, read one after another and nothing done with them: no program reads faster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def epoch(files: Sequence[str], piece: int) -> int:
+    """Read all files into one buffer of ``piece`` bytes; how many bytes they had."""
+    buffer = bytearray(piece)
+    total = 0
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                total += count
+    return total
+
+
+if __name__ == "__main__":
+    epoch(sys.argv[2:], int(sys.argv[1]))

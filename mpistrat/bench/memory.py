@@ -1,0 +1,59 @@
+"""How much memory a program takes, its children included."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_EVERY = 0.02
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+def peak(program: Sequence[str], environ: Mapping[str, str] | None = None) -> int | None:
+    """The peaks of ``python program...`` and of its children together, in bytes; None if nobody tells.
+
+    Memory that they share counts for each.
+
+    Raises
+    ------
+    RuntimeError
+        If the program fails.
+    """
+    if not os.path.exists("/proc/self/status"):
+        return None
+    peaks: dict[int, int] = {}
+    with subprocess.Popen(
+        [sys.executable, *program], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        while process.poll() is None:
+            for pid in _family(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0), _peak(pid))
+            time.sleep(_EVERY)
+        output = process.stdout.read() if process.stdout else ""
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(program)} ended with status {process.returncode}:\n{output}")
+    return sum(peaks.values())
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += _family(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def _peak(pid: int) -> int:
+    try:
+        match = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(match[1]) << 10 if match else 0

@@ -1,0 +1,197 @@
+"""``mpistrat data``: what HDF5 files hold, and how replicas would share them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mpistrat.data.records_hdf5 import FileRecord
+
+_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
+_SHOWN = 20
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="DIR|FILES...")
+@click.option("--dataset", "datasets", multiple=True, metavar="NAME", help="Only this dataset; repeatable.")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), multiple=True, metavar="N",
+    help="Show the steps for that many replicas; repeatable. [default: 1, 2, 4, 8]",
+)  # fmt: skip
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Rows of a global batch."
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    inputs: tuple[str, ...],
+    datasets: tuple[str, ...],
+    replicas: tuple[int, ...],
+    batch_size: int,
+    as_json: bool,
+) -> None:
+    """Show what HDF5 files hold, how they are stored and read, and how replicas would share them.
+
+    \b
+    mpistrat data /scratch/images
+    mpistrat data 'train-*.h5' --dataset image --replicas 64 --batch-size 4096
+
+    The exit status is 1 if a file is damaged or does not fit the others.
+    """
+    paths = _files(inputs)
+    found, problems = _described(paths, datasets)
+    report: dict[str, Any] = {
+        "files": [
+            {"path": path, "bytes": record.size, "rows": record.rows} for path, record in found.items()
+        ],
+        "datasets": _datasets(list(found.values())),
+        "problems": problems,
+    }
+    rows = [record.rows for record in found.values() if record.rows]
+    report["policies"] = (
+        [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
+    )
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show(report, batch_size)
+    if problems:
+        raise SystemExit(1)
+
+
+def _files(inputs: tuple[str, ...]) -> list[str]:
+    from mpistrat.data.file_list import FileList
+
+    given: list[str] = []
+    for each in inputs:
+        if not Path(each).is_dir():
+            given.append(each)
+            continue
+        inside = sorted(str(path) for path in Path(each).iterdir() if path.suffix in _SUFFIXES)
+        if not inside:
+            raise click.ClickException(f"{each} has no file whose name ends in {', '.join(_SUFFIXES)}")
+        given += inside
+    try:
+        return list(FileList(given).paths())
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, FileRecord], list[str]]:
+    """The records of the files that are sound, and what is wrong with the others."""
+    from mpistrat.data.describe_hdf5 import describe
+    from mpistrat.data.shard_hdf5 import dataset_names
+
+    found: dict[str, FileRecord] = {}
+    problems: list[str] = []
+    names = list(datasets)
+    for path in paths:
+        try:
+            names = names or dataset_names(path)
+            record = describe(path, names)
+        except (OSError, RuntimeError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        first_path, first = next(iter(found.items()), (path, record))
+        for a, b in zip(first.columns, record.columns, strict=True):
+            if (a.dtype, a.shape) != (b.dtype, b.shape):
+                problems.append(
+                    f"dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {first_path!r} and of {b.dtype} "
+                    f"{b.shape} in file {path!r}; fix: rows of one dataset must be alike"
+                )
+        found[path] = record
+    return found, problems
+
+
+def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
+    """Type of every dataset, and the ways in which it is stored, with the number of files."""
+    from mpistrat.data.describe_hdf5 import way_of_reading
+
+    if not records:
+        return []
+    found = []
+    for number, column in enumerate(records[0].columns):
+        ways: dict[str, int] = {}
+        for record in records:
+            way = way_of_reading(record.columns[number])
+            ways[way] = ways.get(way, 0) + 1
+        found.append(
+            {
+                "name": column.name,
+                "dtype": str(column.dtype),
+                "shape": list(column.shape),
+                "row_bytes": column.row_bytes,
+                "read": ways,
+            }
+        )
+    return found
+
+
+def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
+    """Steps per epoch under each policy, and how uneven the shares of files are."""
+    from mpistrat.data.policies import MOST_IMBALANCE, deal, imbalance
+    from mpistrat.data.split import piece
+
+    def by_file(balance: bool) -> int | None:
+        if len(rows) < replicas or batch_size < replicas:
+            return None
+        shares = [sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance)]
+        sizes = [
+            first_stop[1] - first_stop[0]
+            for first_stop in (piece(batch_size, replicas, r) for r in range(replicas))
+        ]
+        return max(-(-share // size) for share, size in zip(shares, sizes, strict=True))
+
+    steps = -(-sum(rows) // batch_size)
+    excess = {kind: imbalance(rows, replicas, kind == "balanced") for kind in ("in turn", "balanced")}
+    in_turn = by_file(False)
+    automatic = "FILE" if replicas > 1 and in_turn and excess["in turn"] <= MOST_IMBALANCE else "DATA"
+    return {
+        "replicas": replicas,
+        "AUTO": automatic,
+        "DATA": steps,
+        "FILE": in_turn,
+        "FILE, balanced": by_file(True),
+        "OFF": steps * replicas,
+        "imbalance": excess if in_turn else None,
+    }
+
+
+def _show(report: dict[str, Any], batch_size: int) -> None:
+    files = report["files"]
+    if files:
+        rows = [each["rows"] for each in files]
+        size = sum(each["bytes"] for each in files) / 2**20
+        click.echo(f"{len(files)} files, {sum(rows):,} rows, {size:,.1f} MiB")
+        click.echo(f"rows of a file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
+        width = max(len(each["name"]) for each in report["datasets"])
+        for each in report["datasets"]:
+            kind = f"{each['dtype']} {tuple(each['shape'])}"
+            click.echo(f"{each['name']:<{width}}  {kind}, {each['row_bytes']:,} bytes a row")
+            for way, count in each["read"].items():
+                click.echo(f"{'':<{width}}    {count} files: {way}")
+        click.echo()
+        for each in files[:_SHOWN]:
+            click.echo(f"{each['rows']:>12,} rows {each['bytes'] / 2**20:>10,.1f} MiB  {each['path']}")
+        if len(files) > _SHOWN:
+            click.echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
+    if report["policies"]:
+        click.echo(f"\nsteps of an epoch, global batches of {batch_size} rows")
+        head = ("replicas", "DATA", "FILE", "FILE, balanced", "OFF", "AUTO", "longest share of files")
+        click.echo("".join(f"{title:>{len(title) + 3}}" for title in head))
+        for each in report["policies"]:
+            excess = each["imbalance"]
+            told = (
+                "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
+            )
+            cells = [each["replicas"], *(each[name] for name in head[1:-1]), told]
+            texts = [
+                "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells
+            ]
+            click.echo("".join(f"{text:>{len(title) + 3}}" for title, text in zip(head, texts, strict=True)))
+    for problem in report["problems"]:
+        click.echo(f"problem: {problem}", err=True)

@@ -1,0 +1,33 @@
+"""Telling a source which rows a shuffle brings next."""
+
+from __future__ import annotations
+
+from mpistrat.data.contracts import Source
+from mpistrat.data.transforms import BlocksShuffled
+
+
+class Advice:
+    """Announces the rows of the window that is read and of the next one, each window once.
+
+    It may be wrong when two iterations of a dataset alternate, which costs time and nothing else.
+    """
+
+    def __init__(self, source: Source, windows: BlocksShuffled):
+        self._source, self._windows = source, windows
+        self._said = (-1, 0, 0)
+
+    def reached(self, iteration: int, k: int) -> None:
+        """Element ``k`` of an iteration of the shuffle is about to be read."""
+        of, stop, announced = self._said
+        if of == iteration and k < stop:
+            return
+        if of == iteration and k < announced:
+            stop = announced
+        else:
+            stop, spans = self._windows.spans(k, iteration)
+            self._source.advise(spans)
+        announced = stop
+        if stop < self._windows.length:
+            announced, spans = self._windows.spans(stop, iteration)
+            self._source.advise(spans)
+        self._said = (iteration, stop, announced)

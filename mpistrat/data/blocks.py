@@ -1,0 +1,203 @@
+"""Runs of rows that are best read together, and the order of an epoch that keeps them together.
+
+Blocks of equal size are permuted as wholes; then rows are permuted inside windows of a few blocks. Every
+number of that order is computed from its position alone, so no memory grows with the number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mpistrat.data.feistel import Feistel, round_keys
+
+_BLOCK_BYTES = 3 << 19
+_WINDOW_BYTES = 48 << 20
+_FEWEST, _MOST = 8, 64
+_TABLE = 256  # blocks
+
+
+class Blocks(NamedTuple):
+    """How the rows of files fall into blocks.
+
+    ``rows`` is the size of a block, ``window`` how many are mixed with each other, and ``starts`` has the
+    number of the first row of every file and, as its last entry, the number of rows.
+    """
+
+    rows: int
+    window: int
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, row_bytes: int, chunk_rows: int, starts: np.ndarray) -> Blocks:
+        """Blocks of about 1.5 MiB, whole chunks of ``chunk_rows`` rows where there are chunks.
+
+        A window has at most 48 MiB if that makes 8 blocks or more.
+
+        Examples
+        --------
+        >>> Blocks.of(48 << 10, 10, np.array([0, 95]))[:2]
+        (30, 34)
+        """
+        row_bytes = max(1, row_bytes)
+        unit = max(1, chunk_rows)
+        rows = unit * max(1, round(_BLOCK_BYTES / (unit * row_bytes)))
+        window = min(max(_WINDOW_BYTES // (rows * row_bytes), _FEWEST), _MOST)
+        return cls(rows, window, np.asarray(starts, np.int64))
+
+    def in_one_run(self, count: int) -> Blocks:
+        """That many rows, with no regard to files."""
+        return self._replace(starts=np.array([0, count], np.int64))
+
+
+class _Layout:
+    """Rows numbered block by block: first the whole blocks of all files, then what is left of each.
+
+    ``in_whole`` is how many are in whole blocks; ``same`` tells that rows have these numbers already, as in
+    a single file.
+    """
+
+    def __init__(self, blocks: Blocks):
+        sizes = np.diff(blocks.starts)
+        whole = sizes // blocks.rows
+        self._size = blocks.rows
+        self._starts = blocks.starts[:-1]
+        self._whole_ends = np.cumsum(whole)
+        self._rest_starts = self._starts + whole * blocks.rows
+        self._rest_ends = np.cumsum(sizes - whole * blocks.rows)
+        self.in_whole = int(self._whole_ends[-1]) * blocks.rows
+        self.same = not (sizes[:-1] % blocks.rows).any()
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows with these numbers."""
+        if self.same:
+            return numbers
+        found = np.empty_like(numbers)
+        in_whole = numbers < self.in_whole
+        block, inside = np.divmod(numbers[in_whole], self._size)
+        file = np.searchsorted(self._whole_ends, block, side="right")
+        before = self._whole_ends[file - 1] * (file > 0)
+        found[in_whole] = self._starts[file] + (block - before) * self._size + inside
+        rest = numbers[~in_whole] - self.in_whole
+        file = np.searchsorted(self._rest_ends, rest, side="right")
+        found[~in_whole] = self._rest_starts[file] + rest - self._rest_ends[file - 1] * (file > 0)
+        return found
+
+    def spans(self, first: int, stop: int) -> np.ndarray:
+        """The rows numbered from ``first`` up to ``stop`` as runs (first, one past the last)."""
+        cuts = np.array([first, stop], np.int64)
+        if first >= self.in_whole and not self.same:
+            ends = self._rest_ends + self.in_whole
+            low, high = np.searchsorted(ends, cuts, side="right")
+            cuts = np.unique(np.concatenate([cuts[:1], ends[low:high], cuts[1:]]))
+        return np.stack([self.rows(cuts[:-1]), self.rows(cuts[1:] - 1) + 1], axis=1)
+
+
+class BlockOrder:
+    """An order of ``n`` rows for every (seed, epoch).
+
+    Parameters
+    ----------
+    n : int
+        How many rows.
+    blocks : Blocks or None
+        Which rows to keep together, None if that does not matter: then any row can come anywhere.
+    """
+
+    def __init__(self, n: int, blocks: Blocks | None):
+        self._n = n
+        if blocks is None or n <= blocks.rows * _FEWEST:
+            blocks = Blocks(max(1, n), 1, np.array([0, n], np.int64))
+        self._size, self._window = blocks.rows, blocks.window
+        self._layout = _Layout(blocks)
+        # All blocks are whole except for one, which comes at a place that depends on the key.
+        self._whole, self._rest = divmod(n, self._size)
+        self._kept: tuple[tuple[int, int], int, np.ndarray] | None = None
+
+    def __call__(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """The rows at these positions (int64) of the order."""
+        if not len(positions):
+            return positions.copy()
+        keys = round_keys(seed, epoch, "rows")
+        window, start, size = self._windows(positions, seed, epoch)
+        mixed = positions - start
+        for n in set(size.tolist()):
+            where = size == n
+            where = slice(None) if where.all() else where
+            mixed[where] = Feistel(n, keys)(mixed[where], window[where])
+        mixed += start
+        return self._rows(mixed, seed, epoch)
+
+    def spans(self, position: int, seed: int, epoch: int) -> tuple[int, np.ndarray]:
+        """Where the window of a position ends, and its rows as an array of (first, one past the last)."""
+        _, start, size = self._windows(np.array([position]), seed, epoch)
+        stop = int(start[0] + size[0])
+        places, _ = self._places(np.array([start[0], stop - 1]), seed, epoch)
+        begins = self._table(int(places[0]), int(places[1]), seed, epoch)
+        whole = begins + self._size <= self._layout.in_whole
+        firsts = self._layout.rows(begins[whole])
+        spans = [
+            self._layout.spans(first, min(first + self._size, self._n)) for first in begins[~whole].tolist()
+        ]
+        found = np.concatenate([np.stack([firsts, firsts + self._size], axis=1), *spans])
+        return stop, found[np.argsort(found[:, 0], kind="stable")]
+
+    def _windows(
+        self, positions: np.ndarray, seed: int, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Number, start and size of the window of every position."""
+        full = self._window * self._size
+        missing = self._size - self._rest if self._rest else 0
+        short = self._short_at(seed, epoch) // self._window
+        numbers = positions + missing * (positions >= (short + 1) * full - missing)
+        window = numbers // full
+        start = window * full - missing * (window > short)
+        stop = (window + 1) * full - missing * (window >= short)
+        return window, start, np.minimum(stop, self._n) - start
+
+    def _short_at(self, seed: int, epoch: int) -> int:
+        """At which place among the blocks the one that is not whole comes."""
+        if not self._rest:
+            return self._whole
+        return int(round_keys(seed, epoch, "short")[0]) % (self._whole + 1)
+
+    def _rows(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """The rows at these positions if only blocks are permuted."""
+        places, inside = self._places(positions, seed, epoch)
+        low, high = int(places.min()), int(places.max())
+        if high - low < len(places):
+            numbers, places = self._table(low, high, seed, epoch), places - low
+        else:
+            numbers, places = self._first_numbers(places, seed, epoch), np.arange(len(places))
+        if self._layout.same:
+            return numbers[places] + inside
+        rows = self._layout.rows(numbers)[places] + inside
+        scattered = (numbers >= self._layout.in_whole)[places]
+        rows[scattered] = self._layout.rows(numbers[places[scattered]] + inside[scattered])
+        return rows
+
+    def _places(self, positions: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """At which place among the permuted blocks a position is, and where inside of the block."""
+        if self._rest:
+            end = self._short_at(seed, epoch) * self._size + self._rest
+            positions = positions + (self._size - self._rest) * (positions >= end)
+        place = positions // self._size
+        return place, positions - place * self._size
+
+    def _table(self, low: int, high: int, seed: int, epoch: int) -> np.ndarray:
+        """`_first_numbers` of consecutive places; some that come next are found with them, and kept."""
+        kept = self._kept
+        if kept is None or kept[0] != (seed, epoch) or not kept[1] <= low <= high < kept[1] + len(kept[2]):
+            last = min(max(high + 1, low + _TABLE), self._whole + (self._rest > 0))
+            kept = ((seed, epoch), low, self._first_numbers(np.arange(low, last), seed, epoch))
+            self._kept = kept
+        return kept[2][low - kept[1] : high + 1 - kept[1]]
+
+    def _first_numbers(self, places: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """The first rows, numbered block by block, of the blocks at these places."""
+        short = self._short_at(seed, epoch)
+        whole = Feistel(self._whole, round_keys(seed, epoch, "blocks"))
+        numbers = whole(np.clip(places - (places > short), 0, max(0, self._whole - 1)))
+        numbers[places == short] = self._whole
+        return numbers * self._size

@@ -1,0 +1,319 @@
+"""Transforms of a dataset, each of which makes a new one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpistrat.data.options import SHARD_HINT, Options
+from mpistrat.data.transforms import (
+    Batch,
+    Map,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Take,
+    Transform,
+    integer,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Chain:
+    """What can be done to a dataset, whatever its rows come from."""
+
+    def __init__(self, source: Any, transforms: tuple[Transform, ...] = (), options: Options | None = None):
+        self._source = source
+        self._transforms = transforms
+        self._options = options or Options()
+
+    def map(self, fn: Callable[..., Any]) -> Self:
+        """Apply a function to every element.
+
+        Before `batch` it gets one element. After `batch` it gets a batch, on several replicas the
+        replica's piece of it, which may have no rows.
+
+        Parameters
+        ----------
+        fn : callable
+            Gets the element, or, if that is a tuple, its parts as separate arguments. May return any
+            nested structure. Elements that are then batched must agree in structure and shape.
+
+        Returns
+        -------
+        Dataset
+
+        Notes
+        -----
+        For `element_spec`, and for an empty piece on a replica that had no row yet, ``fn`` is tried on
+        the first row of the source.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> pairs = Dataset.from_arrays(([1, 2], [10, 20]))
+        >>> [int(x) for x in pairs.map(lambda a, b: a + b)]
+        [11, 22]
+        """
+        if not callable(fn):
+            raise TypeError(f"map() needs a function, not {fn!r}")
+        return self._then(Map(fn))
+
+    def shuffle(
+        self,
+        buffer_size: int | None = None,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool = True,
+        mode: Literal["block", "exact"] = "block",
+    ) -> Self:
+        """Permute all elements.
+
+        The order is the same on all replicas and does not depend on their number. It is computed from
+        (seed, epoch, position), so it takes no memory, whatever the number of elements.
+
+        Parameters
+        ----------
+        buffer_size : int, optional
+            For programs written for tf.data: no buffer is filled. Has a meaning only where the length is endless
+            (`shuffle` after ``repeat()``) or not known: each run of that many elements is permuted.
+        seed : int, optional
+            Makes the order the same in every run of the program. Without a seed, one is drawn; on
+            several replicas that of replica 0 holds for all.
+        reshuffle_each_iteration : bool
+            Whether every epoch, and every repetition by `repeat`, has an order of its own.
+        mode : {"block", "exact"}
+            ``"block"`` suits storage: blocks of rows (chunks of HDF5 datasets, or about 1.5 MiB) are permuted
+            over the whole dataset, then rows inside windows of 8 to 64 of these blocks. Rows in memory, and
+            datasets of up to 8 blocks, are permuted as a whole. ``"exact"`` is a uniform permutation of all
+            elements; it takes 4 bytes of memory for each (8 from 2**31 elements on).
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            If the dataset is endless and there is no ``buffer_size``; if there is no such ``mode``.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> dataset = Dataset.range(6).shuffle(seed=3).batch(6)
+        >>> [batch.tolist() for epoch in range(2) for batch in dataset]
+        [[0, 1, 3, 4, 2, 5], [2, 5, 4, 3, 0, 1]]
+        """
+        if buffer_size is not None:
+            buffer_size = integer(buffer_size, "the buffer_size of shuffle()", 1)
+        if mode not in ("block", "exact"):
+            raise ValueError(f"the mode of shuffle() must be 'block' or 'exact', not {mode!r}")
+        drawn = seed is None
+        seed = secrets.randbits(63) if drawn else integer(seed, "the seed of shuffle()", -(2**63))
+        return self._then(Shuffle(seed, not drawn, buffer_size, bool(reshuffle_each_iteration), mode))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Stack consecutive rows.
+
+        On several replicas this is the size of the *global* batch, which they share.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows of a batch.
+        drop_remainder : bool
+            Whether a last batch with fewer rows is left out.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        TypeError
+            If ``batch_size`` is no integer.
+        ValueError
+            If it is smaller than 1, or the dataset is batched already.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> len(Dataset.range(7).batch(3)), len(Dataset.range(7).batch(3, drop_remainder=True))
+        (3, 2)
+        """
+        size = integer(batch_size, "the batch size", 1)
+        if self.batch_size is not None:
+            raise ValueError(
+                f"this dataset is already in batches of {self.batch_size}: batches cannot be batched again, "
+                "call batch() once"
+            )
+        return self._then(Batch(size, bool(drop_remainder)))
+
+    def repeat(self, count: int | None = None) -> Self:
+        """The dataset several times over; a `shuffle` before it permutes every repetition anew.
+
+        Parameters
+        ----------
+        count : int, optional
+            How many times; None or -1 for ever.
+
+        Returns
+        -------
+        Dataset
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> list(Dataset.range(3).repeat(2).batch(4))
+        [array([0, 1, 2, 0]), array([1, 2])]
+        """
+        if count is not None:
+            count = integer(count, "the count of repeat()", -1)
+        return self._then(Repeat(None if count == -1 else count))
+
+    def take(self, count: int) -> Self:
+        """The first elements.
+
+        Parameters
+        ----------
+        count : int
+            How many, -1 for all.
+
+        Returns
+        -------
+        Dataset
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [int(x) for x in Dataset.range(9).skip(2).take(3)]
+        [2, 3, 4]
+        """
+        return self._then(Take(integer(count, "the count of take()", -1)))
+
+    def skip(self, count: int) -> Self:
+        """All but the first elements.
+
+        Parameters
+        ----------
+        count : int
+            How many to leave out, -1 for all.
+
+        Returns
+        -------
+        Dataset
+        """
+        return self._then(Skip(integer(count, "the count of skip()", -1)))
+
+    def shard(self, num_shards: int, index: int) -> Self:
+        """Every ``num_shards``-th element, from ``index`` on.
+
+        Needed with ``distribute_datasets_from_function`` only: a distributed dataset divides itself.
+
+        Parameters
+        ----------
+        num_shards : int
+            Among how many the elements are divided.
+        index : int
+            Which part this is. ``shard(SHARD_HINT, SHARD_HINT)`` leaves both to AutoShardPolicy.HINT.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            If ``index`` is not from 0 to ``num_shards - 1``.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [int(x) for x in Dataset.range(7).shard(3, 1)]
+        [1, 4]
+        """
+        num_shards = integer(num_shards, "num_shards", SHARD_HINT)
+        index = integer(index, "the index of a shard", SHARD_HINT)
+        if (num_shards, index) != (SHARD_HINT, SHARD_HINT) and not 0 <= index < num_shards:
+            raise ValueError(
+                f"the index of a shard must be from 0 to num_shards - 1, got {index} of {num_shards} shards"
+            )
+        return self._then(Shard(num_shards, index))
+
+    def prefetch(self, buffer_size: int) -> Self:
+        """Have a thread read batches while the program computes.
+
+        A distributed dataset reads 2 ahead unless this says otherwise; a dataset that is iterated itself reads
+        none. The batches, and the functions given to `map`, are the same with and without; the functions
+        run in the thread, one call at a time and in order, and must make no collective calls.
+
+        Parameters
+        ----------
+        buffer_size : int
+            How many batches, 0 for no thread; -1 (tf.data's AUTOTUNE) stands for 2.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        TypeError
+            If it is no integer.
+        ValueError
+            If it is smaller than -1.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> list(Dataset.range(5).batch(2).prefetch(1))
+        [array([0, 1]), array([2, 3]), array([4])]
+        """
+        size = integer(buffer_size, "the buffer size of prefetch()", -1)
+        options = Options()
+        options.prefetch = 2 if size == -1 else size
+        return self.with_options(options)
+
+    def with_options(self, options: Options) -> Self:
+        """The dataset with options, which win over options given earlier.
+
+        Parameters
+        ----------
+        options : Options
+            Copied: changing it afterwards changes nothing here.
+
+        Returns
+        -------
+        Dataset
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options() needs an Options object, not {options!r}")
+        return type(self)(self._source, self._transforms, self._options.merge(options))
+
+    # --- questions ------------------------------------------------------------------------
+
+    def options(self) -> Options:
+        """The options, as a copy.
+
+        Returns
+        -------
+        Options
+        """
+        return Options().merge(self._options)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch, None if the elements are single rows."""
+        return next((each.size for each in self._transforms if isinstance(each, Batch)), None)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "<Dataset: " + ", ".join(map(str, (self._source, *self._transforms))) + ">"
+
+    def _then(self, transform: Transform) -> Self:
+        return type(self)(self._source, (*self._transforms, transform), self._options)

@@ -1,0 +1,201 @@
+"""Decoding of HDF5 chunks without HDF5, whose lock allows one thread only: these release the GIL."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.data.errors import ChecksumError
+
+DEFLATE, SHUFFLE, FLETCHER32, ZSTD = 1, 2, 3, 32015
+_NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", ZSTD: "zstd"}
+_NAMES_OF_OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32026: "blosc2"}
+
+# The stored bytes, the parameters of the filter, how many bytes the chunk has in the end, and memory for what
+# went in, which a codec may use or not; returns what went in.
+Codec = Callable[[Any, tuple[int, ...], int, "np.ndarray | None"], Any]
+
+
+def name_of(filter: int) -> str:
+    """What people call a filter."""
+    return _NAMES.get(filter) or _NAMES_OF_OTHERS.get(filter, f"filter {filter}")
+
+
+def missing(filters: Sequence[int]) -> str | None:
+    """Why these filters cannot be decoded here; None if they can."""
+    for each in filters:
+        if each not in CODECS:
+            return f"its filter {name_of(each)} is HDF5's own"
+        if each == ZSTD and _zstd() is None:
+            return "there is no Python package for zstd: install zstandard"
+    return None
+
+
+def decode(
+    raw: Any,
+    filters: Sequence[tuple[int, tuple[int, ...]]],
+    mask: int,
+    nbytes: int,
+    into: np.ndarray | None = None,
+) -> np.ndarray:
+    """The bytes of a chunk.
+
+    Parameters
+    ----------
+    raw : bytes-like
+        As stored.
+    filters : sequence of (int, tuple of int)
+        Number and parameters of each filter, as they were applied when writing.
+    mask : int
+        Which of them were skipped, bit by bit.
+    nbytes : int
+        How many bytes the chunk has.
+    into : numpy.ndarray of uint8, shape (nbytes,), optional
+        Memory for them.
+
+    Raises
+    ------
+    ValueError
+        If the stored bytes make no chunk of that size.
+    ChecksumError
+        If they do not match their checksum.
+    """
+    applied = [each for position, each in enumerate(filters) if not mask >> position & 1]
+    for position, (number, values) in reversed(list(enumerate(applied))):
+        raw = CODECS[number](raw, values, nbytes, into if position == 0 else None)
+    if into is not None and raw is into:
+        return into
+    decoded = np.frombuffer(raw, np.uint8)
+    if len(decoded) != nbytes:
+        raise ValueError(f"a chunk has {len(decoded)} bytes when decoded instead of {nbytes}")
+    if into is None:
+        return decoded
+    into[:] = decoded
+    return into
+
+
+def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
+    try:
+        return _zlib().decompress(raw, bufsize=nbytes + 64)
+    except Exception as error:
+        raise ValueError(f"gzip: {error}") from error
+
+
+def _unshuffle(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
+    size = values[0]
+    data = np.frombuffer(raw, np.uint8)
+    count = len(data) // size
+    if size <= 1 or count <= 1:
+        return raw
+    out = into if into is not None and len(into) == len(data) else np.empty_like(data)
+    items = out[: count * size].reshape(count, size)
+    for plane in range(size):  # four times as fast as a transposed copy
+        items[:, plane] = data[plane * count : (plane + 1) * count]
+    out[count * size :] = data[count * size :]
+    return out
+
+
+def _check_fletcher32(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
+    view = memoryview(raw)
+    data, stored = view[:-4], int.from_bytes(view[-4:], "little")
+    found = fletcher32(data)
+    # HDF5 before 1.6.3 stored the bytes of each half in the other order, and both are accepted.
+    swapped = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
+    if stored not in (found, swapped):
+        raise ChecksumError(f"checksum {stored:#010x} is stored and {found:#010x} is right for the data")
+    return data
+
+
+def fletcher32(data: Any) -> int:
+    """The checksum that HDF5 calls fletcher32: of big-endian words of 16 bits, modulo 65535.
+
+    Examples
+    --------
+    >>> hex(fletcher32(b"abcdefgh"))
+    '0xe1eb9195'
+    """
+    raw = np.frombuffer(data, np.uint8)
+    if len(raw) % 2:
+        raw = np.append(raw, np.uint8(0))
+    words = raw.view(">u2")
+    low = high = 0
+    for first in range(0, len(words), _WORDS_AT_ONCE):
+        block = words[first : first + _WORDS_AT_ONCE].astype(np.float64)
+        total = int(block.sum())
+        high += len(block) * low + int(block @ _WEIGHTS[_WORDS_AT_ONCE - len(block) :])
+        low += total
+    return _folded(high) << 16 | _folded(low)
+
+
+_WORDS_AT_ONCE = 1 << 14  # sums of this many products are exact in float64
+_WEIGHTS = np.arange(_WORDS_AT_ONCE, 0, -1, dtype=np.float64)
+
+
+def _folded(value: int) -> int:
+    # Adding the carries never makes 0 of anything but 0.
+    return (value - 1) % 65535 + 1 if value else 0
+
+
+def _decode_zstd(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
+    codec = _zstd()
+    assert codec is not None
+    try:
+        return codec(raw, nbytes, into)
+    except Exception as error:
+        raise ValueError(f"zstd: {error}") from error
+
+
+CODECS: dict[int, Codec] = {
+    DEFLATE: _inflate,
+    SHUFFLE: _unshuffle,
+    FLETCHER32: _check_fletcher32,
+    ZSTD: _decode_zstd,
+}
+
+_found: dict[str, Any] = {}
+
+
+def _zlib() -> Any:
+    """isal reads the same streams in less than half the time."""
+    if "zlib" not in _found:
+        _found["zlib"] = _import("isal.isal_zlib") or zlib
+    return _found["zlib"]
+
+
+def _zstd() -> Callable[[Any, int, np.ndarray | None], Any] | None:
+    if "zstd" not in _found:
+        package, standard = _import("zstandard"), _import("compression.zstd")
+        if package is not None:
+            _found["zstd"] = _by_package(package)
+        else:
+            _found["zstd"] = None if standard is None else lambda raw, nbytes, into: standard.decompress(raw)
+    return _found["zstd"]
+
+
+def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
+    local = threading.local()  # a decompressor is for one thread at a time
+
+    def decompress(raw: Any, nbytes: int, into: np.ndarray | None) -> Any:
+        if not hasattr(local, "decompressor"):
+            local.decompressor = package.ZstdDecompressor()
+        if into is None:
+            return local.decompressor.decompress(raw, max_output_size=nbytes)
+        with local.decompressor.stream_reader(raw) as reader:
+            count = 0
+            while count < nbytes and (more := reader.readinto(into[count:].data)):
+                count += more
+        return into if count == nbytes else into[:count]
+
+    return decompress
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

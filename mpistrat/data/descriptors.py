@@ -1,0 +1,159 @@
+"""Open files to read at any place, without HDF5: a bounded number of them, each the file that was described."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError
+
+_MOST_AT_ONCE = 1 << 30
+_MOST_PIECES = 1024  # IOV_MAX of Linux
+
+
+class Descriptor:
+    """One file, open for reading."""
+
+    __slots__ = ("_fd", "_mtime_ns", "_path", "_size")
+
+    def __init__(self, path: str, size: int):
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DataFileError(f"file {path!r}: it cannot be found any more; fix: bring it back") from None
+        except OSError as error:
+            raise DataFileError(
+                f"file {path!r}: it cannot be opened ({error}); fix: see the error"
+            ) from error
+        self._path, self._size = path, size
+        self._mtime_ns = -1
+
+    def check(self, same: Callable[[str, int], bool]) -> None:
+        """See that the file is as large as it was; if it was written to, ``same(path, mtime_ns)`` decides.
+
+        Raises
+        ------
+        DataFileError
+            If it is another file by now.
+        """
+        if self._fd < 0:  # closed for others that were needed, and checked when it opened
+            return
+        found = os.fstat(self._fd)
+        if found.st_size != self._size or (
+            found.st_mtime_ns != self._mtime_ns and not same(self._path, found.st_mtime_ns)
+        ):
+            raise changed(self._path, self._size, found.st_size)
+        self._mtime_ns = found.st_mtime_ns
+
+    def read(self, offset: int, into: Sequence[memoryview]) -> None:
+        """Fill these pieces of memory with the bytes from ``offset`` on.
+
+        Raises
+        ------
+        DataFileError
+            If the file has fewer.
+        """
+        if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
+            return
+        pieces = [piece for each in into for piece in _cut(each)]
+        start = 0
+        while start < len(pieces):
+            count = os.preadv(self._fd, pieces[start : start + _MOST_PIECES], offset)
+            if count == 0:
+                wanted = offset + sum(map(len, pieces[start:]))
+                found = os.fstat(self._fd).st_size
+                if found != self._size:
+                    raise changed(self._path, self._size, found)
+                raise DataFileError(
+                    f"file {self._path!r}: it is truncated, with {found} bytes instead of at least {wanted}; "
+                    "fix: copy or write it again"
+                )
+            offset += count
+            while start < len(pieces) and count >= len(pieces[start]):
+                count -= len(pieces[start])
+                start += 1
+            if count:
+                pieces[start] = pieces[start][count:]
+
+    def read_each(self, offsets: Sequence[int], size: int, into: memoryview, places: Sequence[int]) -> None:
+        """Read ``size`` bytes at each of these offsets to these places in memory.
+
+        Raises
+        ------
+        DataFileError
+            As `read`.
+        """
+        read, fd = os.preadv, self._fd
+        for offset, place in zip(offsets, places, strict=True):
+            piece = into[place : place + size]
+            if read(fd, [piece], offset) != size:
+                self.read(offset, [piece])
+
+    def will_need(self, offset: int, size: int) -> None:
+        """Have the system fetch these bytes meanwhile, where it can."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+        self._fd = -1
+
+
+class Files(Protocol):
+    """The files of a dataset, by number."""
+
+    def __getitem__(self, number: int) -> Descriptor:
+        """An open file; it may be closed when another one is asked for."""
+
+
+class Descriptors:
+    """The files that were used last; what is over the bound is closed, the one not used for longest first."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._open: OrderedDict[str, Descriptor] = OrderedDict()
+
+    def get(self, path: str, size: int) -> Descriptor:
+        """The file, opened if need be."""
+        found = self._open.get(path)
+        if found is None:
+            while len(self._open) >= self._most:
+                self._open.popitem(last=False)[1].close()
+            found = self._open[path] = Descriptor(path, size)
+        self._open.move_to_end(path)
+        return found
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+def changed(path: str, then: int, now: int) -> DataFileError:
+    """The error for a file that is not what it was."""
+    change = "truncated" if now < then else "written to"
+    sizes = f" ({then} bytes then, {now} bytes now)" if now != then else ""
+    return DataFileError(
+        f"file {path!r}: it was {change} after it was described{sizes}; "
+        "fix: leave data files alone while they are read, write it again"
+    )
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _cut(piece: memoryview) -> list[memoryview]:
+    if len(piece) <= _MOST_AT_ONCE:
+        return [piece] if len(piece) else []
+    return [piece[i : i + _MOST_AT_ONCE] for i in range(0, len(piece), _MOST_AT_ONCE)]

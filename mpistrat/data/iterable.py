@@ -1,0 +1,151 @@
+"""A dataset whose length nobody knows before its end, and how replicas share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat import nest
+from mpistrat.data import spec
+from mpistrat.data.contracts import Peers
+from mpistrat.data.dataset import Dataset
+from mpistrat.data.options import AutoShardPolicy
+from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, with_hints
+from mpistrat.data.split import piece
+from mpistrat.data.stream import StreamPlan
+from mpistrat.data.transforms import Transform
+
+
+class IterableDataset(Dataset):
+    """Rows, or batches of rows, that come one after another, nobody knows how many.
+
+    Made by `Dataset.from_iterable`. It has the transforms of `Dataset`; ``shuffle`` needs a ``buffer_size``,
+    of which each run is permuted, and there is no ``len``.
+    """
+
+    def cardinality(self) -> int:
+        """`UNKNOWN_CARDINALITY` (-2).
+
+        Returns
+        -------
+        int
+        """
+        return UNKNOWN_CARDINALITY
+
+    def __len__(self) -> int:
+        raise TypeError("nobody knows the length of a dataset that is made of an iterable before its end")
+
+    def _planned(self, transforms: tuple[Transform, ...]) -> Any:
+        return StreamPlan(self._source, transforms)
+
+    def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
+        policy = self.options().experimental_distribute.auto_shard_policy
+        if policy is AutoShardPolicy.FILE:
+            raise ValueError(
+                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {self._source}: "
+                "use AutoShardPolicy.DATA"
+            )
+        return _DIVISIONS[policy](self._source, transforms, peers)
+
+    def _own_length(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+
+class _Streamed(Division):
+    """Batches that are read until no replica has any: at each step they exchange a flag."""
+
+    communicates = True
+    steps = None
+
+    def __init__(self, source: Any, transforms: Sequence[Transform], peers: Peers):
+        super().__init__(source, transforms, peers)
+        self.plan: Any = StreamPlan(source, self._of_rank(transforms))
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def batch(self, step: int, iteration: int) -> Any:
+        """The rows that are this replica's; StopIteration if there are none for any."""
+        number, part = self._part(step)
+        rows = self.plan.rows(number, iteration)
+        if self._peers.all_true(rows is None):
+            raise StopIteration
+        first, last = piece(len(rows or ()), self.replicas, part)
+        return self.plan.read((rows or [])[first:last])
+
+    def _part(self, step: int) -> tuple[int, int]:
+        """Which global batch is read in a step, and which piece of it."""
+        raise NotImplementedError
+
+    def _of_rank(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
+        return transforms
+
+
+class _ByData(_Streamed):
+    """Every replica has its piece of every global batch."""
+
+    name = "DATA"
+
+    def _part(self, step: int) -> tuple[int, int]:
+        return step, self._peers.rank
+
+
+class _Everything(_Streamed):
+    """Every replica has all pieces of a global batch, and then those of the next."""
+
+    name = "OFF"
+
+    def _part(self, step: int) -> tuple[int, int]:
+        return divmod(step, self.replicas)
+
+
+class _ByHint(_Everything):
+    name = "HINT"
+
+    def _of_rank(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
+        return with_hints(transforms, self.replicas, self._peers.rank)
+
+
+_DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
+    AutoShardPolicy.AUTO: _ByData,
+    AutoShardPolicy.DATA: _ByData,
+    AutoShardPolicy.HINT: _ByHint,
+    AutoShardPolicy.OFF: _Everything,
+}
+
+
+class OwnUntilAllEnd(Division):
+    """Every replica has a dataset of its own, and some of them do not know their length."""
+
+    name = "its own"
+    communicates = True
+    steps = None
+
+    def __init__(self, source: Any, transforms: Sequence[Transform], peers: Peers, plan: Any):
+        super().__init__(source, transforms, peers)
+        self.plan = plan
+        self._spec: Any = None
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def rebuilt(self, transforms: Sequence[Transform]) -> OwnUntilAllEnd:
+        """The same rows with other transforms."""
+        return OwnUntilAllEnd(self.source, transforms, self._peers, type(self.plan)(self.source, transforms))
+
+    def batch(self, step: int, iteration: int) -> Any:
+        """The next batch of this replica's dataset, or an empty one; StopIteration if all have ended."""
+        batch = self.plan.element_if_any(step, iteration)
+        if self._spec is None:
+            # Who has nothing from the start on has to be told what an empty batch looks like.
+            mine = None if batch is None else nest.map_structure(spec.of_array, batch)
+            everyone = self._peers.all_gather_object(mine)
+            self._spec = next((each for each in everyone if each is not None), None)
+            ended = self._spec is None
+        else:
+            ended = self._peers.all_true(batch is None)
+        if ended:
+            raise StopIteration
+        return spec.no_rows_of(self._spec) if batch is None else batch

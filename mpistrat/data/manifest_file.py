@@ -1,0 +1,108 @@
+"""A manifest kept in a file between jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpistrat.data.atomic import appearing
+from mpistrat.data.errors import DataFileError
+
+if TYPE_CHECKING:
+    from mpistrat.data.records_hdf5 import FileRecord
+
+_FORMAT = "mpistrat manifest"
+_VERSION = 1
+
+
+def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequence[FileRecord]) -> None:
+    """Keep the records of these files, whose paths are stored relative to this one."""
+    from mpistrat.data.records_hdf5 import to_json
+
+    folder = os.path.dirname(path)
+    kept = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "datasets": list(names),
+        "files": [
+            {"name": os.path.relpath(file, folder), "record": to_json(record)}
+            for file, record in zip(files, records, strict=True)
+        ],
+    }
+    with appearing(path, replace=True) as temporary:
+        temporary.write_text(json.dumps(kept))
+
+
+def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
+    """The records of these files, None if there is no such manifest yet.
+
+    Raises
+    ------
+    DataFileError
+        If it is no manifest, or that of other files or datasets.
+    """
+    from mpistrat.data.records_hdf5 import from_json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataFileError(f"manifest {path!r}: it is no JSON ({error}); {_FIX}") from None
+    if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:
+        raise DataFileError(
+            f"manifest {path!r}: it is no {_FORMAT} of version {_VERSION}; fix: give the manifest another name"
+        )
+    try:
+        datasets, then = kept["datasets"], [each["name"] for each in kept["files"]]
+        records = [from_json(each["record"]) for each in kept["files"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
+    if datasets != list(names):
+        raise _stale(path, f"it is of the datasets {datasets}, and these are {list(names)}")
+    now = [os.path.relpath(file, os.path.dirname(path)) for file in files]
+    for name in sorted(set(then) - set(now))[:1]:
+        raise _stale(path, f"file {name!r} is not among the files any more")
+    for name in sorted(set(now) - set(then))[:1]:
+        raise _stale(path, f"file {name!r} is new")
+    if now != then:
+        raise _stale(path, "the files come in another order")
+    return records
+
+
+def check(path: str, file: str, record: FileRecord) -> None:
+    """See that a file is still the one that the manifest describes.
+
+    Raises
+    ------
+    DataFileError
+        If it is not.
+    """
+    for name, size, mtime_ns in _parts(file, record):
+        try:
+            found = os.stat(name)
+        except OSError as error:
+            raise _stale(path, f"file {name!r} cannot be found ({error.strerror})") from None
+        if found.st_size != size:
+            raise _stale(path, f"file {name!r} had {size} bytes and has {found.st_size} now")
+        if found.st_mtime_ns != mtime_ns:
+            raise _stale(path, f"file {name!r} has been written to, or copied, since")
+
+
+def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
+    from mpistrat.data.records_hdf5 import joined_path
+
+    yield file, record.size, record.mtime_ns
+    for column in record.columns:
+        for other in column.others:
+            yield joined_path(file, other.path), other.size, other.mtime_ns
+
+
+_FIX = "fix: remove the manifest, and it is written anew"
+
+
+def _stale(path: str, what: Any) -> DataFileError:
+    return DataFileError(f"manifest {path!r} is stale: {what}; {_FIX}")

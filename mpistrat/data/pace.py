@@ -1,0 +1,122 @@
+"""How fast an epoch was read: a line in the log of replica 0.
+
+The others send it their figures in a message that nobody waits for: whoever leaves a loop early, or logs
+nothing, keeps nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.data.contracts import Peers
+
+_log = logging.getLogger("mpistrat.data")
+_TAG = 7301
+_PATIENCE = 0.05  # seconds; who is in step comes sooner
+_EPOCHS_KEPT = 16
+_SLOWEST_SHOWN = 3
+
+_mailboxes: weakref.WeakKeyDictionary[Any, Mailbox] = weakref.WeakKeyDictionary()
+
+
+class Pace:
+    """Counts what an iterator hands out, and how long its user waits for it.
+
+    Parameters
+    ----------
+    peers : Peers
+        The replicas. They are heard of if they have a communicator ``world``.
+    dataset : int
+        The same number for the same dataset on all of them.
+    """
+
+    def __init__(self, peers: Peers, dataset: int):
+        self._peers, self._dataset = peers, dataset
+        self._start = time.perf_counter()
+        self._waited = 0.0
+        self._samples = self._bytes = 0
+
+    def got(self, batch: Any, waited: float) -> None:
+        """A batch was handed out after that many seconds."""
+        self._waited += waited
+        leaves, _ = nest.flatten(batch)
+        self._samples += len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
+        self._bytes += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+
+    def ended(self, epoch: int) -> None:
+        """The epoch has ended, for this replica."""
+        took = max(time.perf_counter() - self._start, 1e-9)
+        mine = np.array([self._dataset, epoch, took, self._waited, self._samples, self._bytes], np.float64)
+        if self._peers.size == 1:
+            _tell(epoch, {0: mine}, 1)
+        elif hasattr(self._peers, "world") and threading.current_thread() is threading.main_thread():
+            mailbox = _mailboxes.get(self._peers)
+            if mailbox is None:
+                mailbox = _mailboxes[self._peers] = Mailbox(self._peers.world)
+            if self._peers.rank:
+                mailbox.send(mine)
+                return
+            patience = _PATIENCE if _log.isEnabledFor(logging.INFO) else 0.0
+            theirs = mailbox.received(self._dataset, epoch, patience)
+            _tell(epoch, {0: mine, **theirs}, self._peers.size)
+
+
+class Mailbox:
+    """Figures on their way to replica 0. Only the main thread uses it, and it never blocks."""
+
+    def __init__(self, comm: Any):
+        self._comm = comm
+        self._sent: list[tuple[Any, np.ndarray]] = []
+        self._received: dict[tuple[int, int], dict[int, np.ndarray]] = {}
+
+    def send(self, figures: np.ndarray) -> None:
+        """Send figures, and forget those that have arrived."""
+        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
+        self._sent.append((self._comm.Isend(figures, 0, _TAG), figures))
+
+    def received(self, dataset: int, epoch: int, patience: float) -> dict[int, np.ndarray]:
+        """The figures of an epoch by rank, as far as they come within that many seconds."""
+        until = time.monotonic() + patience
+        key = (dataset, epoch)
+        while True:
+            self._take()
+            if len(self._received.get(key, ())) == self._comm.size - 1 or time.monotonic() >= until:
+                break
+            time.sleep(0.001)
+        found = self._received.pop(key, {})
+        while len(self._received) > _EPOCHS_KEPT:
+            del self._received[next(iter(self._received))]
+        return found
+
+    def _take(self) -> None:
+        for rank in range(1, self._comm.size):
+            while self._comm.Iprobe(rank, _TAG):
+                figures = np.empty(6, np.float64)
+                self._comm.Recv(figures, rank, _TAG)
+                self._received.setdefault((int(figures[0]), int(figures[1])), {})[rank] = figures
+
+
+def _tell(epoch: int, figures: dict[int, np.ndarray], replicas: int) -> None:
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    table = np.array(list(figures.values()))
+    took = table[:, 2].max()
+    waiting = {rank: each[3] / each[2] for rank, each in figures.items()}
+    slowest = sorted(waiting, key=lambda rank: -waiting[rank])[:_SLOWEST_SHOWN]
+    text = (
+        f"epoch {epoch}: {table[:, 4].sum():.0f} samples in {took:.2f} s, {table[:, 4].sum() / took:,.0f} samples/s, "
+        f"{table[:, 5].sum() / took / 1e9:.3f} GB/s, {sum(waiting.values()) / len(waiting):.1%} of the time waiting "
+        "for data"
+    )
+    if replicas > 1:
+        text += "; waiting longest: " + ", ".join(f"rank {rank} ({waiting[rank]:.1%})" for rank in slowest)
+    if len(figures) < replicas:
+        text += f" (of {len(figures)} of {replicas} replicas, the others have not ended the epoch)"
+    _log.info("%s", text)

@@ -1,0 +1,226 @@
+"""Rows of chunks that must be decoded, or that hold parts of rows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.data import codecs_hdf5
+from mpistrat.data.descriptors import Descriptor, Files
+from mpistrat.data.records_hdf5 import Chunked
+
+MOST_DECODED = 48 << 20
+"""Bytes of decoded chunks that are kept because only some of their rows were wanted."""
+
+_MOST_THREADS = 4
+
+
+class _Task(NamedTuple):
+    chunk: int
+    rows: Any  # of the chunk
+    where: Any  # in the output
+    inner: tuple[slice, ...]
+
+
+class DecodedChunks:
+    """Reads and decodes chunks by a few threads, and keeps those of which more may be wanted."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = min(_MOST_THREADS, _cores())
+
+    def for_each(self, tasks: Sequence[Any], do: Callable[[Any], None]) -> None:
+        """``do`` each task, this thread and some others together; the first error is raised."""
+        helpers = min(self._threads, len(tasks)) - 1
+        remaining = deque(tasks)
+
+        def work() -> None:
+            try:
+                while remaining:
+                    try:
+                        task = remaining.popleft()
+                    except IndexError:
+                        return
+                    do(task)
+            except BaseException:
+                remaining.clear()
+                raise
+
+        if helpers <= 0:
+            work()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads - 1, "mpistrat-decode")
+        others = [self._pool.submit(work) for _ in range(helpers)]
+        try:
+            work()
+        finally:
+            for other in others:
+                other.cancel()
+            wait(others)
+        for other in others:
+            if not other.cancelled():
+                other.result()
+
+    def get(self, key: Any, rows: int) -> np.ndarray | None:
+        """A chunk that was kept, of which so many rows are wanted now."""
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None:
+                return None
+            chunk, remaining = found
+            if remaining > rows:
+                self._kept[key] = chunk, remaining - rows
+            else:
+                self._bytes -= chunk.nbytes
+            return chunk
+
+    def keep(self, key: Any, chunk: np.ndarray, remaining: int) -> None:
+        """Keep a chunk until its remaining rows were read too; or drop those that were not used for longest."""
+        with self._lock:
+            if key in self._kept:
+                return
+            while self._kept and self._bytes + chunk.nbytes > MOST_DECODED:
+                self._bytes -= self._kept.popitem(last=False)[1][0].nbytes
+            self._kept[key] = chunk, remaining
+            self._bytes += chunk.nbytes
+
+    def clear(self) -> None:
+        """Keep none."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+
+class ChunkedRows:
+    """Rows of chunks, each of which is read as a whole where it has filters.
+
+    Parameters
+    ----------
+    layout : Chunked
+        Where they are.
+    rows : int
+        How many there are.
+    shape : tuple of int
+        Of a row.
+    stored : numpy.dtype
+        Of the file.
+    key : object
+        What tells this dataset from others.
+    decoded : DecodedChunks
+        Shared by all datasets.
+    """
+
+    def __init__(
+        self,
+        layout: Chunked,
+        rows: int,
+        shape: tuple[int, ...],
+        stored: np.dtype,
+        key: Any,
+        decoded: DecodedChunks,
+    ):
+        self._layout = layout
+        self._rows = rows
+        self._chunk = layout.chunk
+        self._stored = stored
+        self._nbytes = int(np.prod(layout.chunk)) * stored.itemsize
+        self._offsets, self._sizes = layout.places()
+        self._key = key
+        self._decoded = decoded
+        self._whole = layout.chunk[1:] == shape and stored.isnative
+        steps = layout.chunk[1 : 1 + len(shape)]
+        self._cells = [
+            tuple(slice(i, min(i + step, size)) for i, step, size in zip(corner, steps, shape, strict=True))
+            for corner in itertools.product(
+                *(range(0, size, step) for size, step in zip(shape, steps, strict=True))
+            )
+        ]
+
+    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
+        """Rows from ``first`` on."""
+        size, last = self._chunk[0], first + len(out)
+        runs = []
+        for number in range(first // size, -(-last // size)):
+            low, high = max(first, number * size), min(last, (number + 1) * size)
+            rows = slice(low - number * size, high - number * size)
+            runs.append((number, rows, slice(low - first, high - first)))
+        self._read(files, runs, out)
+
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+        """Ascending rows to any places of ``out``."""
+        numbers, inside = np.divmod(rows, self._chunk[0])
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        runs = [
+            (int(numbers[start]), inside[start:stop], where[start:stop])
+            for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+        ]
+        self._read(files, runs, out)
+
+    def will_need(self, files: Files, first: int, last: int) -> None:
+        """Have rows fetched from ``first`` up to ``last``."""
+        count = len(self._cells)
+        begin, end = first // self._chunk[0] * count, -(-last // self._chunk[0]) * count
+        starts, stops = self._offsets[begin:end], (self._offsets + self._sizes)[begin:end]
+        new = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+        starts, stops = starts[np.append(0, new)], stops[np.append(new - 1, len(stops) - 1)]
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            files[self._layout.file].will_need(start, stop - start)
+
+    def _read(self, files: Files, runs: Iterable[tuple[int, Any, Any]], out: np.ndarray) -> None:
+        file = files[self._layout.file]
+        tasks = [
+            _Task(number * len(self._cells) + i, rows, where, inner)
+            for number, rows, where in runs
+            for i, inner in enumerate(self._cells)
+        ]
+
+        def do(task: _Task) -> None:
+            into = self._place(task, out)
+            if into is not None:
+                self._decode(file, task.chunk, into)
+                return
+            chunk = self._get(file, task)
+            target: tuple[Any, ...] = (task.where, *task.inner)
+            wanted: tuple[Any, ...] = (task.rows, *(slice(0, each.stop - each.start) for each in task.inner))
+            out[target] = chunk[wanted]
+
+        self._decoded.for_each(tasks, do)
+
+    def _place(self, task: _Task, out: np.ndarray) -> np.ndarray | None:
+        """The memory of ``out`` that is to be all of a chunk, as it is stored; None if there is no such."""
+        if not (self._whole and isinstance(task.rows, slice)):
+            return None
+        part = out[task.where]
+        return part.reshape(-1).view(np.uint8) if len(part) == self._chunk[0] else None
+
+    def _get(self, file: Descriptor, task: _Task) -> np.ndarray:
+        key = self._key, task.chunk
+        wanted = task.rows.stop - task.rows.start if isinstance(task.rows, slice) else len(task.rows)
+        chunk = self._decoded.get(key, wanted)
+        if chunk is None:
+            chunk = self._decode(file, task.chunk).view(self._stored).reshape(self._chunk)
+            valid = min(self._chunk[0], self._rows - task.chunk // len(self._cells) * self._chunk[0])
+            if wanted < valid:
+                self._decoded.keep(key, chunk, valid - wanted)
+        return chunk
+
+    def _decode(self, file: Descriptor, chunk: int, into: np.ndarray | None = None) -> np.ndarray:
+        raw = np.empty(int(self._sizes[chunk]), np.uint8).data
+        file.read(int(self._offsets[chunk]), [raw])
+        mask = int(self._layout.masks[chunk]) if len(self._layout.masks) else 0
+        return codecs_hdf5.decode(raw, self._layout.filters, mask, self._nbytes, into)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,138 @@
+"""Rows that lie in files as they lie in memory: contiguous ones, and those of chunks without filters."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from mpistrat.data.descriptors import Descriptor, Files, as_bytes
+from mpistrat.data.records_hdf5 import Chunked, Contiguous
+
+_GAP = 16 << 10  # reading these bytes takes no longer than asking once more
+_SMALL_ROW = 2 << 10
+_MOST_OF_GAPS = 4 << 20
+
+
+class ContiguousRows:
+    """Rows one after another, in one extent or more."""
+
+    def __init__(self, layout: Contiguous, row_bytes: int):
+        self._extents = layout.extents
+        self._row_bytes = row_bytes
+
+    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
+        """Rows from ``first`` on."""
+        view, begin = as_bytes(out), first * self._row_bytes
+        end = begin + len(view)
+        for extent in self._extents:
+            low, high = max(begin, extent.start), min(end, extent.start + extent.size)
+            if low < high:
+                offset = extent.offset + low - extent.start
+                files[extent.file].read(offset, [view[low - begin : high - begin]])
+
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+        """Ascending rows to any places of ``out``."""
+        if len(self._extents) == 1:
+            extent = self._extents[0]
+            scatter(files[extent.file], extent.offset + rows * self._row_bytes, self._row_bytes, out, where)
+            return
+        for row, place in zip(rows.tolist(), where.tolist(), strict=True):
+            self.read_run(files, row, out[place : place + 1])
+
+    def will_need(self, files: Files, first: int, last: int) -> None:
+        """Have rows fetched from ``first`` up to ``last``."""
+        begin, end = first * self._row_bytes, last * self._row_bytes
+        for extent in self._extents:
+            low, high = max(begin, extent.start), min(end, extent.start + extent.size)
+            if low < high:
+                files[extent.file].will_need(extent.offset + low - extent.start, high - low)
+
+
+class RowsOfChunks:
+    """Rows of chunks without filters that have whole rows, and so lie there as in memory."""
+
+    def __init__(self, layout: Chunked, row_bytes: int):
+        self._file = layout.file
+        self._rows = layout.chunk[0]
+        self._row_bytes = row_bytes
+        self._offsets, _ = layout.places()
+
+    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
+        """Rows from ``first`` on."""
+        view = as_bytes(out)
+        for offset, size in self._runs(first, first + len(out)):
+            files[self._file].read(offset, [view[:size]])
+            view = view[size:]
+
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+        """Ascending rows to any places of ``out``."""
+        chunk, inside = np.divmod(rows, self._rows)
+        offsets = self._offsets[chunk] + inside * self._row_bytes
+        scatter(files[self._file], offsets, self._row_bytes, out, where)
+
+    def will_need(self, files: Files, first: int, last: int) -> None:
+        """Have rows fetched from ``first`` up to ``last``."""
+        for offset, size in self._runs(first, last):
+            files[self._file].will_need(offset, size)
+
+    def _runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Offset and size of the runs of bytes that rows lie in."""
+        size, low, high = self._rows, first // self._rows, -(-last // self._rows)
+        offsets = self._offsets[low:high]
+        if high - low == 1:
+            return [
+                (int(offsets[0]) + (first - low * size) * self._row_bytes, (last - first) * self._row_bytes)
+            ]
+        cuts = [
+            0,
+            *(np.flatnonzero(offsets[1:] != offsets[:-1] + size * self._row_bytes) + 1).tolist(),
+            high - low,
+        ]
+        runs = []
+        for start, stop in pairwise(cuts):
+            begin, end = max(first, (low + start) * size), min(last, (low + stop) * size)
+            inside = (begin - (low + start) * size) * self._row_bytes
+            runs.append((int(offsets[start]) + inside, (end - begin) * self._row_bytes))
+        return runs
+
+
+def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
+    """Read pieces of ``size`` bytes at these offsets to these places of ``out``, neighbours at once."""
+    gaps = offsets[1:] - offsets[:-1] - size
+    if len(gaps) and gaps.min() < 0:  # chunks may lie in any order
+        order = np.argsort(offsets, kind="stable")
+        offsets, where = offsets[order], where[order]
+        gaps = offsets[1:] - offsets[:-1] - size
+    view = as_bytes(out)
+    if not len(gaps) or gaps.min() > _GAP:
+        file.read_each(offsets.tolist(), size, view, (where * size).tolist())
+        return
+    cuts = (np.flatnonzero(gaps > _GAP) + 1).tolist()
+    if size < _SMALL_ROW:
+        for start, stop in pairwise([0, *cuts, len(where)]):
+            _through_memory(file, offsets[start:stop], size, out, where[start:stop])
+        return
+    places, begins, between = (where * size).tolist(), offsets.tolist(), gaps.tolist()
+    for start, stop in pairwise([0, *cuts, len(places)]):
+        pieces = [view[places[start] : places[start] + size]]
+        for i in range(start + 1, stop):
+            if between[i - 1]:
+                pieces.append(memoryview(bytearray(between[i - 1])))
+            pieces.append(view[places[i] : places[i] + size])
+        file.read(begins[start], pieces)
+
+
+def _through_memory(
+    file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray
+) -> None:
+    """Many small pieces: all that lies between them is read as well."""
+    flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
+    start = 0
+    while start < len(offsets):
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _MOST_OF_GAPS)))
+        span = np.empty(int(offsets[stop - 1] - offsets[start]) + size, np.uint8)
+        file.read(int(offsets[start]), [span.data])
+        windows = np.lib.stride_tricks.sliding_window_view(span, size)
+        flat[where[start:stop]] = windows[offsets[start:stop] - offsets[start]]
+        start = stop

@@ -1,0 +1,121 @@
+"""Rows that only HDF5 can read, through h5py."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import h5py
+import numpy as np
+
+from mpistrat.data.describe_hdf5 import open_file
+from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.records_hdf5 import Column, FileRecord
+
+_MOST_CACHE = 64 << 20
+_CACHE_SLOTS = 521
+
+
+class OpenFiles:
+    """The files that were used last, open in HDF5; one thread at a time."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(
+        self,
+        path: str,
+        record: FileRecord,
+        number: int,
+        rows: np.ndarray,
+        out: np.ndarray,
+        where: np.ndarray | None,
+    ) -> None:
+        """Ascending rows of one column, to these places of ``out``, or in their order."""
+        file = self._open.get(path)
+        if file is None:
+            while len(self._open) >= self._most:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[path] = _OpenFile(path)
+        self._open.move_to_end(path)
+        column = file.column(record, number)
+        try:
+            if where is None:
+                column.read(rows, out)
+            else:
+                found = np.empty((len(rows), *out.shape[1:]), out.dtype)
+                column.read(rows, found)
+                out[where] = found
+        except (OSError, RuntimeError) as error:
+            raise (ChecksumError if column.column.checksum else OSError)(str(error)) from error
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class _OpenFile:
+    def __init__(self, path: str):
+        self._path = path
+        self._file = open_file(path)
+        self._columns: dict[int, _OpenColumn] = {}
+
+    def column(self, record: FileRecord, number: int) -> _OpenColumn:
+        if number not in self._columns:
+            column = _OpenColumn(self._file, record.columns[number])
+            if column.rows != record.rows:
+                raise DataFileError(
+                    f"file {self._path!r}, dataset {column.column.name!r}: it had {record.rows} rows when it "
+                    f"was described and has {column.rows} now; fix: leave data files alone while they are read"
+                )
+            self._columns[number] = column
+        return self._columns[number]
+
+    def close(self) -> None:
+        self._columns = {}
+        self._file.close()
+
+
+class _OpenColumn:
+    def __init__(self, file: h5py.File, column: Column):
+        self.column = column
+        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+        if column.chunk_rows:
+            # A cache of chunks helps only where a chunk must be decoded to get at a row.
+            cache = (
+                max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if column.filtered else 0
+            )
+            access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
+        self._id = h5py.h5d.open(file.id, column.name.encode(), access)
+        self._space = self._id.get_space()
+        self.rows, *inner = self._id.shape
+        self._zeros = (0,) * len(inner)
+        self._inner = inner
+        dtype = h5py.Dataset(self._id).dtype
+        self._type = h5py.h5t.py_create(dtype if dtype.isnative else dtype.newbyteorder("="))
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Ascending rows, consecutive ones at once."""
+        gaps = np.diff(rows) != 1
+        new = gaps
+        if self.column.filtered:
+            # Rows between two rows of a chunk cost nothing: the chunk is decoded anyway.
+            new = gaps & (np.diff(rows // self.column.chunk_rows) != 0)
+        cuts = np.flatnonzero(new) + 1
+        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
+            first, last = int(rows[start]), int(rows[stop - 1]) + 1
+            if not gaps[start : stop - 1].any():
+                self._read_run(first, last, out[start:stop])
+            else:
+                span = np.empty((last - first, *self.column.shape), out.dtype)
+                self._read_run(first, last, span)
+                out[start:stop] = span[rows[start:stop] - first]
+
+    def _read_run(self, first: int, last: int, out: np.ndarray) -> None:
+        count = (last - first, *self._inner)
+        self._space.select_hyperslab((first, *self._zeros), count)
+        self._id.read(h5py.h5s.create_simple(count), self._space, out, self._type)

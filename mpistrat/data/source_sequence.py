@@ -1,0 +1,102 @@
+"""Elements of any object that has a length and an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.data import elements, spec
+from mpistrat.data.contracts import Source
+from mpistrat.data.spec import ArraySpec
+
+
+class SequenceSource(Source):
+    """The elements of a sequence, or the rows of an object that is like an array."""
+
+    def __init__(self, sequence: Any):
+        for method in ("__len__", "__getitem__"):
+            if not hasattr(sequence, method):
+                raise TypeError(
+                    f"from_sequence() needs an object with __len__ and __getitem__, and {type(sequence).__name__} "
+                    f"has no {method}: use from_iterable()"
+                )
+        self._sequence = sequence
+        self._length = len(sequence)
+        if not self._length:
+            raise ValueError(
+                f"from_sequence() needs at least one element, and this {_name(sequence)} is empty"
+            )
+        is_array = hasattr(sequence, "shape") and hasattr(sequence, "dtype")
+        self._gather = _ArrayReader(sequence) if is_array else _ElementReader(sequence)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _spec(self) -> Any:
+        return nest.map_structure(
+            lambda x: ArraySpec(x.shape[1:], x.dtype), self._gather(np.zeros(1, np.int64))
+        )
+
+    def element_spec(self) -> Any:
+        """The structure of the first element."""
+        return self._spec
+
+    def read(self, rows: np.ndarray) -> Any:
+        """These elements, stacked."""
+        return self._gather(rows) if len(rows) else spec.zeros(self._spec, 0)
+
+    def fingerprint(self) -> Any:
+        """Number and type of the elements."""
+        return f"{self._length} elements of {self._spec} in a {_name(self._sequence)}"
+
+    def __repr__(self) -> str:
+        return f"{self._length} elements of a {_name(self._sequence)}"
+
+
+class _ArrayReader:
+    """Rows of something with ``shape`` and ``dtype``, read in runs; each chunk once if it has ``oindex``."""
+
+    def __init__(self, array: Any):
+        if not array.shape:
+            raise ValueError("from_sequence() needs axis 0 to be the samples, and this array is a scalar")
+        self._array = array
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        if isinstance(self._array, np.ndarray):
+            return _native(np.array(self._array[rows]))
+        wanted, back = np.unique(rows, return_inverse=True)
+        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        if len(cuts) and hasattr(self._array, "oindex"):
+            return _native(np.asarray(self._array.oindex[wanted])[back])
+        runs = [np.asarray(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
+        return _native(np.concatenate(runs)[back])
+
+
+class _ElementReader:
+    """Elements one by one, or those of a batch by ``__getitems__``."""
+
+    def __init__(self, sequence: Any):
+        self._sequence = sequence
+        many = getattr(sequence, "__getitems__", None)
+        self._many = many if callable(many) else None
+
+    def __call__(self, rows: np.ndarray) -> Any:
+        numbers = rows.tolist()
+        if self._many is not None:
+            found: Sequence[Any] = self._many(numbers)
+        else:
+            found = [self._sequence[number] for number in numbers]
+        return elements.stack([elements.of_arrays(each) for each in found])
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+def _name(sequence: Any) -> str:
+    return type(sequence).__name__

@@ -1,0 +1,147 @@
+"""How far an epoch has come: a small dict for a checkpoint, and the way back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mpistrat.data.manifest import unpacked
+from mpistrat.data.policies import Division
+from mpistrat.data.transforms import Batch, Shuffle, Transform, with_seeds
+
+_VERSION = 1
+_FILES_SHOWN = 3
+
+
+class Position(NamedTuple):
+    """A place in an epoch: after so many steps of a division, which itself begins after so many rows."""
+
+    division: Division
+    epoch: int
+    step: int = 0
+    skipped: int = 0
+
+
+def state_of(whole: Division, at: Position) -> dict[str, Any]:
+    """The state at a place in an epoch of a division."""
+    state: dict[str, Any] = {
+        "version": _VERSION,
+        "epoch": at.epoch,
+        "policy": whole.name,
+        "replicas": whole.replicas,
+        "batch": _batch_size(whole.transforms),
+        "pipeline": _pipeline(whole.transforms),
+        "seeds": _seeds(whole.transforms),
+        "source": whole.source.identity(),
+    }
+    if not _by_rows(whole):
+        return {**state, "step": at.step}
+    rows = at.skipped + at.step * (state["batch"] or 1)
+    length = whole.plan.row_length
+    return {**state, "position": rows if length is None else min(rows, length)}
+
+
+def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Position]:
+    """The division with the seeds of a state, and the place in it that the state names.
+
+    Raises
+    ------
+    TypeError
+        If it is no state.
+    ValueError
+        If it is the state of another dataset, or of another division that cannot be continued by this one.
+    """
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise TypeError(f"restore() needs what state() returned, not {state!r:.200}")
+    if state["version"] != _VERSION:
+        raise ValueError(
+            f"the state has version {state['version']}, and this mpistrat knows version {_VERSION} only: "
+            "restore it with the mpistrat that wrote it"
+        )
+    by_rows = _by_rows(whole)
+    missing = {*state_of(whole, Position(whole, 0))} - {*state} - {"step", "position"}
+    if missing or not {"step", "position"} & {*state}:
+        raise TypeError(
+            f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
+        )
+    _same("policy", state["policy"], whole.name, "set the policy that was used then")
+    _same_source(state["source"], whole.source.identity())
+    _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
+    if not by_rows or "position" not in state:
+        which = f"under the policy {whole.name}" if whole.name != "DATA" else "with transforms after batch()"
+        hint = f"{which} a state can be continued only with the same number; use AutoShardPolicy.DATA"
+        if whole.name == "DATA":
+            hint += " and put everything but map() before batch()"
+        else:
+            _same("number of replicas", state["replicas"], whole.replicas, hint)
+        _same("batch size", state["batch"], _batch_size(whole.transforms), hint)
+    given = [each for each in whole.transforms if isinstance(each, Shuffle)]
+    for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
+        if each.seeded:
+            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed that was used then")
+    if list(state["seeds"]) != [each.seed for each in given]:
+        whole = whole.rebuilt(with_seeds(whole.transforms, state["seeds"]))
+    if by_rows:
+        rows = state["position"]
+        return whole, Position(whole.after(rows), state["epoch"], 0, rows)
+    return whole, Position(whole, state["epoch"], state["step"])
+
+
+def _by_rows(division: Division) -> bool:
+    """Whether the place in an epoch can be told in rows of all replicas together."""
+    after_batch = False
+    for each in division.transforms:
+        if after_batch and each.reorders:
+            return False
+        after_batch = after_batch or isinstance(each, Batch)
+    return division.name == "DATA"
+
+
+def _batch_size(transforms: tuple[Transform, ...]) -> int | None:
+    return next((each.size for each in transforms if isinstance(each, Batch)), None)
+
+
+def _pipeline(transforms: tuple[Transform, ...]) -> list[str]:
+    return [each.without_numbers() for each in transforms]
+
+
+def _seeds(transforms: tuple[Transform, ...]) -> list[int]:
+    return [each.seed for each in transforms if isinstance(each, Shuffle)]
+
+
+def _same(what: str, then: Any, now: Any, fix: str) -> None:
+    if then != now:
+        raise ValueError(f"the state cannot be restored: its {what} is {then}, and here it is {now}; {fix}")
+
+
+def _same_source(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if then.get("digest") != now.get("digest"):
+        raise ValueError(
+            f"the state cannot be restored: the files have changed since: {_changes(then, now)}; restore it with "
+            "the files of then, or begin a new epoch without it"
+        )
+    if "digest" not in now and then != now:
+        raise ValueError(
+            f"the state cannot be restored: it is one of {then.get('source')}, and this is {now.get('source')}"
+        )
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    told = []
+    if then.get("list") and now.get("list"):
+        before, after = ({name: line for name, *line in unpacked(each["list"])} for each in (then, now))
+        told += [f"{name!r} is missing" for name in before if name not in after]
+        told += [f"{name!r} is new" for name in after if name not in before]
+        told += [
+            f"{name!r} had {before[name][0]} rows in {before[name][1]} bytes and has {line[0]} in {line[1]} now"
+            for name, line in after.items()
+            if name in before and before[name] != line
+        ]
+        told = told or ["they come in another order"]
+    if not told:
+        return (
+            f"there were {then.get('files')} with {then.get('rows')} rows, and now there are {now.get('files')} "
+            f"with {now.get('rows')}"
+        )
+    more = f" and {len(told) - _FILES_SHOWN} more" if len(told) > _FILES_SHOWN else ""
+    return ", ".join(told[:_FILES_SHOWN]) + more

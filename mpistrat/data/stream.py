@@ -1,0 +1,174 @@
+"""A pipeline whose input can only be read from its beginning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import singledispatch
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.data import elements, spec
+from mpistrat.data.source_iterable import IterableSource
+from mpistrat.data.transforms import (
+    Batch,
+    Map,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Take,
+    Transform,
+)
+
+_OPEN_AT_ONCE = 2
+
+# From the number of an iteration to its elements.
+Open: TypeAlias = "Callable[[int], Iterator[Any]]"
+
+
+class StreamPlan:
+    """What an iterable and its transforms come to. Elements are asked for in ascending order.
+
+    Functions given to ``map`` see the rows that are asked for only.
+    """
+
+    length = row_length = None
+
+    def __init__(self, source: IterableSource, transforms: Sequence[Transform]):
+        self._source, self._transforms = source, transforms
+        at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
+        self.batch = transforms[at] if at < len(transforms) else None
+        self._row_maps = [each.fn for each in transforms[:at] if isinstance(each, Map)]
+        self._batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
+        self._open: dict[int, _Pass] = {}
+        self._empty: Any = None
+
+    def rows(self, k: int, iteration: int) -> list[Any] | None:
+        """The rows of element ``k``, not mapped yet; None after the last."""
+        reading = self._open.get(iteration)
+        if reading is None or reading.number > k:
+            while len(self._open) >= _OPEN_AT_ONCE:
+                del self._open[next(iter(self._open))]
+            reading = self._open[iteration] = _Pass(self._streamed(iteration))
+        return reading.element(k)
+
+    def read(self, rows: list[Any]) -> Any:
+        """The element that is made of these rows; a batch of none is empty."""
+        if self.batch is None:
+            return elements.mapped(rows[0], self._row_maps)
+        if not rows:
+            return self.empty()
+        batch = elements.stack([elements.mapped(row, self._row_maps) for row in rows])
+        for fn in self._batch_maps:
+            batch = elements.call(fn, batch)
+        if self._empty is None:
+            self._empty = spec.no_rows(batch)
+        return batch
+
+    def element_if_any(self, k: int, iteration: int) -> Any:
+        """Element ``k``, None after the last."""
+        rows = self.rows(k, iteration)
+        return None if rows is None else self.read(rows)
+
+    def empty(self) -> Any:
+        """A batch without rows, like those that there were; or like one of the very first row."""
+        if self._empty is None:
+            self.read([self._source.first()])
+        return nest.map_structure(np.copy, self._empty)
+
+    def elements(self, iteration: int) -> Iterator[Any]:
+        """All elements of an iteration, one after another."""
+        return map(self.read, self._streamed(iteration))
+
+    def element_spec(self) -> Any:
+        """The structure of an element, as the first row has it."""
+        found = nest.map_structure(spec.of_array, self.read([self._source.first()]))
+        return found if self.batch is None else spec.any_size(found)
+
+    def _streamed(self, iteration: int) -> Iterator[list[Any]]:
+        made: Open = lambda iteration: self._source.open()  # noqa: E731
+        for each in self._transforms:
+            made = _after(each, made)
+        whole = made(iteration)
+        return whole if self.batch is not None else ([row] for row in whole)
+
+
+class _Pass:
+    def __init__(self, stream: Iterator[Any]):
+        self._stream = stream
+        self._element: Any = None
+        self.number = -1
+
+    def element(self, k: int) -> Any:
+        while self.number < k:
+            self._element = next(self._stream, None)
+            self.number += 1
+        return self._element
+
+
+def _after(transform: Transform, made: Open) -> Open:
+    return lambda iteration: _streamed(transform, made, iteration)
+
+
+@singledispatch
+def _streamed(transform: Transform, made: Open, iteration: int) -> Iterator[Any]:
+    """The elements of an iteration that come out of a transform; Map is applied later."""
+    return made(iteration)
+
+
+@_streamed.register
+def _(transform: Shuffle, made: Open, iteration: int) -> Iterator[Any]:
+    if transform.buffer_size is None:
+        raise ValueError(
+            "a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)"
+        )
+    stream = made(iteration)
+    for number in itertools.count():
+        run = list(itertools.islice(stream, transform.buffer_size))
+        if not run:
+            return
+        # A dataset of its own length, with a key of its own.
+        locate = transform.prepared(len(run), None)
+        for _, order, _ in locate(
+            np.arange(len(run)), (iteration << 32) + number if transform.reshuffle else number
+        ):
+            yield from (run[k] for k in order.tolist())
+
+
+@_streamed.register
+def _(transform: Repeat, made: Open, iteration: int) -> Iterator[Any]:
+    first, turns = transform.turns(iteration)
+    for turn in turns:
+        empty = True
+        for element in made(first + turn):
+            empty = False
+            yield element
+        if empty:
+            return
+
+
+@_streamed.register
+def _(transform: Take, made: Open, iteration: int) -> Iterator[Any]:
+    return itertools.islice(made(iteration), None if transform.count < 0 else transform.count)
+
+
+@_streamed.register
+def _(transform: Skip, made: Open, iteration: int) -> Iterator[Any]:
+    return iter(()) if transform.count < 0 else itertools.islice(made(iteration), transform.count, None)
+
+
+@_streamed.register
+def _(transform: Shard, made: Open, iteration: int) -> Iterator[Any]:
+    transform.length(None)
+    return itertools.islice(made(iteration), transform.index, None, transform.num_shards)
+
+
+@_streamed.register
+def _(transform: Batch, made: Open, iteration: int) -> Iterator[Any]:
+    stream = made(iteration)
+    while rows := list(itertools.islice(stream, transform.size)):
+        if len(rows) == transform.size or not transform.drop_remainder:
+            yield rows

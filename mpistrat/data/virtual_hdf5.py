@@ -1,0 +1,211 @@
+"""Virtual datasets: where their sources are, that none is missing, and what they come to."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError
+from mpistrat.data.records_hdf5 import Joined, Layout, Part, ThroughHdf5
+
+if TYPE_CHECKING:
+    from mpistrat.data.locate_hdf5 import Locator
+
+_BLOCK = re.compile("%(%|[0-9]*b)")
+
+
+class _Box(NamedTuple):
+    """The first and last corner of a selection, the last one included."""
+
+    first: np.ndarray
+    last: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """How many elements are inside."""
+        return int(np.prod(self.last - self.first + 1))
+
+    def is_rows_of(self, shape: tuple[int, ...]) -> bool:
+        """Whether it has all of every row that it has something of."""
+        return bool((self.first[1:] == 0).all() and (self.last[1:] + 1 == shape[1:]).all())
+
+
+class _Mapping(NamedTuple):
+    """A source, and what of it goes where; ``odd`` says why that is not one box into another."""
+
+    file: str
+    dataset: str
+    into: _Box
+    out_of: _Box | None
+    odd: str
+
+
+def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> Layout:
+    """The sources' rows one after another, if that is what the dataset is.
+
+    Raises
+    ------
+    DataFileError, DatasetNotFoundError
+        If a source is missing or too small: HDF5 would answer with fill values.
+    """
+    from mpistrat.data.describe_hdf5 import opened
+    from mpistrat.data.locate_hdf5 import never_written
+
+    mappings, covered = _mappings(home, dataset, where)
+    parts: list[Part] = []
+    reason = ""
+    for mapping in mappings:
+        path = home if mapping.file == "." else _source_path(home, mapping.file)
+        if path is None:
+            raise DataFileError(
+                f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back"
+            )
+        with opened(path) as file:
+            source = file.get(mapping.dataset)
+            if not isinstance(source, h5py.Dataset):
+                raise DatasetNotFoundError(
+                    f"{where}: its rows lie in dataset {mapping.dataset!r} of {path!r}, which has no such "
+                    "dataset; fix: write it again"
+                )
+            _check_inside(mapping, source, f"{where}: its rows lie in {path!r}")
+            here = f"file {path!r}, dataset {mapping.dataset!r}"
+            layout = locator.locate(path, source, here)
+            reason = reason or _why_not(mapping, source, layout, dataset)
+            if not reason:
+                start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])
+                first, last = int(mapping.into.first[0]), int(mapping.into.last[0])
+                assert not isinstance(layout, ThroughHdf5)
+                parts.append(Part(first, last - first + 1, start, source.shape[0], layout))
+    if covered < dataset.size:
+        return never_written(dataset.id.get_create_plist(), where, "it has rows that no source is given for")
+    parts.sort(key=lambda part: part.first)
+    ends = np.cumsum([part.rows for part in parts])
+    if reason or any(part.first + part.rows != end for part, end in zip(parts, ends, strict=True)):
+        return ThroughHdf5(reason or "its sources overlap")
+    return Joined(tuple(parts))
+
+
+def _mappings(home: str, dataset: h5py.Dataset, where: str) -> tuple[list[_Mapping], int]:
+    """The sources, those of a pattern one by one, and how many elements they stand for."""
+    plist = dataset.id.get_create_plist()
+    everything = _Box(np.zeros(dataset.ndim, np.int64), np.array(dataset.shape) - 1)
+    found, covered = [], 0
+    for i in range(plist.get_virtual_count()):
+        file, name = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
+        into, out_of = plist.get_virtual_vspace(i), _selected(plist.get_virtual_srcspace(i))
+        if _is_pattern(file) or _is_pattern(name):
+            blocks = _blocks(into, dataset)
+            covered += sum(block.size for block in blocks)
+            found += [
+                _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of)
+                for number, block in enumerate(blocks)
+            ]
+            _check_no_gap(home, file, len(blocks), where)
+            continue
+        box, odd = _selected(into)
+        covered += dataset.size if _is_endless(into) else into.get_select_npoints()
+        found.append(
+            _Mapping(_numbered(file, 0), _numbered(name, 0), box or everything, out_of[0], odd or out_of[1])
+        )
+    return found, covered
+
+
+def _blocks(into: Any, dataset: h5py.Dataset) -> list[_Box]:
+    """The blocks of an endless selection that lie in the dataset, as it is now."""
+    start, stride, count, block = (np.array(each, np.uint64) for each in into.get_regular_hyperslab())
+    endless = count == h5py.h5s.UNLIMITED
+    axis = int(np.argmax(endless)) if endless.any() else 0
+    number = int(count[axis])
+    if endless.any():
+        length = dataset.shape[axis] - int(start[axis])
+        number = -(-length // int(stride[axis])) if length > 0 else 0
+    size = np.where(np.arange(len(start)) == axis, block, count * block).astype(np.int64)
+    found = []
+    for i in range(number):
+        first = start.astype(np.int64)
+        first[axis] += i * int(stride[axis])
+        found.append(_Box(first, np.minimum(first + size, dataset.shape) - 1))
+    return found
+
+
+def _is_pattern(name: str) -> bool:
+    return any(match[1] != "%" for match in _BLOCK.finditer(name))
+
+
+def _numbered(name: str, number: int) -> str:
+    return _BLOCK.sub(lambda match: "%" if match[1] == "%" else str(number), name)
+
+
+def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
+    """HDF5 ends such a dataset where a file is missing, though there may be more behind it."""
+    if not _is_pattern(pattern):
+        return
+    numbers = re.compile(_BLOCK.sub(r"(\\d+)", re.escape(pattern).replace(r"%%", "%")))
+    any_number = _BLOCK.sub(lambda match: "%" if match[1] == "%" else "*", glob.escape(pattern))
+    for path in glob.glob(os.path.join(glob.escape(os.path.dirname(home)), any_number)):
+        match = numbers.search(path)
+        if match and int(match[1]) >= count:
+            raise DataFileError(
+                f"{where}: its rows lie in {_numbered(pattern, count)!r}, which does not exist while "
+                f"{os.path.basename(path)!r} does; fix: bring it back"
+            )
+
+
+def _source_path(home: str, name: str) -> str | None:
+    """Where HDF5 looks for a source."""
+    folder = os.path.dirname(os.path.abspath(home))
+    prefix = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder)
+    folders = [*([prefix] if prefix else []), folder, ""]
+    return next((p for p in (os.path.join(each, name) for each in folders) if os.path.exists(p)), None)
+
+
+def _is_endless(space: Any) -> bool:
+    if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return False
+    _, _, count, block = space.get_regular_hyperslab()
+    return h5py.h5s.UNLIMITED in (*count, *block)
+
+
+def _selected(space: Any) -> tuple[_Box | None, str]:
+    """The box that is selected, None for everything; and why it is no box."""
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return None, ""
+    if _is_endless(space):
+        return None, "its sources may grow"
+    box = _Box(*(np.array(corner, np.int64) for corner in space.get_select_bounds()))
+    return box, "" if space.get_select_npoints() == box.size else "its sources have gaps"
+
+
+def _check_inside(mapping: _Mapping, source: h5py.Dataset, where: str) -> None:
+    box = mapping.out_of
+    if box is None:
+        fits = bool(mapping.odd) or source.size >= mapping.into.size
+    else:
+        fits = len(box.last) == len(source.shape) and bool((box.last < source.shape).all())
+    if not fits:
+        wanted = mapping.into if box is None else box
+        raise DataFileError(
+            f"{where}, where the shape is {source.shape}, too small for the {wanted.size} elements up to "
+            f"{tuple(wanted.last.tolist())} that are wanted; fix: write it again"
+        )
+
+
+def _why_not(mapping: _Mapping, source: h5py.Dataset, layout: Layout, dataset: h5py.Dataset) -> str:
+    if mapping.odd:
+        return mapping.odd
+    if isinstance(layout, ThroughHdf5):
+        return f"a source is not direct: {layout.reason}"
+    if source.dtype != dataset.dtype:
+        return "a source has another type"
+    out_of = mapping.out_of or _Box(np.zeros(source.ndim, np.int64), np.array(source.shape) - 1)
+    alike = source.shape[1:] == dataset.shape[1:]
+    if not (alike and mapping.into.is_rows_of(dataset.shape) and out_of.is_rows_of(source.shape)):
+        return "its sources are not whole rows"
+    if out_of.size != mapping.into.size:
+        return "its sources are not whole rows"
+    return ""

@@ -1,0 +1,133 @@
+"""What can be written to HDF5 files: arrays by name, datasets, iterables of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.data.dataset import Dataset
+from mpistrat.data.errors import DatasetMismatchError
+
+_UNKNOWN_ROW_BYTES = 4096  # of variable length
+
+
+class NewColumn(NamedTuple):
+    """An HDF5 dataset to be written: the type and shape of a row, and its attributes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    attributes: Mapping[str, Any] = {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, a guess if its length varies."""
+        if self.dtype.hasobject:
+            return _UNKNOWN_ROW_BYTES
+        return max(1, self.dtype.itemsize * math.prod(self.shape))
+
+
+class Rows(NamedTuple):
+    """Rows that can be read in runs: ``read(first, stop)`` gives an array for each column."""
+
+    number: int
+    columns: dict[str, NewColumn]
+    read: Callable[[int, int], dict[str, np.ndarray]]
+
+
+def is_stream(rows: Any, files: int) -> bool:
+    """Whether rows can only be taken as they come.
+
+    Raises
+    ------
+    ValueError
+        If they have to be divided over several files all the same.
+    """
+    if isinstance(rows, Dataset):
+        stream = rows.batch_size is not None or rows.cardinality() < 0
+    else:
+        stream = not isinstance(rows, Mapping) and not hasattr(rows, "shape") and not isinstance(rows, list)
+    if stream and files > 1:
+        raise ValueError(
+            f"{files} files can be written only if the number of rows is known: give arrays, or a Dataset "
+            "of known length without batch()"
+        )
+    return stream
+
+
+def random_access(rows: Any) -> Rows:
+    """Rows of known number.
+
+    Raises
+    ------
+    DatasetMismatchError
+        If arrays differ in length.
+    """
+    if isinstance(rows, Dataset):
+        return _of_dataset(rows)
+    arrays = named(rows)
+    columns = {name: column_of(array) for name, array in arrays.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DatasetMismatchError(
+            f"the arrays must be equally long along axis 0, and their lengths are {lengths}"
+        )
+    return Rows(
+        next(iter(lengths.values())),
+        columns,
+        lambda first, stop: {name: array[first:stop] for name, array in arrays.items()},
+    )
+
+
+def _of_dataset(dataset: Dataset) -> Rows:
+    columns = {
+        name: NewColumn(each.dtype, tuple(each.shape)) for name, each in named(dataset.element_spec).items()
+    }
+    epoch = next(dataset._iterations)
+
+    def read(first: int, stop: int) -> dict[str, np.ndarray]:
+        part = dataset.skip(first).batch(stop - first)
+        return named(part._plan.element(0, epoch))
+
+    return Rows(len(dataset), columns, read)
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Arrays by the names of the HDF5 datasets that they become; one alone is ``"x"``.
+
+    Raises
+    ------
+    TypeError
+        If a part of the structure has no name.
+    """
+    if not nest.is_nested(tree) or isinstance(tree, list):
+        return {"x": np.asarray(tree) if isinstance(tree, list) else tree}
+    if not isinstance(tree, Mapping) or not tree:
+        raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if not isinstance(name, str):
+            raise TypeError(f"HDF5 datasets are named by strings, not {name!r}")
+        if isinstance(value, Mapping):
+            found.update({f"{name}/{inner}": each for inner, each in named(value).items()})
+        elif nest.is_nested(value) and not isinstance(value, list):
+            raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
+        else:
+            found[name] = value if hasattr(value, "shape") else np.asarray(value)
+    return found
+
+
+def column_of(array: Any) -> NewColumn:
+    """The HDF5 dataset that an array becomes."""
+    if not array.shape:
+        raise ValueError("axis 0 must be the samples, and an array is a scalar")
+    dtype, attributes = np.dtype(array.dtype), {}
+    if isinstance(array, h5py.Dataset):
+        attributes = dict(array.attrs)
+    elif dtype.kind in "UO":
+        dtype = h5py.string_dtype()
+    return NewColumn(dtype, tuple(array.shape[1:]), attributes)

@@ -1,0 +1,296 @@
+"""Rows to HDF5 files, in bounded memory; the files appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+
+from mpistrat.data.atomic import publish, to_disk
+from mpistrat.data.dataset import Dataset
+from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
+from mpistrat.data.split import piece
+from mpistrat.data.writable import NewColumn, Rows, column_of, is_stream, named, random_access
+
+_BLOCK_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 20
+COMPRESSIONS = ("gzip", "zstd")
+
+
+def write_hdf5(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    rows: Any,
+    *,
+    by: Literal["rows", "bytes"] = "rows",
+    chunk: int | None = None,
+    compress: Literal["gzip", "zstd"] | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> None:
+    """Write rows to one HDF5 file, or divide them over several.
+
+    Files appear only when all of them are complete and on the disk. Call it on one rank.
+
+    Parameters
+    ----------
+    paths : path or sequence of paths
+        The files; consecutive rows go to each.
+    rows : dict, array, Dataset or iterable
+        The names of the HDF5 datasets, and an array for each: all have the same length along axis 0, may lie
+        in groups (``"group/x"``), and are read a few MiB at a time (memory maps and h5py datasets
+        are never loaded whole). An array alone becomes the dataset ``"x"``. A `Dataset` whose elements are such
+        rows, or an iterable of batches of them, is written as it comes; several files need a
+        dataset of known length that is not batched.
+    by : {"rows", "bytes"}
+        What the files have equal amounts of. The two differ for types of variable length only.
+    chunk : int, optional
+        Rows of a chunk. Without it, rows are stored contiguously, or, if they are compressed or their
+        number is not known beforehand, in chunks of about 1 MiB.
+    compress : {"gzip", "zstd"}, optional
+        The filter, with HDF5's shuffle filter before it. ``"zstd"`` needs the package hdf5plugin.
+    overwrite : bool
+        Whether existing files may be replaced.
+    progress : bool
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    FileExistsError
+        If one of the files exists.
+    ValueError
+        If there are fewer rows than files, arrays of different lengths, or no rows.
+    FilterUnavailableError
+        If hdf5plugin is needed and not installed.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> paths = [pathlib.Path(folder.name) / f"part-{i}.h5" for i in range(2)]
+    >>> write_hdf5(paths, {"x": np.arange(5), "y": np.zeros((5, 2))})
+    >>> list(Dataset.from_hdf5(paths, "x").batch(5))
+    [array([0, 1, 2, 3, 4])]
+    >>> folder.cleanup()
+    """
+    targets = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    check_targets(targets, by, chunk, compress, overwrite)
+    storage = Storage(chunk, compress)
+    if is_stream(rows, len(targets)):
+        _write_stream(targets[0], rows, storage, overwrite, progress)
+    else:
+        write_rows(targets, random_access(rows), by, storage, overwrite, progress)
+
+
+def write_rows(
+    targets: Sequence[Path],
+    rows: Rows,
+    by: str,
+    storage: Storage,
+    overwrite: bool,
+    progress: bool,
+    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Rows of known number to files, with the attributes of groups by their names (the root is ``"/"``)."""
+    if rows.number < len(targets):
+        raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
+    block = _block_rows(rows.columns, storage)
+    stops = _stops(rows, len(targets), by, block)
+    with _published_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
+        first = 0
+        for temporary, stop in zip(temporaries, stops, strict=True):
+            with h5py.File(temporary, "x") as file:
+                for group, values in (attributes or {}).items():
+                    file.require_group(group).attrs.update(values)
+                made = {
+                    name: storage.create(file, name, column, stop - first)
+                    for name, column in rows.columns.items()
+                }
+                for start in range(first, stop, block):
+                    end = min(start + block, stop)
+                    for name, part in rows.read(start, end).items():
+                        made[name][start - first : end - first] = part
+                    bar.update(end - start)
+            first = stop
+
+
+class Storage:
+    """How datasets are stored."""
+
+    def __init__(self, chunk: int | None, compress: str | None):
+        self.chunk = chunk
+        self.chunked = chunk is not None or compress is not None
+        self._filters: dict[str, Any] = {}
+        if compress is not None:
+            self._filters = {"shuffle": True, **_filter(compress)}
+
+    def chunk_rows(self, column: NewColumn) -> int:
+        """Rows of a chunk."""
+        return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
+
+    def create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
+        """A dataset of that many rows; None for one that can grow."""
+        options = dict(self._filters)
+        if self.chunked or rows is None:
+            longest = self.chunk_rows(column)
+            options["chunks"] = (longest if rows is None else max(1, min(longest, rows)), *column.shape)
+        if rows is None:
+            options["maxshape"] = (None, *column.shape)
+        made = file.create_dataset(name, (rows or 0, *column.shape), column.dtype, **options)
+        made.attrs.update(column.attributes)
+        return made
+
+
+def _filter(compress: str) -> dict[str, Any]:
+    if compress == "gzip":
+        return {"compression": "gzip", "compression_opts": 4}
+    try:
+        import hdf5plugin
+    except ImportError:
+        raise FilterUnavailableError(
+            "compress='zstd' needs the HDF5 filter 32015 (zstd), which is not installed; fix: pip install hdf5plugin"
+        ) from None
+    return dict(hdf5plugin.Zstd(clevel=3))
+
+
+def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
+    """See that files can be written there, in that way.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, ValueError
+        If not.
+    """
+    if not targets:
+        raise ValueError("there is no file to write to")
+    if len({os.path.abspath(path) for path in targets}) < len(targets):
+        raise ValueError("two of the files to write to have the same name")
+    if by not in ("rows", "bytes"):
+        raise ValueError(f"by must be 'rows' or 'bytes', not {by!r}")
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+        raise ValueError(f"chunk must be a number of rows, at least 1, not {chunk!r}")
+    if compress is not None and compress not in COMPRESSIONS:
+        raise ValueError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {compress!r}")
+    for path in targets:
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists already: choose another name, or remove it")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path.parent} is no folder, so {path.name} cannot be written there")
+
+
+@contextlib.contextmanager
+def _published_together(targets: Sequence[Path], overwrite: bool) -> Iterator[list[Path]]:
+    """Names to write to; once all are written and on the disk, they get the names of the targets."""
+    token = secrets.token_hex(8)
+    temporaries = [path.with_name(f".{path.name}.{token}.tmp") for path in targets]
+    published: list[Path] = []
+    try:
+        yield temporaries
+        for temporary in temporaries:
+            to_disk(temporary)
+        for temporary, path in zip(temporaries, targets, strict=True):
+            publish(temporary, path, overwrite)
+            published.append(path)
+        for folder in {path.parent for path in targets}:
+            to_disk(folder)
+    except BaseException:
+        if not overwrite:
+            for path in published:
+                path.unlink(missing_ok=True)
+        raise
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+
+
+def _bar(rows: int | None, progress: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
+
+
+def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
+    """How many rows are in memory at a time: whole chunks, where there are chunks."""
+    rows = max(1, _BLOCK_BYTES // sum(column.row_bytes for column in columns.values()))
+    if not storage.chunked:
+        return rows
+    longest = max(storage.chunk_rows(column) for column in columns.values())
+    return max(longest, rows // longest * longest)
+
+
+def _stops(rows: Rows, files: int, by: str, block: int) -> list[int]:
+    """One past the last row of every file."""
+    by_rows = [piece(rows.number, files, number)[1] for number in range(files)]
+    if by == "rows" or not any(column.dtype.hasobject for column in rows.columns.values()):
+        return by_rows
+    total = sum(int(_sizes(rows, first, block).sum()) for first in range(0, rows.number, block))
+    stops: list[int] = []
+    before = 0
+    for first in range(0, rows.number, block):
+        ends = before + np.cumsum(_sizes(rows, first, block))
+        before = int(ends[-1])
+        while len(stops) < files - 1 and before * files >= total * (len(stops) + 1):
+            wanted = total * (len(stops) + 1) / files
+            stop = first + 1 + int(np.searchsorted(ends, wanted))
+            # Every file has a row, whatever their sizes.
+            least, most = (stops[-1] if stops else 0) + 1, rows.number - (files - 1 - len(stops))
+            stops.append(min(max(stop, least), most))
+    return [*stops, rows.number]
+
+
+def _sizes(rows: Rows, first: int, block: int) -> np.ndarray:
+    """Bytes of every row of a block."""
+    stop = min(first + block, rows.number)
+    sizes = np.zeros(stop - first, np.int64)
+    for values in rows.read(first, stop).values():
+        if values.dtype.hasobject:
+            sizes += [sum(map(_size, np.ravel(row))) for row in values]
+        else:
+            sizes += values.dtype.itemsize * math.prod(values.shape[1:])
+    return sizes
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    return int(value.nbytes) if hasattr(value, "nbytes") else len(value)
+
+
+def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, progress: bool) -> None:
+    """Batches of rows to one file, whose datasets grow."""
+    if isinstance(rows, Dataset) and rows.batch_size is None:
+        rows = rows.batch(1024)
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}"
+        )
+    with _published_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
+        count = 0
+        with h5py.File(temporary, "x") as file:
+            made: dict[str, h5py.Dataset] = {}
+            for batch in rows:
+                arrays = {name: np.asarray(array) for name, array in named(batch).items()}
+                if not made:
+                    made = {
+                        name: storage.create(file, name, column_of(array), None)
+                        for name, array in arrays.items()
+                    }
+                if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
+                    raise DatasetMismatchError(
+                        f"batches must have the datasets {sorted(made)}, equally long, and after {count} rows there "
+                        f"is one with { ({name: len(array) for name, array in arrays.items()}) }"
+                    )
+                length = len(next(iter(arrays.values())))
+                for name, array in arrays.items():
+                    made[name].resize(count + length, axis=0)
+                    made[name][count:] = array
+                count += length
+                bar.update(length)
+            if not made:
+                raise ValueError(f"there are no rows to write to {target}")

@@ -1,0 +1,236 @@
+"""Distributed datasets that read ahead give what they give without."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mpistrat
+from mpistrat.data import (
+    AutoShardPolicy,
+    DataFileError,
+    Dataset,
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    Options,
+)
+from mpistrat.runtime import threads
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "mpistrat-read"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ahead")
+    for i, (rows, how) in enumerate([(13, {}), (9, {"chunks": (2, 3), "compression": "gzip"}), (8, {})]):
+        with h5py.File(folder / f"{i}.h5", "w") as f:
+            f.create_dataset("x", data=np.arange(3.0 * rows).reshape(rows, 3) + 100 * i, **how)
+            f["y"] = np.arange(rows) + 100 * i
+    return str(folder / "*.h5")
+
+
+@settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    replicas_=st.integers(1, 3),
+    policy=st.sampled_from(["DATA", "FILE", "OFF"]),
+    batch=st.integers(3, 12),
+    shuffle=st.booleans(),
+    mapped=st.booleans(),
+    ahead=st.integers(1, 4),
+    leave=st.integers(0, 3),
+)
+def test_the_same_with_and_without(files, replicas, replicas_, policy, batch, shuffle, mapped, ahead, leave):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
+
+    def epochs(peer, prefetch):
+        dataset = Dataset.from_hdf5(files, ("x", "y")).with_options(options)
+        dataset = dataset.shuffle(seed=1) if shuffle else dataset
+        dataset = dataset.map(lambda x, y: (x * 2, y)) if mapped else dataset
+        distributed = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
+        iterator = iter(distributed)
+        told = [[x.tolist() for x in next(iterator)] for _ in range(min(leave, len(distributed)))]
+        state = iterator.state()
+        again = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
+        again.restore(state)
+        told += [[x.tolist() for x in pair] for pair in again]
+        return told + [[x.tolist() for x in pair] for pair in distributed], state, len(distributed)
+
+    with_thread = replicas(replicas_, lambda peer: epochs(peer, ahead))
+    assert with_thread == replicas(replicas_, lambda peer: epochs(peer, 0))
+
+
+def test_from_function_and_alone(files, replicas):
+    def own(peer, prefetch):
+        made = DistributedDatasetsFromFunction(
+            lambda context: (
+                Dataset.from_hdf5(files, "y").shard(2, context.input_pipeline_id).batch(4).prefetch(prefetch)
+            ),
+            peer,
+        )
+        return [batch.tolist() for batch in made]
+
+    assert replicas(2, lambda peer: own(peer, 2)) == replicas(2, lambda peer: own(peer, 0))
+    alone = Dataset.from_hdf5(files, "y")
+    assert [x.tolist() for x in alone.batch(7).prefetch(3)] == [x.tolist() for x in alone.batch(7)]
+    assert [int(x) for x in alone.prefetch(-1)] == [int(x) for x in alone]
+
+
+def test_kept_batches_stay_as_they_are(tmp_path, replicas):
+    """Memory is used again only when nobody has it."""
+    x = np.random.default_rng(0).random((60, 20_000), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["x"] = x
+    (kept,) = replicas(
+        1, lambda peer: list(DistributedDataset(Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(7), peer))
+    )
+    np.testing.assert_array_equal(np.concatenate(kept), x)
+
+
+def test_an_error_comes_at_its_step_and_reading_goes_on(replicas):
+    calls = []
+
+    def doubled(x):
+        calls.append(int(x[0]))
+        if x[0] == 4 and calls.count(4) == 1:
+            raise ZeroDivisionError("once")
+        return 2 * x
+
+    def replica(peer):
+        iterator = iter(DistributedDataset(Dataset.range(8).batch(2).map(doubled), peer))
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 2], [4, 6]]
+        with pytest.raises(ZeroDivisionError, match="once") as caught:
+            next(iterator)
+        assert caught.traceback[-1].name == "doubled"
+        return [batch.tolist() for batch in iterator]
+
+    assert replicas(1, replica) == [[[8, 10], [12, 14]]]
+    assert calls == [0, 2, 4, 4, 6]
+
+
+def test_a_file_that_goes_bad_is_told_at_its_step(tmp_path, replicas):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        data = np.arange(40.0).reshape(20, 2)
+        f.create_dataset("x", data=data, chunks=(5, 2), compression="gzip")
+        offset = f["x"].id.get_chunk_info(2).byte_offset
+    with open(tmp_path / "a.h5", "r+b") as f:
+        f.seek(offset)
+        f.write(b"\xff" * 8)
+
+    def replica(peer):
+        iterator = iter(DistributedDataset(Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(5), peer))
+        assert [len(next(iterator)) for _ in range(2)] == [5, 5]
+        with pytest.raises(DataFileError, match="rows 10 to 14 cannot be read"):
+            next(iterator)
+
+    replicas(1, replica)
+
+
+def test_no_thread_is_left(files, replicas):
+    def replica(peer):
+        distributed = DistributedDataset(Dataset.from_hdf5(files, "y").repeat().batch(2), peer)
+        for _ in distributed:
+            assert len(readers()) == 1
+            break
+        gc.collect()
+        for thread in readers():
+            thread.join(10)
+        assert not readers()
+        iterator = iter(distributed)
+        next(iterator)
+        assert len(readers()) == 1
+
+    replicas(1, replica)
+    gc.collect()
+    for thread in readers():
+        thread.join(10)
+    assert not readers()
+
+
+def test_the_number_is_checked():
+    for wrong in (1.5, "2", None, True):
+        with pytest.raises(TypeError, match="buffer size of prefetch"):
+            Dataset.range(3).prefetch(wrong)
+    with pytest.raises(ValueError, match="at least -1"):
+        Dataset.range(3).prefetch(-2)
+    assert Dataset.range(3).prefetch(5).options().prefetch == 5
+    assert Dataset.range(3).prefetch(5).with_options(Options()).options().prefetch == 5
+    assert Options().prefetch is None
+    with pytest.raises(ValueError, match="number of batches"):
+        Options().prefetch = -1
+
+
+def test_map_sees_the_strategy_and_may_not_communicate():
+    strategy = mpistrat.OneDeviceStrategy("cpu:0")
+    seen = []
+
+    def fn(x):
+        seen.append((mpistrat.get_strategy() is strategy, threading.current_thread().name))
+        with pytest.raises(RuntimeError, match="reduce was called in the thread that reads ahead"):
+            threads.refuse("reduce")
+        return x
+
+    with strategy.scope():
+        dataset = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2).map(fn))
+        assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
+    assert seen == [(True, "mpistrat-read")] * 2
+    threads.refuse("reduce")
+
+
+MEMORY = """
+import re, sys
+import h5py, numpy as np
+import mpistrat
+from mpistrat.data import Dataset
+
+def memory(which):
+    return int(re.search(which + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+
+strategy = mpistrat.OneDeviceStrategy("cpu:0")
+for layout in ("plain", "gzip"):
+    dataset = Dataset.from_hdf5(f"{sys.argv[1]}/{layout}.h5", "x").shuffle(seed=0).batch(16)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    before = memory("VmHWM")
+    taken = []
+    for epoch in range(50):
+        for batch in distributed:
+            nbytes = max(batch.nbytes, 1)
+        taken.append(memory("VmRSS"))
+    ring = (2 + 2) * batch.nbytes * 9 // 8
+    early, late = np.median(taken[5:15]), np.median(taken[-10:])
+    print(layout, memory("VmHWM") - before - ring, int(late - early))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+def test_memory_is_flat_over_fifty_epochs(tmp_path):
+    rows = np.arange(96.0)[:, None].repeat(65_536, axis=1).astype("f4")  # of 256 KiB
+    for name, how in (("plain", {}), ("gzip", {"chunks": (8, 65_536), "compression": "gzip"})):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as f:
+            f.create_dataset("x", data=rows, **how)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        _, beyond_ring, growth = line.split()
+        assert int(beyond_ring) <= 64 << 20, line
+        assert int(growth) <= 16 << 20, line  # 8 chunks, of 12 in each of 40 epochs

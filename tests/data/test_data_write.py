@@ -1,0 +1,236 @@
+"""Files that are written and divided: against h5py, and back."""
+
+import glob
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpistrat.data import Dataset, DatasetMismatchError, FilterUnavailableError
+from mpistrat.data import write_hdf5 as write
+from mpistrat.data.shard_hdf5 import shard
+
+settings_ = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+TYPES = ("x", "g/y", "text", "fixed", "ragged", "compound", "enum", "pairs", "flag", "wave")
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory):
+    """A file of all kinds of types, with attributes."""
+    path, n = tmp_path_factory.mktemp("varied") / "in.h5", 50
+    with h5py.File(path, "w") as f:
+        f.attrs["of"] = "root"
+        f.create_group("g").attrs["of"] = "group"
+        x = f.create_dataset("x", data=np.random.default_rng(0).random((n, 3)).astype(">f4"), chunks=(7, 3))
+        x.attrs["unit"] = "m"
+        f["g/y"] = np.arange(n)
+        f.create_dataset("text", data=["é" * (i % 9) for i in range(n)], dtype=h5py.string_dtype())
+        fixed = h5py.string_dtype("utf-8", 8)
+        f.create_dataset("fixed", data=np.array([f"é{i}".encode() for i in range(n)], fixed))
+        ragged = f.create_dataset("ragged", (n,), h5py.vlen_dtype("i4"))
+        for i in range(n):
+            ragged[i] = np.arange(i % 5)
+        f["compound"] = np.zeros(n, [("n", ">i2"), ("v", "<f4", (2,))])
+        f.create_dataset("enum", data=np.arange(n) % 2, dtype=h5py.enum_dtype({"A": 0, "B": 1}))
+        kind = h5py.h5t.py_create(np.dtype(("f4", (2,))), logical=True)
+        pairs = h5py.h5d.create(f.id, b"pairs", kind, h5py.h5s.create_simple((n,)))
+        pairs.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(2 * n, dtype="f4"), kind)
+        f["flag"] = np.arange(n) % 2 == 0
+        f["wave"] = np.arange(n) * 1j
+    return path
+
+
+def same(one, other):
+    with h5py.File(one) as a, h5py.File(other) as b:
+        assert dict(a.attrs) == dict(b.attrs)
+        assert dict(a["g"].attrs) == dict(b["g"].attrs)
+        for name in TYPES:
+            assert a[name].id.get_type().equal(b[name].id.get_type()), name
+            assert dict(a[name].attrs) == dict(b[name].attrs)
+            assert all(np.array_equal(p, q) for p, q in zip(a[name][:], b[name][:], strict=True)), name
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"by": "bytes", "compress": "zstd", "chunk": 4}, {"compress": "gzip"}]
+)
+def test_many_files_from_one_and_back(varied, tmp_path, options):
+    made = shard([str(varied)], tmp_path / "many", 7, **options)
+    assert [path.name for path in made] == [f"in-{i:05}-of-00007.h5" for i in range(7)]
+    rows = [h5py.File(path)["x"].shape[0] for path in made]
+    assert sum(rows) == 50
+    assert max(rows) - min(rows) <= (1 if "by" not in options else 6)
+    with h5py.File(made[0]) as file:
+        assert file["x"].compression == {"gzip": "gzip", "zstd": "unknown"}.get(options.get("compress"))
+        assert file["x"].chunks == ((4, 3) if "chunk" in options else (8, 3) if options else None)
+    (back,) = shard([str(path) for path in made], tmp_path / "one", 1)
+    assert back.name == "in-00000-of-00001.h5"
+    same(varied, back)
+    assert not glob.glob(str(tmp_path / "*" / ".*"))
+
+
+def test_bytes_are_shared_evenly(tmp_path):
+    texts = ["a" * 1000] * 10 + ["a"] * 90
+    paths = [tmp_path / f"{i}.h5" for i in range(2)]
+    write(paths, {"x": np.array(texts, object)}, by="bytes")
+    assert [h5py.File(path)["x"].shape[0] for path in paths] == [6, 94]
+    write(paths, {"x": np.array(texts, object)}, by="rows", overwrite=True)
+    assert [h5py.File(path)["x"].shape[0] for path in paths] == [50, 50]
+    one_large = [tmp_path / f"large-{i}.h5" for i in range(4)]
+    write(one_large, {"x": np.array(["a" * 9999, *"abcd"], object)}, by="bytes")
+    assert [h5py.File(path)["x"].shape[0] for path in one_large] == [1, 1, 1, 2]
+
+
+@settings_
+@given(
+    rows=st.integers(1, 60),
+    files=st.integers(1, 7),
+    chunk=st.none() | st.integers(1, 90),
+    seed=st.none() | st.integers(0, 3),
+)
+def test_arrays_and_datasets(tmp_path, rows, files, chunk, seed):
+    files = min(rows, files)
+    paths = [tmp_path / f"{i}.h5" for i in range(files)]
+    tree = {"x": np.arange(rows * 2.0).reshape(rows, 2), "g": {"y": np.arange(rows)}}
+    expected = np.arange(rows)
+    source = tree
+    if seed is not None:
+        source = Dataset.from_arrays(tree).shuffle(seed=seed)
+        expected = np.array([int(row["g"]["y"]) for row in Dataset.from_arrays(tree).shuffle(seed=seed)])
+    write(paths, source, chunk=chunk, overwrite=True)
+    (batch,) = Dataset.from_hdf5(paths, {"x": "x", "y": "g/y"}).batch(rows)
+    assert batch["y"].tolist() == expected.tolist()
+    assert batch["x"].tolist() == tree["x"][expected].tolist()
+
+
+def test_batches_of_unknown_number(tmp_path):
+    write(tmp_path / "a.h5", ({"x": np.full((n, 2), n)} for n in (1, 3, 2)), compress="gzip")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["x"][:, 0].tolist() == [1, 3, 3, 3, 2, 2]
+    write(tmp_path / "b.h5", Dataset.range(5).batch(2).map(lambda x: {"x": x}))
+    write(tmp_path / "c.h5", Dataset.from_iterable(range(5)))
+    for name in "bc":
+        assert h5py.File(tmp_path / f"{name}.h5")["x"][:].tolist() == list(range(5))
+    with pytest.raises(DatasetMismatchError, match="after 1 rows"):
+        write(tmp_path / "d.h5", [{"x": [1]}, {"y": [1]}].__iter__())
+    with pytest.raises(ValueError, match="no rows"):
+        write(tmp_path / "d.h5", iter([]))
+    assert sorted(os.listdir(tmp_path)) == ["a.h5", "b.h5", "c.h5"]
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch):
+    seen = []
+
+    class Large:
+        shape, dtype = (1 << 20, 16), np.dtype("f8")
+
+        def __len__(self):
+            return self.shape[0]
+
+        def __getitem__(self, run):
+            seen.append((run.stop - run.start) * 128)
+            return np.zeros((run.stop - run.start, 16))
+
+    monkeypatch.setattr(h5py.Dataset, "__setitem__", lambda *args: None)
+    write([tmp_path / "a.h5", tmp_path / "b.h5"], {"x": Large()})
+    assert sum(seen) == 128 << 20
+    assert max(seen) <= 8 << 20
+
+
+def test_nothing_is_overwritten_and_nothing_left(tmp_path):
+    rows = {"x": np.arange(6)}
+    write(tmp_path / "1.h5", rows)
+    before = (tmp_path / "1.h5").read_bytes()
+    with pytest.raises(FileExistsError, match=r"1\.h5 exists already"):
+        write([tmp_path / f"{i}.h5" for i in range(3)], rows)
+
+    class Broken:
+        shape, dtype = (6,), np.dtype("i8")
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, run):
+            if run.start:
+                # Somebody else is faster.
+                (tmp_path / "2.h5").write_bytes(b"theirs")
+            return np.arange(run.start, run.stop)
+
+    with pytest.raises(FileExistsError, match=r"2\.h5 exists already"):
+        write([tmp_path / "0.h5", tmp_path / "2.h5"], {"x": Broken()})
+    assert sorted(os.listdir(tmp_path)) == ["1.h5", "2.h5"]
+    assert (tmp_path / "2.h5").read_bytes() == b"theirs"
+    assert (tmp_path / "1.h5").read_bytes() == before
+    write(tmp_path / "1.h5", {"x": np.arange(3)}, overwrite=True)
+    assert len(Dataset.from_hdf5(tmp_path / "1.h5", "x")) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda p: write([], {"x": [1]}), ValueError, "no file"),
+        (lambda p: write([p, p], {"x": [1, 2]}), ValueError, "same name"),
+        (lambda p: write(p, {"x": [1]}, by="size"), ValueError, "'rows' or 'bytes'"),
+        (lambda p: write(p, {"x": [1]}, chunk=0), ValueError, "at least 1, not 0"),
+        (lambda p: write(p, {"x": [1]}, compress="zip"), ValueError, "gzip, zstd, not 'zip'"),
+        (lambda p: write(p, {"x": [1], "y": [1, 2]}), DatasetMismatchError, "equally long"),
+        (lambda p: write(p, {"x": np.float64(1)}), ValueError, "scalar"),
+        (lambda p: write(p, {"x": ([1], [2])}), TypeError, "'x' is a tuple"),
+        (lambda p: write(p, {3: [1]}), TypeError, "not 3"),
+        (lambda p: write([p, p.with_name("b")], {"x": [1]}), ValueError, "1 rows for 2 files"),
+        (lambda p: write([p, p.with_name("b")], iter([])), ValueError, "number of rows is known"),
+        (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is no folder"),
+        (lambda p: write(p, 3), TypeError, "rows must be"),
+    ],
+)
+def test_wrong_arguments(tmp_path, call, error, text):
+    with pytest.raises(error, match=text):
+        call(tmp_path / "a.h5")
+    assert os.listdir(tmp_path) == []
+
+
+def test_zstd_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "hdf5plugin", None)
+    with pytest.raises(FilterUnavailableError, match="pip install hdf5plugin"):
+        write(tmp_path / "a.h5", {"x": [1]}, compress="zstd")
+
+
+# --- the commands -------------------------------------------------------------------------
+
+
+def test_commands(varied, tmp_path, run_alone):
+    def run(*arguments):
+        return run_alone("-m", "mpistrat", *arguments)
+
+    out = tmp_path / "out"
+    ended = run(
+        "shard", varied, "-n", "4", "--out", out, "--dataset", "x", "--dataset", "g/y", "--name", "part"
+    )
+    ended.check().shows("4 files", "part-00000-of-00004.h5 ... part-00003-of-00004.h5")
+    again = run("shard", varied, "-n", "4", "--out", out, "--name", "part")
+    assert again.status == 1
+    again.shows("Error: ", "part-00000-of-00004.h5 exists already")
+    shown = run("data", out, "--replicas", "2", "--replicas", "8", "--batch-size", "5").check()
+    shown.shows(
+        "4 files, 50 rows", "float32 (3,), 12 bytes a row", "4 files: direct: contiguous", "too few files"
+    )
+    spoilt = out / "part-00001-of-00004.h5"
+    os.truncate(spoilt, spoilt.stat().st_size - 8)
+    bad = run("data", out, "--json", "--replicas", "2", "--batch-size", "5")
+    assert bad.status == 1
+    told = json.loads(bad.output)
+    assert "truncated" in told["problems"][0]
+    assert [each["rows"] for each in told["files"]] == [13, 12, 12]
+    (steps,) = told["policies"]
+    assert (steps["DATA"], steps["OFF"], steps["replicas"]) == (8, 16, 2)
+    # 13 + 12 rows by 3 on the first replica, 12 by 2 on the second.
+    assert (steps["FILE"], steps["AUTO"]) == (9, "DATA")
