@@ -17,8 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# They are programs for several ranks: test_ranks.py starts them. A path on the command line wins over this.
-collect_ignore = ["ranks"]
+# ranks: programs for several ranks, which test_ranks.py starts. slurm and cluster run only if they are asked for.
+# A path on the command line wins over this.
+collect_ignore = ["cluster", "ranks", "slurm"]
 
 # One line or more on each launch of tests/ranks, for the end of the output.
 INNER_SUMMARIES = pytest.StashKey[list[str]]()

@@ -17,6 +17,11 @@ from mpistrat.version import __version__
 COMMANDS = {
     "run": "Start a Python program on this machine, one process per rank.",
     "info": "Show what is installed, which MPI is used, and how ranks communicate.",
+    "slurm": "Write batch scripts for SLURM.",
+    "check": "Find what will break a job, under the command line that starts it.",
+    "hosts": "Show who the ranks are, where that is read from, and what MPI says.",
+    "shard": "Divide the rows of HDF5 files over a number of new files.",
+    "data": "Show what HDF5 files hold, and how replicas would share them.",
     "bench": "Measure.",
 }
 

@@ -8,12 +8,13 @@ import os
 import platform
 import re
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import click
 
 from mpistrat.cli import machine
+from mpistrat.cli.checks.library import loaded_library
+from mpistrat.runtime import affinity
 from mpistrat.runtime.launch import launcher_variables
 from mpistrat.version import __version__
 
@@ -85,7 +86,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
-    library["file"] = _loaded_library() or "unknown"
+    library["file"] = loaded_library()
     library["standard"] = ".".join(map(str, MPI.Get_version()))
     library["threads"] = names[MPI.Query_thread()]
     per_node = [len(node) for node in topology.nodes]
@@ -94,16 +95,6 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
     return topology.rank, describe(topology)
-
-
-def _loaded_library() -> str | None:
-    """The file of the MPI library that this process has loaded."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    files = sorted({line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line})
-    return files[0] if files else None
 
 
 def _devices() -> str:
@@ -140,23 +131,11 @@ def _machine() -> dict[str, Any]:
     found: dict[str, Any] = {
         "host": platform.node(),
         "cores": machine.cores(),
-        "affinity": _affinity(),
+        "affinity": affinity.ranges(affinity.cores() or ()) or "unknown",
         "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
     return {**found, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
-
-
-def _affinity() -> str:
-    if not hasattr(os, "sched_getaffinity"):
-        return "unknown"
-    runs: list[list[int]] = []
-    for core in sorted(os.sched_getaffinity(0)):
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _text(value: Any) -> str:

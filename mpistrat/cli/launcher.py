@@ -75,18 +75,25 @@ def find(wanted: str | None = None) -> Launcher:
     if path is None:
         raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {_INSTALL}")
     environ = without_launcher(os.environ)
-    loading = subprocess.Popen(
-        [sys.executable, "-c", _LOAD],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    loading = _start_loading(sys.executable, environ)
     launcher = identify(path, _version_of(path, environ))
     library, where = _loaded(*loading.communicate())
     check(launcher, wanted, library, where)
     return launcher
+
+
+def library_of(python: str) -> str:
+    """The family of the MPI library that the mpi4py of a Python loads.
+
+    Raises
+    ------
+    click.ClickException
+        If there is no such Python, or it loads none.
+    """
+    try:
+        return library_family(_loaded(*_start_loading(python, without_launcher(os.environ)).communicate())[0])
+    except OSError as error:
+        raise click.ClickException(f"{python}: {error.strerror}") from error
 
 
 def identify(path: str, text: str) -> Launcher:
@@ -188,6 +195,17 @@ def _version_of(path: str, environ: dict[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise click.ClickException(f"{path} --version: {error}; {_INSTALL}") from error
     return done.stdout + done.stderr
+
+
+def _start_loading(python: str, environ: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [python, "-c", _LOAD],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _loaded(out: str, err: str) -> tuple[str, str | None]:

@@ -1,0 +1,85 @@
+"""``mpistrat check``: what will break a job, found before it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from mpistrat.cli import table
+
+if TYPE_CHECKING:
+    from mpistrat.cli.checks.finding import Check, Finding, Job
+
+_COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
+
+
+@click.command()
+@click.option(
+    "--data", metavar="DIR", help="The directory where the program reads its data and writes checkpoints."
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(1),
+    default=60,
+    show_default=True,
+    help="Seconds after which a rank that gets nowhere is reported.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(data: str | None, limit: float, as_json: bool) -> None:
+    """Find what will break a job, under the command line that starts it.
+
+    \b
+    srun -N 3 --ntasks-per-node=4 --mpi=pmix python -m mpistrat check --data /scratch/me
+    mpistrat run -n 4 -m mpistrat check
+
+    Rank 0 prints what was found and what to do. The exit status is 1 if anything must be fixed. A rank that
+    cannot talk to the others is reported, and nothing waits for it longer than the limit.
+    """
+    from mpistrat.cli.checks import CHECKS
+    from mpistrat.cli.checks.finding import Options, Verdict
+    from mpistrat.cli.checks.mailbox import Mailbox, key_of
+    from mpistrat.cli.checks.watch import Watcher
+    from mpistrat.cluster_resolver import resolve
+
+    try:
+        placement = resolve().placement
+    except (RuntimeError, ValueError) as error:
+        raise click.ClickException(f"the environment of this process cannot be read: {error}") from error
+    mailbox = Mailbox(key_of(os.environ, placement) if placement.size > 1 else None)
+    with Watcher(Options(data, limit), placement.rank, placement.size, mailbox) as watcher:
+        job = watcher.run()
+        if job is None:
+            return
+        findings = [(check, check.judge(job)) for check in CHECKS]
+        must_fix = any(finding.verdict is Verdict.FIX for _, finding in findings)
+        (_print_json if as_json else _print_table)(job, findings, must_fix)
+        watcher.reported()
+    if must_fix:
+        raise SystemExit(1)
+
+
+def _print_json(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+    checks = {
+        check.name: {"found": each.found, "verdict": each.verdict.value, "advice": each.advice}
+        for check, each in findings
+    }
+    click.echo(json.dumps({"ranks": job.size, "must fix": must_fix, "checks": checks}, indent=2))
+
+
+def _print_table(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = table.console()
+    rows = Table("check", "found", "verdict", "what to do", show_lines=True)
+    for check, each in findings:
+        colour = _COLOURS[each.verdict.value]
+        rows.add_row(
+            check.title, escape(each.found), f"[{colour}]{each.verdict.value}[/{colour}]", escape(each.advice)
+        )
+    console.print(rows)
+    count = sum(each.verdict.value == "fix" for _, each in findings)
+    console.print(f"{count} to fix" if must_fix else "nothing to fix")

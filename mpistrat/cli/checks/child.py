@@ -1,0 +1,117 @@
+"""The half of `mpistrat check` that talks to other ranks, and may hang or die of it: ``python -m ... FD OPTIONS``.
+
+What it has found out goes to the process that watches it, as lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from mpistrat.cli.checks import CHECKS
+from mpistrat.cli.checks.finding import Options
+from mpistrat.cli.checks.library import LEVELS
+from mpistrat.cli.checks.talk import SilenceError, Talk
+
+START = "the start of MPI"
+_PR_SET_PDEATHSIG = 1
+
+
+class Wire:
+    """Lines of JSON to the process that watches this one."""
+
+    def __init__(self, descriptor: int):
+        self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - for as long as the process lives
+
+    def tell(self, **what: Any) -> None:
+        self._file.write(json.dumps(what) + "\n")
+
+    def stage(self, name: str) -> None:
+        """What comes now, and may not come back."""
+        self.tell(stage=name)
+
+
+def _die_with_parent() -> None:
+    """Have the system end this process when the one that watches it is killed (Linux)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stay(wire: Wire, **what: str) -> NoReturn:
+    """Tell what went wrong, and wait for the end: launchers end the job when a process leaves MPI like that."""
+    wire.tell(**what)
+    while True:
+        signal.pause()
+
+
+def main(descriptor: int, options: Options) -> None:
+    """Run the checks of this rank."""
+    _die_with_parent()
+    wire = Wire(descriptor)
+    facts: dict[str, Any] = {"host": socket.gethostname()}
+    for check in CHECKS:
+        if check.local is not None:
+            wire.stage(check.title)
+            facts[check.name] = check.local(options)
+    wire.tell(facts=facts)
+    if "error" in facts["library"]:
+        _stay(wire, trouble="no MPI library")
+    wire.stage(START)
+    from mpi4py import MPI
+
+    from mpistrat.runtime.launch import check_singleton
+
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    world = MPI.COMM_WORLD
+    try:
+        check_singleton(world.size, MPI.Get_library_version(), os.environ)
+    except RuntimeError as error:
+        _stay(wire, alone=str(error))
+    levels = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
+    facts["library"]["threads"] = levels[MPI.Query_thread()]
+    wire.tell(facts=facts)
+    try:
+        _together(wire, world, facts, options)
+    except SilenceError as error:
+        _stay(wire, trouble=str(error))
+    except Exception as error:  # of MPI, for the most part: whatever it is, it belongs into the report
+        _stay(wire, trouble=f"{type(error).__name__}: {error}")
+    wire.stage("the end of MPI")
+    MPI.Finalize()
+    wire.tell(done=True)
+
+
+def _together(wire: Wire, world: Any, facts: dict[str, Any], options: Options) -> None:
+    """What the ranks find out together. Rank 0 tells all of it."""
+    # Before the one that watches gives up, so that the text says who is silent.
+    talk = Talk(world.Dup(), options.limit * 0.8)
+    wire.stage("a message to rank 0")
+    everyone = talk.collect(facts)
+    wire.stage("the search for ranks of one node")
+    from mpistrat.runtime.topology import Topology
+
+    talk.topology = topology = Topology.of(world)
+    talk.leaders = tuple(ranks[0] for ranks in topology.nodes)
+    talked: dict[str, Any] = {}
+    for check in CHECKS:
+        if check.talk is not None:
+            wire.stage(check.title)
+            talked[check.name] = check.talk(talk, options)
+            talk.meet()
+    if everyone is not None:
+        for node, ranks in enumerate(topology.nodes):
+            for rank in ranks:
+                everyone[rank]["node"] = node
+        wire.tell(everyone=everyone, talked=talked)
+    talk.meet()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Options(**json.loads(sys.argv[2])))

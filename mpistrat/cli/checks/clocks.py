@@ -1,0 +1,64 @@
+"""Clocks of the nodes against that of rank 0.
+
+The difference follows from the quickest of some round trips, as F. Cristian, "Probabilistic clock synchronization",
+Distributed Computing 3 (1989), has it.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.talk import Talk
+
+# The clock of this rank. Tests put another one here: no program can set a machine's own.
+now: Callable[[], float] = time.time
+
+_TRIPS = 8
+_ALL_RANKS = 64  # up to here every rank is asked, beyond only the first of each node
+_LOOK, _FIX = 0.1, 1.0
+
+
+def talk(talk: Talk, options: Options) -> list[list[float]] | None:
+    """For each rank that was asked: its number, how far its clock is ahead, and how sure that is. Seconds."""
+    peers = range(talk.size) if talk.size <= _ALL_RANKS else talk.leaders
+    if talk.rank != 0:
+        if talk.rank in peers:
+            for _ in range(_TRIPS):
+                talk.receive(0, 1)
+                talk.send(struct.pack("d", now()), 0)
+        return None
+    found = []
+    for peer in peers:
+        if peer == 0:
+            continue
+        best = (float("inf"), 0.0)
+        for _ in range(_TRIPS):
+            start = now()
+            talk.send(b"?", peer)
+            (theirs,) = struct.unpack("d", talk.receive(peer, 8))
+            end = now()
+            best = min(best, (end - start, theirs - (start + end) / 2))
+        found.append([peer, best[1], best[0] / 2])
+    return found
+
+
+def judge(job: Job) -> Finding:
+    found: Any = job.talked.get("clocks")
+    if found is None:
+        return Finding("the ranks could not be asked", Verdict.UNKNOWN)
+    if not found:
+        return Finding("one rank", Verdict.OK)
+    rank, ahead, error = max(found, key=lambda each: abs(each[1]) - each[2])
+    rank = int(rank)
+    least = max(0.0, abs(ahead) - error)
+    if least < _LOOK:
+        return Finding(f"within {max(abs(each[1]) + each[2] for each in found) * 1e3:.1f} ms", Verdict.OK)
+    return Finding(
+        f"rank {rank} ({job.facts[rank]['host']}) is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} rank 0",
+        Verdict.FIX if least >= _FIX else Verdict.LOOK,
+        "tell your administrators (chronyd or ntpd on that node): times of files and time limits will be wrong",
+    )

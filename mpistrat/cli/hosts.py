@@ -1,0 +1,110 @@
+"""``mpistrat hosts``: who the ranks are, where that is read from, and what MPI says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mpistrat.cli import table
+
+if TYPE_CHECKING:
+    from mpistrat.cluster_resolver import ClusterResolver, Placement
+
+_OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
+
+
+@click.command()
+@click.option("--no-mpi", is_flag=True, help="Only read the environment, and do not start MPI.")
+def command(no_mpi: bool) -> None:
+    """Show who the ranks are, where that is read from, and what MPI says.
+
+    \b
+    mpistrat hosts
+    srun -N 2 -n 8 --mpi=pmix python -m mpistrat hosts
+
+    The exit status is 1 if the environment and MPI contradict each other.
+    """
+    from mpistrat.cluster_resolver import resolve
+    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+
+    try:
+        resolver = resolve()
+        placement = resolver.placement
+    except (RuntimeError, ValueError) as error:
+        raise click.ClickException(f"the environment cannot be read: {error}") from error
+    known: Placement | None = None
+    problems: list[str] = []
+    everyone = [_row(placement)]
+    rank = placement.rank
+    if not no_mpi:
+        try:
+            known, everyone = _ask_mpi(placement)
+            rank = known.rank
+        except (ImportError, RuntimeError) as error:
+            problems.append(str(error))
+    if known is not None:
+        found = contradictions(told_by(resolver), known)
+        if found:
+            problems += [*map(str, found), likely_cause(found, known)]
+    if rank == 0:
+        _show(resolver, placement, known, everyone, problems)
+    if problems:
+        raise SystemExit(1)
+
+
+def _row(placement: Placement) -> list[str]:
+    """One rank of the table of ranks."""
+    from mpistrat.runtime import affinity
+
+    cores = affinity.cores()
+    values = [getattr(placement, name) for name in _OF_RANKS]
+    return [*("" if value is None else str(value) for value in values), affinity.ranges(cores or ())]
+
+
+def _ask_mpi(placement: Placement) -> tuple[Placement, list[list[str]]]:
+    """What MPI says of this rank, and the rows of all ranks. Collective."""
+    from mpistrat.cluster_resolver import MpiClusterResolver
+    from mpistrat.runtime import mpi
+    from mpistrat.runtime.topology import Topology
+
+    world = mpi.start().COMM_WORLD
+    known = MpiClusterResolver(world).placement
+    return known, Topology.of(world).all_gather_object(_row(known))
+
+
+def _show(
+    resolver: ClusterResolver,
+    placement: Placement,
+    known: Placement | None,
+    everyone: list[list[str]],
+    problems: list[str],
+) -> None:
+    from rich.table import Table
+
+    console = table.console()
+    console.print(f"{type(resolver).__name__}: {resolver.reason}", soft_wrap=True, markup=False)
+    facts = Table("fact", "value", "variable it came from", "what MPI says")
+    for name, value, source in placement.facts():
+        facts.add_row(name, _text(value), source, "" if known is None else _text(_said(known, name)))
+    console.print(facts)
+    if known is not None:
+        ranks = Table(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
+        for row in everyone:
+            ranks.add_row(*row)
+        console.print(ranks)
+    for problem in problems:
+        console.print(problem, soft_wrap=True, markup=False)
+
+
+def _said(known: Placement, name: str) -> Any:
+    """What MPI says itself; GPUs and the job are the environment's."""
+    if name == "launcher" or known.sources.get(name) != "MPI":
+        return None
+    return getattr(known, name)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,15 @@
+"""``mpistrat slurm``: what helps with batch jobs; one file per command."""
+
+from __future__ import annotations
+
+import click
+
+from mpistrat.cli.slurm_write import write
+
+
+@click.group()
+def command() -> None:
+    """Batch scripts for SLURM."""
+
+
+command.add_command(write)

@@ -1,0 +1,333 @@
+"""The verdicts of `mpistrat check`, from what the ranks told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpistrat.cli.checks import (
+    CHECKS,
+    binding,
+    clocks,
+    data,
+    gpus,
+    layout,
+    library,
+    network,
+    shared_memory,
+    start,
+)
+from mpistrat.cli.checks.finding import Job, Options, Verdict
+from mpistrat.cli.checks.mailbox import Mailbox, key_of
+from mpistrat.cli.checks.talk import rounds
+from mpistrat.cluster_resolver import Placement
+
+OK, LOOK, FIX, UNKNOWN = Verdict
+GIB, MIB = 2**30, 2**20
+
+
+def job(check, *facts, nodes=None, **more):
+    """A job of which each rank told these facts; by default all ranks are on one node."""
+    nodes = nodes or [0] * len(facts)
+    told = {
+        rank: {"host": f"n{node}", "node": node, check: each}
+        for rank, (each, node) in enumerate(zip(facts, nodes, strict=True))
+    }
+    return Job(len(facts), told, **more)
+
+
+def judged(module, *facts, **more):
+    name = module.__name__.rpartition(".")[2]
+    finding = module.judge(job(name, *facts, **more))
+    assert finding.advice or finding.verdict in (OK, UNKNOWN)
+    return finding
+
+
+def test_every_check_copes_with_knowing_nothing():
+    nothing = Job(2, {0: {"host": "n0"}, 1: {"host": "n1"}})
+    for check in CHECKS:
+        assert check.judge(nothing).verdict in (UNKNOWN, OK)
+
+
+def bound(cores, there=8, threads=1):
+    return {"cores": cores, "there": there, "threads": threads}
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes", "verdict", "text"),
+    [
+        ([bound([0]), bound([1])], None, OK, "1 core for rank 0, threads: 1"),
+        ([bound([3]), bound([3])], None, FIX, "n0: all 2 ranks share core 3 of 8"),
+        ([bound([3]), bound([3])], [0, 1], OK, "1 core"),
+        ([bound([0]), bound([1]), bound([5]), bound([5])], [0, 0, 1, 1], FIX, "n1: all 2 ranks share core 5"),
+        ([bound([0], 1), bound([0], 1)], None, LOOK, "2 ranks on 1 of 1 cores"),
+        ([bound([0, 1], threads=None)] * 2, None, LOOK, "2 ranks start up to 4 threads on 2 cores"),
+        ([bound([0, 1], threads=4), bound([2, 3], threads=4)], None, LOOK, "up to 8 threads on 4 cores"),
+        ([bound([0, 1], threads=None)], None, OK, "threads: one per core"),
+    ],
+)
+def test_binding(facts, nodes, verdict, text):
+    finding = judged(binding, *facts, nodes=nodes)
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+def gpu(seen, given=None, own=None, there=0):
+    variable = "" if seen is None else f"CUDA_VISIBLE_DEVICES={','.join(seen)}"
+    return {"seen": seen, "variable": variable, "own": own, "given": given, "there": there}
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes", "verdict", "text"),
+    [
+        ([gpu(None)] * 2, None, OK, "none"),
+        ([gpu([], there=4)], None, LOOK, "no rank sees any of the 4"),
+        ([gpu(None, there=4)], None, OK, "4 on a node, all visible"),
+        ([gpu(["0", "1"], 2, "0"), gpu(["0", "1"], 2, "1")], None, OK, "2 visible"),
+        ([gpu(["0"], 2, "0"), gpu(["1"], 2, "1")], None, OK, "1 visible"),
+        (
+            [gpu(["0", "1"], 2, "0"), gpu([], 2)],
+            None,
+            FIX,
+            "n0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although",
+        ),
+        ([gpu(["0"]), gpu([])], [0, 1], FIX, "n1: rank 1 sees no GPU"),
+        ([gpu(None, 2)] * 2, None, FIX, "although the job has 2 there"),
+        ([gpu(["0"], 2, "0")], None, FIX, "its ranks see GPU 0 of 2 that the job has there"),
+        ([gpu(["0"], 1, "0")] * 3, None, LOOK, "ranks 0-2 share GPU 0"),
+        ([gpu(["MIG-a", "MIG-b"], None, "MIG-a")], None, FIX, "several MIG slices"),
+        ([gpu(["MIG-a"], None, "MIG-a")], None, OK, "1 visible"),
+    ],
+)
+def test_gpus(facts, nodes, verdict, text):
+    finding = judged(gpus, *facts, nodes=nodes)
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+def shm(free, total=16 * GIB):
+    return {"free": free, "total": total}
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes", "verdict", "text"),
+    [
+        ([shm(16 * GIB)], None, OK, "16.0 GiB free"),
+        ([shm(64 * MIB, 64 * MIB)], None, FIX, "64 MiB free of 64 MiB; its ranks need 128 MiB"),
+        ([shm(16 * GIB), shm(100 * MIB)], [0, 1], FIX, "n1: 100 MiB free"),
+        ([shm(1 * GIB)] * 64, None, FIX, "need 2.0 GiB"),
+    ],
+)
+def test_shared_memory(facts, nodes, verdict, text):
+    finding = judged(shared_memory, *facts, nodes=nodes)
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    if verdict is FIX:
+        assert ("--shm-size" in finding.advice) == (facts[-1]["total"] == 64 * MIB)
+
+
+def loaded(name="Open MPI v5.0.11", **more):
+    same = dict.fromkeys(("python", "mpistrat", "mpi4py", "numpy", "h5py"), "1")
+    return {**same, "family": "openmpi", "library": name, "file": "/l.so", "threads": "MULTIPLE", **more}
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "text"),
+    [
+        ([loaded()] * 2, OK, "Open MPI v5.0.11, /l.so, threads MULTIPLE"),
+        ([loaded(), loaded("MPICH 5")], FIX, "rank 0: Open MPI v5.0.11 (/l.so)\nrank 1: MPICH 5 (/l.so)"),
+        ([loaded(), loaded("Open MPI v4.1.2")], FIX, "rank 1: Open MPI v4.1.2"),
+        ([loaded(), loaded(numpy="2")], FIX, "numpy: rank 0: 1\nrank 1: 2"),
+        (
+            [loaded(), {**loaded(), "error": "cannot load MPI library"}],
+            FIX,
+            "rank 1 (n0) can load none: cannot",
+        ),
+        ([loaded(), loaded(threads="FUNNELED")], LOOK, "threads FUNNELED"),
+    ],
+)
+def test_library(facts, verdict, text):
+    finding = judged(library, *facts)
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+def folder(**more):
+    return {"folder": "/d", "files": "lustre", "free": 5 * GIB, **more}
+
+
+@pytest.mark.parametrize(
+    ("facts", "talked", "verdict", "text"),
+    [
+        ([folder()], {"data": []}, OK, "/d (lustre): writable, locks work, 5.0 GiB free"),
+        ([folder(), None, folder(missing=True)], {}, FIX, "/d on n0 (lustre): there is no such directory"),
+        ([folder(unwritable="Read-only file system")], {}, FIX, "not writable: Read-only file system"),
+        ([folder(lock="unable to lock file, errno = 524")], {}, FIX, "HDF5 cannot lock files: unable"),
+        ([folder(), None], {"data": [1]}, FIX, "not seen on n0"),
+        ([folder(free=5 * MIB)], {"data": []}, LOOK, "5 MiB free"),
+    ],
+)
+def test_data(facts, talked, verdict, text):
+    finding = judged(data, *facts, talked=talked, options=Options("/d"))
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "text"),
+    [
+        ([], OK, "one rank"),
+        ([[1, 0.001, 0.0005], [2, -0.002, 0.001]], OK, "within 3.0 ms"),
+        ([[1, 5.0, 6.0]], OK, "within"),  # cannot be told: the messages took that long
+        ([[1, 0.3, 0.001]], LOOK, "rank 1 (n0) is 0.3 s ahead of rank 0"),
+        ([[1, 0.3, 0.001], [2, -61.0, 0.01]], FIX, "rank 2 (n0) is 61.0 s behind rank 0"),
+    ],
+)
+def test_clocks(found, verdict, text):
+    finding = judged(clocks, None, None, None, talked={"clocks": found})
+    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+@pytest.mark.parametrize(
+    ("pairs", "verdict", "texts"),
+    [
+        ([], OK, ["one node"]),
+        ([[0, 1, 1e-5, 1e9]], OK, ["worst bandwidth 1.0 GB/s (n0-n1); worst latency 10 us (n0-n1)"]),
+        ([[0, 1, 1e-5, 1e6]], FIX, ["1 MB/s (n0-n1)"]),
+        (
+            [[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 1e8], [1, 2, 1e-5, 1.1e8]],
+            FIX,
+            ["worst bandwidth 100 MB/s (n0-n2), best 1.0 GB/s (n0-n1)", "n2 is in all slow pairs"],
+        ),
+        ([[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 3e8], [1, 2, 1e-5, 1e9]], OK, ["worst bandwidth 300 MB/s (n0-n2)"]),
+        ([[0, 1, 2e-3, 1e9]], LOOK, ["2000 us"]),
+    ],
+)
+def test_network(pairs, verdict, texts):
+    finding = judged(network, None, None, None, nodes=[0, 1, 2], talked={"network": pairs})
+    assert finding.verdict is verdict
+    for text in texts:
+        assert text in finding.found + finding.advice
+
+
+def test_layout():
+    finding = judged(layout, None, None, None, nodes=[0, 0, 1], talked={"layout": None})
+    assert (finding.verdict, finding.found) == (OK, "2 nodes, ranks: 2, 1")
+    finding = judged(layout, None, None, talked={"layout": [1, "size is 3 ...", "another launch"]})
+    assert (finding.verdict, finding.advice) == (FIX, "another launch")
+
+
+def test_start():
+    assert judged(start, None, None).found == "2 ranks, one job"
+    troubles = {0: "stands in 'x' for 9 s", 1: "was not heard of", 2: "stands in 'x' for 9 s"}
+    finding = judged(start, None, None, None, troubles=troubles)
+    assert finding.verdict is FIX
+    assert finding.found == "rank 1 (n0): was not heard of\nranks 0,2 (n0): stands in 'x' for 9 s"
+    aborted = {rank: f"ended in 'the start of MPI' (status 16): Abort({rank})" for rank in range(3)}
+    told = [{**loaded(), "family": "mpich", "srun": True}] * 3
+    finding = start.judge(job("library", *told, troubles=aborted))
+    assert finding.found.startswith("ranks 0-2 (n0): ended in 'the start of MPI'")
+    assert "srun --mpi=pmi2" in finding.advice
+
+
+@given(st.integers(1, 24), st.integers(1, 30))
+@settings(derandomize=True, database=None, deadline=None)
+def test_rounds(nodes, most):
+    """Each is in one pair at a time, and with rounds enough every pair meets once."""
+    found = rounds(list(range(nodes)), most)
+    assert len(found) <= most
+    for pairs in found:
+        players = [player for pair in pairs for player in pair]
+        assert len(players) == len(set(players))
+    met = [pair for pairs in found for pair in pairs]
+    assert len(met) == len(set(met))
+    if most >= nodes:
+        assert len(met) == nodes * (nodes - 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_size", "expected"),
+    [
+        ({"PMIX_NAMESPACE": "p-1@1", "SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0"}, 1, "PMIX_NAMESPACE=p-1@1"),
+        (
+            {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"},
+            1,
+            "SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_RESTART_COUNT=1",
+        ),
+        ({"SLURM_JOB_ID": "4"}, 1, None),  # mpiexec on several nodes: nothing tells two of them apart
+        ({}, 2, f"n0 {os.getppid()}"),
+    ],
+)
+def test_key(environ, local_size, expected):
+    assert key_of(environ, Placement("x", 2, 0, host="n0", local_size=local_size)) == expected
+
+
+class TestMailbox:
+    @pytest.fixture(autouse=True)
+    def work(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def test_letters(self, tmp_path):
+        first, second = Mailbox("key"), Mailbox("key")
+        assert first.works
+        assert first.ranks() == {}
+        first.put("0", {"a": 1})
+        second.put("1", {"b": 2})
+        second.put("1", {"b": 3})
+        second.put("stop", True)
+        assert first.ranks() == {0: {"a": 1}, 1: {"b": 3}}
+        assert (first.get("stop"), first.get("read")) == (True, None)
+        first.leave("0", "stop", "read")
+        assert first.exists()
+        second.leave("1")
+        assert not first.exists()
+        assert os.listdir(tmp_path) == []
+
+    def test_nobody_elses_directory(self, tmp_path):
+        box = Mailbox("key")
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        box.leave()
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+        Mailbox("key").put("0", 1)
+        assert os.listdir(tmp_path / "elsewhere") == []
+
+    def test_without_a_key(self):
+        box = Mailbox(None)
+        box.put("0", 1)
+        box.leave("0")
+        assert (box.works, box.ranks(), box.get("0"), box.exists()) == (False, {}, None, False)
+
+
+def test_hosts(run_ranks, tmp_path):
+    """The other command that shows where ranks are."""
+    ended = run_ranks(3, "-m", "mpistrat", "hosts", cwd=tmp_path, CUDA_VISIBLE_DEVICES="7,8,9").check()
+    ended.shows("fact", "variable it came from", "what MPI says", "SIZE", "the ranks, as MPI numbers them")
+    ended.shows("7 8 9", "cuda:2", "CUDA_VISIBLE_DEVICES, the local rank")
+
+
+@pytest.mark.parametrize("options", [[], ["--no-mpi"]])
+def test_hosts_of_singletons(options, tmp_path):
+    step = {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "n[7-8]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0",
+    }
+    environ = {
+        name: text for name, text in os.environ.items() if not name.startswith(("PMI", "OMPI", "SLURM"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mpistrat", "hosts", *options],
+        env={**environ, **step},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == (0 if options else 1), done.stderr
+    assert "n7 n8" in done.stdout
+    assert "SLURM_STEP_NODELIST" in done.stdout
+    assert ("every task of this job is rank 0 of 1" in done.stdout) == (not options)

@@ -1,0 +1,87 @@
+"""What the tests on a real Slurm share: the cluster, and jobs on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cluster as clusters
+import pytest
+from jobs import ROOT, SCRIPTS, Job
+
+from mpistrat.cli.launcher import library_of
+from mpistrat.runtime.launch import srun_plugin
+
+
+@pytest.fixture(scope="session")
+def plugin() -> str:
+    """What ``srun --mpi=`` has to be for the MPI beside this Python."""
+    found = srun_plugin(library_of(sys.executable))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[clusters.Cluster]:
+    """Three nodes with two GPUs each."""
+    lacking = clusters.missing()
+    if lacking is not None:
+        pytest.skip(f"a Slurm of its own {lacking}")
+    with clusters.Cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def environ(plugin: str) -> dict[str, str]:
+    """What jobs need to find this Python and the package, and to share few cores."""
+    return {
+        "PYTHON": sys.executable,
+        "MPISTRAT_SRUN_MPI": plugin,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "MPLBACKEND": "Agg",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+        "UCX_TLS": "tcp,self",  # ranks of MPICH then have short addresses, see HALF_A_MESSAGE
+    }
+
+
+@pytest.fixture(scope="session")
+def submit_in(cluster: clusters.Cluster, environ: dict[str, str]) -> Callable[..., Job]:
+    """``submit_in(folder, *arguments, **environ)``: a job submitted in a folder, by these words of sbatch."""
+
+    def submit(folder: Path, *arguments: str | Path, **more: str) -> Job:
+        pattern = "job-%A-%a.out" if SCRIPTS / "array.sbatch" in arguments else "job-%j.out"
+        words = ["sbatch", "--parsable", f"--output={folder}/{pattern}", *arguments]
+        said = cluster.run(*words, cwd=folder, **{**environ, **more})
+        assert said.returncode == 0, said.stdout
+        return Job(cluster, said.stdout.split()[-1], folder)
+
+    return submit
+
+
+@pytest.fixture
+def submit(submit_in: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
+    """``submit(*arguments, **environ)``: a job submitted in the test's own folder."""
+    return lambda *arguments, **more: submit_in(tmp_path, *arguments, **more)
+
+
+@pytest.fixture
+def run_job(submit: Callable[..., Job]) -> Callable[..., str]:
+    """``run_job(*arguments, **environ)``: the output of a job that has to succeed."""
+
+    def run(*arguments: str | Path, **more: str) -> str:
+        __tracebackhide__ = True
+        for _ in range(2):
+            job = submit(*arguments, **more)
+            job.wait_until("its end", lambda job=job: job.is_over() or job.is_stuck())
+            if not job.is_stuck():
+                return job.ended()
+            job.scancel("--signal=KILL", "--full")
+            job.wait_until("its end", job.is_over)
+        return submit(*arguments, **more).ended()
+
+    return run

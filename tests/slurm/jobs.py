@@ -1,0 +1,112 @@
+"""Jobs on the test cluster, and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cluster as clusters
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "slurm"
+EXAMPLES = ROOT / "docs" / "examples"
+OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+
+# Slurm 22.05 now and then takes half of a message of MPICH for a whole one: the ranks fail, or wait for ever.
+HALF_A_MESSAGE = "mpi/pmi2: value not properly terminated"
+
+
+class Job:
+    """A job of the test cluster.
+
+    Attributes
+    ----------
+    number : str
+        As sbatch says it.
+    """
+
+    def __init__(self, cluster: clusters.Cluster, number: str, folder: Path):
+        self._cluster = cluster
+        self._folder = folder
+        self.number = number
+        self._without_step: float | None = None
+
+    @property
+    def output(self) -> str:
+        """All that it has printed so far."""
+        return "".join(path.read_text() for path in sorted(self._folder.glob(f"job-{self.number}[.-]*")))
+
+    def states(self) -> list[str]:
+        """The state of each of its parts."""
+        said = self._cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", self.number).stdout
+        return said.split()
+
+    def is_stuck(self) -> bool:
+        """Whether Slurm itself keeps it from its end.
+
+        Beside `HALF_A_MESSAGE`: with PMIx, srun of Slurm 22.05 now and then waits for a thread of its own for ever
+        when a heterogeneous step has ended (``pmixp_abort_agent_stop``). The job then has no step any more.
+        """
+        if HALF_A_MESSAGE in self.output:
+            return True
+        steps = self._cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
+        if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
+            self._without_step = None
+        elif self._without_step is None:
+            self._without_step = time.monotonic()
+        return self._without_step is not None and time.monotonic() - self._without_step > 10
+
+    def scancel(self, *options: str) -> None:
+        ended = self._cluster.run("scancel", *options, self.number)
+        assert ended.returncode == 0, ended.stdout
+
+    def wait_until(self, what: str, condition: Callable[[], bool], limit: float = 120) -> None:
+        """Wait for something that happens to this job, or fail with its output."""
+        end = time.monotonic() + limit
+        while not condition():
+            if time.monotonic() > end:
+                pytest.fail(f"job {self.number}: waited {limit} s for {what}: {self}", pytrace=False)
+            time.sleep(0.1)
+
+    def is_over(self) -> bool:
+        return all(each in OVER for each in self.states())
+
+    def ended(self, state: str = "COMPLETED", limit: float = 120) -> str:
+        """Wait for its end, which must be of this kind; returns the output."""
+        __tracebackhide__ = True
+        self.wait_until("its end", self.is_over, limit)
+        if set(self.states()) != {state}:
+            pytest.fail(f"job {self.number} should be {state}: {self}", pytrace=False)
+        return self.output
+
+    def __str__(self) -> str:
+        return f"{self.states()}\n{self.output}\n{self._cluster.logs()}"
+
+
+def lines(output: str) -> list[dict]:
+    """The lines of JSON in an output, in the order of ``rank`` in them."""
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda line: line["rank"])
+
+
+def run_here(*arguments: str | Path, **environ: str) -> str:
+    """The output of this Python, alone and outside of the cluster."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg", **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout

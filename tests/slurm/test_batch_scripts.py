@@ -1,0 +1,244 @@
+"""The scripts of ``slurm/`` on a real Slurm, with the MPI that is beside this Python."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from jobs import EXAMPLES, SCRIPTS, lines, run_here
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
+
+EPOCHS = 3
+DIGITS = ["--epochs", str(EPOCHS), "--dtype", "float64"]
+
+# The main job; then each rank says where it is, by Slurm's variables and by MPI.
+WHERE = f"""
+import json, os, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import mpistrat
+from mpistrat import cluster_resolver
+if len(sys.argv) > 1:
+    import train_digits
+    train_digits.train(train_digits.parse())
+comm = mpistrat.MultiWorkerMirroredStrategy().comm
+resolver = cluster_resolver.resolve()
+place = resolver.placement
+line = json.dumps({{
+    "rank": comm.rank, "size": comm.size, "host": os.uname().nodename, "resolver": type(resolver).__name__,
+    "said": [place.rank, place.size, place.local_rank], "nodes": place.nodes, "ranks_per_node": place.ranks_per_node,
+    "gpu": place.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "threads": os.environ["OMP_NUM_THREADS"],
+}})
+os.write(1, f"{{line}}\\n".encode())  # in one piece, unlike print
+"""
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory):
+    """The losses of the main example on one rank."""
+    out = tmp_path_factory.mktemp("alone")
+    run_here(EXAMPLES / "train_digits.py", *DIGITS, "--out", out)
+    return json.loads((out / "history.json").read_text())["loss"]
+
+
+@pytest.fixture
+def where(tmp_path):
+    program = tmp_path / "where.py"
+    program.write_text(WHERE)
+    return program
+
+
+def check_places(found, nodes):
+    """Each rank is where the list of nodes has it, and the resolver says what MPI says."""
+    assert [each["host"] for each in found] == nodes
+    for rank, each in enumerate(found):
+        local = nodes[:rank].count(nodes[rank])
+        assert (each["rank"], each["size"]) == (rank, len(nodes))
+        assert each["said"] == [rank, len(nodes), local]
+
+
+def check_losses(out, losses, replicas):
+    history = json.loads((out / "history.json").read_text())
+    assert history["replicas"] == replicas
+    assert history["loss"] == pytest.approx(losses, rel=1e-9)
+
+
+def test_main_job_on_nodes_with_three_one_and_one_rank(run_job, plugin, where, losses, tmp_path):
+    script = SCRIPTS / ("cpu.sbatch" if plugin == "pmix" else "mpich.sbatch")
+    nodes = ["node0", "node0", "node0", "node1", "node2"]
+    (tmp_path / "hosts").write_text("\n".join(nodes) + "\n")
+    wanted = ["--nodes=3", "--ntasks=5", "--distribution=arbitrary"]
+    output = run_job(*wanted, script, where, *DIGITS, "--out", "out", SLURM_HOSTFILE=str(tmp_path / "hosts"))
+    check_places(lines(output), nodes)
+    assert {each["resolver"] for each in lines(output)} == {"SlurmClusterResolver"}
+    check_losses(tmp_path / "out", losses, 5)
+
+
+def test_mpirun_inside_sbatch(run_job, where, losses, tmp_path):
+    wanted = ["--nodes=3", "--ntasks=5", "--ntasks-per-node=3"]
+    output = run_job(*wanted, SCRIPTS / "cpu-mpirun.sbatch", where, *DIGITS, "--out", "out")
+    found = lines(output)
+    check_places(found, sorted(each["host"] for each in found))
+    assert {each["resolver"] for each in found} == {"MpiClusterResolver"}
+    check_losses(tmp_path / "out", losses, 5)
+
+
+def test_array(run_job, tmp_path, losses):
+    seeds = ["--seed", "%a", "--out", "out-%A-%a"]
+    program = EXAMPLES / "train_digits.py"
+    run_job("--array=0-1", "--ntasks=2", SCRIPTS / "array.sbatch", program, *DIGITS, *seeds)
+    first, second = sorted(tmp_path.glob("out-*"), key=lambda out: out.name[-1])
+    check_losses(first, losses, 2)
+    assert json.loads((second / "history.json").read_text())["loss"] != pytest.approx(losses, rel=1e-3)
+
+
+def test_heterogeneous_job(run_job, where, losses, tmp_path):
+    output = run_job(SCRIPTS / "hetjob.sbatch", where, *DIGITS, "--out", "out")
+    check_places(lines(output), ["node0", *["node1"] * 4, *["node2"] * 4])
+    assert [each["threads"] for each in lines(output)] == ["4", *["1"] * 8]
+    check_losses(tmp_path / "out", losses, 9)
+
+
+def test_one_rank_per_gpu(run_job, where):
+    output = run_job(
+        "--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=2", SCRIPTS / "gpu.sbatch", where
+    )
+    found = lines(output)
+    check_places(found, ["node0", "node0", "node1", "node1"])
+    assert [(each["visible"], each["gpu"]) for each in found] == [("0,1", "0"), ("0,1", "1")] * 2
+    assert {each["threads"] for each in found} == {"2"}
+
+
+def test_container(run_job, where, tmp_path):
+    """With a stand-in for Apptainer that understands the options of the script, and has no image."""
+    apptainer = tmp_path / "bin" / "apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        '#!/bin/bash\n[ "$1 $2 $3 $4 $5 $6" = "exec --bind $PWD --pwd $PWD $PWD/mpistrat.sif" ] || exit 9\n'
+        'shift 6\nexec "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    path = f"{apptainer.parent}:{os.environ['PATH']}"
+    output = run_job("--ntasks-per-node=2", SCRIPTS / "container.sbatch", where, PATH=path)
+    check_places(lines(output), ["node0", "node0", "node1", "node1"])
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.sbatch")))
+def test_slurm_takes_each_script(cluster, script):
+    fits = ["--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=4"] if script == "gpu.sbatch" else []
+    ended = cluster.run("sbatch", "--test-only", *fits, SCRIPTS / script)
+    assert ended.returncode == 0, ended.stdout
+    assert " to start at " in ended.stdout
+
+
+def test_written_script(run_job, plugin, where, tmp_path):
+    """It finds the --mpi of the library by itself, and hands on arguments as they are."""
+    odd = ["it's", "a  $HOME", "*", "--seed=%a"]
+    where.write_text(WHERE.replace("if len(sys.argv) > 1", f"assert sys.argv[1:] == {odd!r}\nif False"))
+    command = [
+        "-m",
+        "mpistrat",
+        "slurm",
+        "write",
+        "--nodes",
+        "3",
+        "--ntasks",
+        "5",
+        "--out",
+        tmp_path / "my.sbatch",
+    ]
+    run_here(*command, where, *odd)
+    assert f"MPISTRAT_SRUN_MPI:-{plugin}}}" in (tmp_path / "my.sbatch").read_text()
+    output = run_job(tmp_path / "my.sbatch", PYTHON="", MPISTRAT_SRUN_MPI="")
+    check_places(lines(output), ["node0", "node0", "node0", "node1", "node2"])
+    assert lines(output)[0]["ranks_per_node"] == [3, 1, 1]
+
+
+@pytest.mark.parametrize("wrong", ["none", "pmi2 or pmix"])
+def test_wrong_mpi_is_a_clear_error(submit, plugin, where, wrong):
+    """Not five programs that each believe to be alone. MPICH itself refuses PMIx, as it says."""
+    if wrong != "none":
+        wrong = {"pmix": "pmi2", "pmi2": "pmix"}[plugin]
+    job = submit("--ntasks-per-node=2", SCRIPTS / "cpu.sbatch", where, MPISTRAT_SRUN_MPI=wrong)
+    output = job.ended("FAILED")
+    assert lines(output) == []
+    if (plugin, wrong) == ("pmi2", "pmix"):
+        assert "unsupported PMI version PMIx" in output
+    else:
+        assert "every task of this job is rank 0 of 1: the launcher started 4 tasks" in output
+        assert f"Start it with `srun --mpi={plugin}`" in output
+
+
+# --- the end of a job comes near ---------------------------------------------------------------------------
+
+# The example, slow enough in its first run to be met by a signal.
+SLOW = f"""
+import os, sys, time
+sys.path.insert(0, {str(EXAMPLES)!r})
+import resume_digits
+from resume_digits import digits
+if "SLURM_RESTART_COUNT" not in os.environ:
+    fast = digits.loss_and_gradients
+    def slow(*arguments):
+        time.sleep(0.3)
+        print("a slow step", flush=True)
+        return fast(*arguments)
+    digits.loss_and_gradients = slow
+resume_digits.train(resume_digits.parse())
+"""
+RESUME = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
+STEPS = 20 * 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(submit_in, tmp_path_factory):
+    """A job with more to do than its limit allows; it comes back while the other tests run."""
+    folder = tmp_path_factory.mktemp("limited")
+    program = folder / "slow.py"
+    program.write_text(SLOW)
+    wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--time=1", "--signal=USR2@10"]
+    return submit_in(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *RESUME), folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The loss of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(EXAMPLES / "resume_digits.py", *RESUME[:-1], folder / "out")
+    return result(folder)
+
+
+def result(folder: Path) -> float:
+    found = json.loads((folder / "out" / "result.json").read_text())
+    assert found["steps"] == STEPS
+    return found["loss"]
+
+
+def steps_of_starts(output):
+    """At which step each run of the job started."""
+    return [int(line.split()[-1]) for line in output.splitlines() if line.startswith("starts with step ")]
+
+
+def check_resumed(output, folder, loss):
+    """One run that ended early, one that did the rest, and all came to the same as in one run."""
+    first, second = steps_of_starts(output)
+    assert first == 0
+    assert 0 < second < STEPS
+    assert f"all 3 ranks saved after run {second}" in output
+    assert "the job was put back into the queue" in output
+    assert result(folder) == pytest.approx(loss, rel=1e-9)
+
+
+def test_signal_by_hand(submit, tmp_path, undisturbed):
+    program = tmp_path / "slow.py"
+    program.write_text(SLOW)
+    wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
+    job = submit(*wanted, SCRIPTS / "requeue.sbatch", program, *RESUME)
+    job.wait_until("its first steps", lambda: job.output.count("a slow step") > 9)
+    job.scancel("--signal=USR2")
+    check_resumed(job.ended(limit=150), tmp_path, undisturbed)
+
+
+def test_time_limit(limited, undisturbed):
+    job, folder = limited
+    check_resumed(job.ended(limit=200), folder, undisturbed)
