@@ -153,6 +153,8 @@ def placed(
     Own(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
     >>> placed({}, 1, 2, None)[0]
     Own(gpus=None, gpu=None, device=None, number=None)
+    >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # it has to be the only one that is named
+    Own(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, number=1)
     """
     seen = visible(environ)
     if seen is None:
@@ -171,4 +173,8 @@ def placed(
         return Own(seen.ids), sources
     own = share(seen.ids, local_rank, local_size, on_node)
     assert own is not None
-    return Own(seen.ids, seen.ids[own.first], f"cuda:{own.first}", own.number), sources
+    gpu, device = seen.ids[own.first], f"cuda:{own.first}"
+    if any(each.startswith("MIG-") for each in seen.ids):
+        sources["device"] += "; CUDA shows a process one MIG slice, the first"
+        return Own(seen.ids, gpu, device if own.first == 0 else None, 1), sources
+    return Own(seen.ids, gpu, device, own.number), sources

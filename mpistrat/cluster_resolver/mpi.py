@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus, lsf_job, pbs_job, slurm_job, slurm_step
 from mpistrat.cluster_resolver.allocation import Allocation
@@ -12,6 +13,9 @@ from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
 from mpistrat.cluster_resolver.launcher import Launched, launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import own_host
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 # What is said to a program that no launcher started.
 ALONE = Launched(
@@ -100,40 +104,46 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
 
     topology = Topology.of(comm)
     names = topology.all_gather_object(own_host())
-    node_of_rank = [0] * topology.size
-    for node, ranks in enumerate(topology.nodes):
-        for rank in ranks:
-            node_of_rank[rank] = node
-    node = node_of_rank[topology.rank]
-    local_rank = topology.nodes[node].index(topology.rank)
-    local_size = len(topology.nodes[node])
-    on_node = slurm_step.gpus_on_node(environ, topology.rank, topology.size)
-    own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
-    _, job = allocations_of(environ)
+    known = placement_in(topology)
+    assert known.node is not None
     nodes = tuple(names[ranks[0]] for ranks in topology.nodes)
-    known = (
-        *("launcher", "size", "rank", "nodes", "node", "host"),
-        *("local_rank", "local_size", "ranks_per_node", "node_of_rank"),
-    )
-    return Placement(
-        "MPI",
-        topology.size,
-        topology.rank,
+    on_node = slurm_step.gpus_on_node(environ, known.rank, known.size)
+    own, of_gpus = gpus.placed(environ, known.local_rank, known.local_size, on_node)
+    _, job = allocations_of(environ)
+    return replace(
+        known,
         nodes=nodes,
-        node=node,
-        host=nodes[node],
-        local_rank=local_rank,
-        local_size=local_size,
-        ranks_per_node=topology.ranks_per_node,
-        node_of_rank=tuple(node_of_rank),
+        host=nodes[known.node],
         gpus=own.gpus,
         gpu=own.gpu,
         device=own.device,
         gpus_per_rank=own.number,
         job=job and job[0],
         sources={
-            **dict.fromkeys(known, "MPI"),
+            **known.sources,
+            **dict.fromkeys(("nodes", "host"), "MPI"),
             **of_gpus,
             "job": job[1] if job else "",
         },
+    )
+
+
+def placement_in(topology: Topology) -> Placement:
+    """The place of this rank as MPI knows it, without the names of nodes: nobody else is asked."""
+    node_of_rank = [0] * topology.size
+    for node, ranks in enumerate(topology.nodes):
+        for rank in ranks:
+            node_of_rank[rank] = node
+    node = node_of_rank[topology.rank]
+    known = ("launcher", "size", "rank", "node", "local_rank", "local_size", "ranks_per_node", "node_of_rank")
+    return Placement(
+        "MPI",
+        topology.size,
+        topology.rank,
+        node=node,
+        local_rank=topology.nodes[node].index(topology.rank),
+        local_size=len(topology.nodes[node]),
+        ranks_per_node=topology.ranks_per_node,
+        node_of_rank=tuple(node_of_rank),
+        sources=dict.fromkeys(known, "MPI"),
     )

@@ -136,6 +136,23 @@ class Placement:
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
 
 
+# Sources of facts that somebody wrote down rather than a launcher.
+GIVEN = "the cluster specification"
+EMPTY = "the cluster specification is empty"
+
+
+def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[tuple[str, int]]:
+    """The tasks of a cluster that train together, in the order of their ranks; of evaluators, these.
+
+    Examples
+    --------
+    >>> training_tasks(ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"], "chief": ["a:0"]}))
+    [('chief', 0), ('worker', 0), ('worker', 1)]
+    """
+    jobs = ("evaluator",) if task_type == "evaluator" else ("chief", "worker")
+    return [(job, index) for job in jobs if job in cluster.jobs for index in cluster.task_indices(job)]
+
+
 def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Placement:
     """The place of a task of a cluster among those that train together: the chief's, then the workers'.
 
@@ -150,20 +167,16 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
     2
     """
     if not cluster:
-        return Placement("the cluster specification", 1, 0, sources={"size": "it is empty"})
+        return Placement(GIVEN, 1, 0, sources={"size": EMPTY})
     if task_type is None or task_id is None:
         raise ValueError(
             f"the cluster has tasks of {cluster.jobs}, but which of them this process is was not said: "
             f"task_type is {task_type!r}, task_id is {task_id!r}"
         )
-    jobs = (
-        [task_type]
-        if task_type == "evaluator"
-        else [job for job in ("chief", "worker") if job in cluster.jobs]
-    )
-    tasks = [(job, index) for job in jobs for index in cluster.task_indices(job)]
+    tasks = training_tasks(cluster, task_type)
     address = cluster.task_address(task_type, task_id)
     if (task_type, task_id) not in tasks:
+        jobs = sorted({job for job, _ in tasks})
         raise ValueError(f"task {task_id} of job {task_type!r} ({address}) does not train: only {jobs} do")
     if task_type == "evaluator":  # a cluster of its own
         tasks = [(task_type, task_id)]
@@ -184,7 +197,7 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         "node_of_rank",
     )
     return Placement(
-        "the cluster specification",
+        GIVEN,
         len(tasks),
         rank,
         nodes=tuple(nodes),
@@ -194,7 +207,7 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         local_size=counts[node],
         ranks_per_node=counts,
         node_of_rank=tuple(map(nodes.index, hosts)),
-        sources=dict.fromkeys(names, "the cluster specification"),
+        sources=dict.fromkeys(names, GIVEN),
     )
 
 

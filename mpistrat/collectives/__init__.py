@@ -1,5 +1,6 @@
 """How the values of many replicas become one: one algorithm a file, chosen by a table."""
 
+from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.hierarchical_copy_all_reduce import HierarchicalCopyAllReduce
@@ -15,5 +16,6 @@ __all__ = [
     "CrossDeviceOps",
     "HierarchicalCopyAllReduce",
     "NcclAllReduce",
+    "PendingAllReduce",
     "ReductionToOneDevice",
 ]

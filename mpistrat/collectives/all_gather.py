@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 
+from mpistrat.collectives.pieces import as_bytes, cut, lay, take
+from mpistrat.runtime import mpi
+from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
 _LARGEST = (1 << 31) - 1
+_CHUNK_BYTES = 1 << 30
+_LENGTH_BYTES = 8
+_SMALL_BYTES = 32 << 10  # of a rank; from here on an MPI library is as fast as slots are
+_CELL_BYTES = 256  # of a rank in the message in which nodes agree
+_BYTE, _LENGTH = np.dtype(np.uint8), np.dtype(np.int64)
 
 
-def all_gather(topology: Topology, value: np.ndarray, axis: int) -> np.ndarray:
+class Whole(NamedTuple):
+    """What is gathered.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        All ranks' rows.
+    starts : list of int
+        The byte at which the rows of each rank begin, and where those of the last one end.
+    parts : list of numpy.ndarray of uint8
+        The bytes of each rank.
+    """
+
+    array: np.ndarray
+    starts: list[int]
+    parts: list[np.ndarray]
+
+    @classmethod
+    def like(cls, rows: np.ndarray, lengths: Sequence[int]) -> Whole:
+        """Room for ``lengths`` rows like these."""
+        array = np.empty((sum(lengths), *rows.shape[1:]), rows.dtype)
+        row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
+        starts = [0, *itertools.accumulate([length * row_bytes for length in lengths])]
+        data = as_bytes(array)
+        return cls(array, starts, [data[first:last] for first, last in itertools.pairwise(starts)])
+
+
+def all_gather(
+    topology: Topology, value: np.ndarray, axis: int, timeout_seconds: float | None = None
+) -> np.ndarray:
     """Concatenate in replica order. Lengths along ``axis`` may differ, all other axes must agree.
 
-    ``MPI_Allgatherv`` (MPI 4.1 section 6.7) of bytes.
+    ``timeout_seconds`` as in `Topology.turn`.
 
     Raises
     ------
@@ -31,30 +73,137 @@ def all_gather(topology: Topology, value: np.ndarray, axis: int) -> np.ndarray:
     if value.dtype.hasobject:
         raise TypeError(f"arrays of Python objects ({value.dtype}) cannot be gathered")
     axis = int(axis) % value.ndim
-    rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
-    inner = rows.shape[1:]
-    with topology.turn(operation("all_gather", axis, value.ndim, (value.dtype, inner))):
+    rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
+    what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
+    with topology.turn(what, topology.memory is not None, timeout_seconds):
         if topology.size == 1:
             return value.copy(order="C")
-        lengths = np.empty(topology.size, np.int64)
-        topology.world.Allgather(np.array([len(rows)], np.int64), lengths)
-        total = np.empty((int(lengths.sum()), *inner), value.dtype)
-        if total.size:
-            _all_gather_bytes(topology, rows, lengths * (total.nbytes // len(total)), total)
-    return np.ascontiguousarray(np.moveaxis(total, 0, axis))
+        if topology.memory is None:
+            total = _by_mpi(topology, rows, _lengths_by_mpi(topology, rows))
+        elif len(topology.nodes) == 1:
+            total = _on_one_node(topology, rows)
+        else:
+            total = _on_two_tiers(topology, rows)
+    return np.ascontiguousarray(np.moveaxis(total, 0, axis)) if axis else total
 
 
-def _all_gather_bytes(topology: Topology, rows: np.ndarray, counts: np.ndarray, total: np.ndarray) -> None:
-    send = rows.reshape(-1).view(np.uint8) if rows.size else np.empty(0, np.uint8)
-    receive = total.reshape(-1).view(np.uint8)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    if receive.nbytes <= _LARGEST:
-        topology.world.Allgatherv(send, [receive, (counts, starts[:-1])])
+def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """``MPI_Allgather`` and ``MPI_Allgatherv`` (MPI 4.1 section 6.7) of bytes."""
+    whole = Whole.like(rows, lengths)
+    if len(set(lengths)) == 1 and whole.starts[-1] <= _LARGEST:
+        topology.world.Allgather(as_bytes(rows), as_bytes(whole.array))
+        return whole.array
+    whole.parts[topology.rank][...] = as_bytes(rows)
+    _gather_bytes(topology.world, whole, range(topology.size))
+    return whole.array
+
+
+def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
+    """Few rows come with their number, when the ranks agree; more by MPI, which may copy less often."""
+    memory = topology.memory
+    assert memory is not None
+    room = min(_SMALL_BYTES, memory.slot_bytes - _LENGTH_BYTES)
+    own_length, lengths = memory.slots(_LENGTH, 1)
+    own, slots = memory.slots(_BYTE, _LENGTH_BYTES + room)
+    own_length[0] = len(rows)
+    if rows.nbytes <= room:
+        own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
+    topology.meet()
+    counts = [int(each[0]) for each in lengths]
+    row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
+    if max(counts) * row_bytes > room:
+        return _by_mpi(topology, rows, counts)
+    array = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
+    ends = [_LENGTH_BYTES + count * row_bytes for count in counts]
+    found = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]
+    np.concatenate(found, out=as_bytes(array))
+    return array
+
+
+def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
+    """Each rank's rows on its rail, where all nodes have equally many; then what came inside the node.
+
+    Every node receives the rows of the others once, which is the least there can be.
+    """
+    memory = topology.memory
+    assert memory is not None
+    data = as_bytes(rows)
+    cell = min(PAYLOAD_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
+    if not cell:
+        topology.meet()
+        whole = Whole.like(rows, _lengths_by_mpi(topology, rows))
+    else:
+        cells = _meet_with_cells(topology, rows, cell)
+        whole = Whole.like(rows, [int(each) for each in cells.view(np.int64)[:, 0]])
+        if max(map(len, whole.parts)) <= cell - _LENGTH_BYTES:
+            for part, each in zip(whole.parts, cells, strict=True):
+                part[...] = each[_LENGTH_BYTES : _LENGTH_BYTES + len(part)]
+            return whole.array
+    whole.parts[topology.rank][...] = data
+    if len(set(topology.ranks_per_node)) > 1:
+        _gather_bytes(topology.world, whole, range(topology.size))
+        return whole.array
+    rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
+    _gather_bytes(topology.rail, whole, rails[memory.rank])
+    if memory.size > 1:
+        _exchange(topology, [[whole.parts[rank] for rank in rail] for rail in rails])
+    return whole.array
+
+
+def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndarray:
+    """The nodes agree, and tell each other of every rank how many rows it has and the first bytes of them.
+
+    Returns
+    -------
+    numpy.ndarray of uint8, shape (ranks, cell)
+    """
+    memory = topology.memory
+    assert memory is not None
+    own_length, _ = memory.slots(_LENGTH, 1)
+    own, slots = memory.slots(_BYTE, cell)
+    first = as_bytes(rows)[: cell - _LENGTH_BYTES]
+    own_length[0] = len(rows)
+    own[_LENGTH_BYTES : _LENGTH_BYTES + len(first)] = first
+
+    def fill(message: np.ndarray) -> None:
+        message[...] = 0
+        cells = message.reshape(topology.size, cell)
+        for rank, slot in zip(topology.nodes[topology.leaders.rank], slots, strict=True):
+            cells[rank] = slot
+
+    topology.meet(Payload(_BYTE, topology.size * cell, np.bitwise_or, fill))
+    return memory.result[: topology.size * cell].reshape(topology.size, cell)
+
+
+def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> None:
+    """Between the ranks of a node: of each what it has, written where the others have room for it."""
+    memory = topology.memory
+    assert memory is not None
+    streams = [cut(parts, memory.slot_bytes) for parts in by_rank]
+    for pieces in itertools.zip_longest(*streams, fillvalue=()):
+        own, slots = memory.slots(_BYTE, memory.slot_bytes)
+        lay(pieces[memory.rank], own)
+        topology.meet()
+        for rank, (piece, slot) in enumerate(zip(pieces, slots, strict=True)):
+            if rank != memory.rank:
+                take(piece, slot)
+
+
+def _lengths_by_mpi(topology: Topology, rows: np.ndarray) -> list[int]:
+    lengths = np.empty(topology.size, np.int64)
+    topology.world.Allgather(np.array([len(rows)], np.int64), lengths)
+    return [int(length) for length in lengths]
+
+
+def _gather_bytes(comm: Any, whole: Whole, ranks: Sequence[int]) -> None:
+    """Of each rank of ``comm``, which is ``ranks`` of the world, its part; its own lies there already."""
+    if whole.starts[-1] <= _LARGEST:
+        counts = [len(whole.parts[rank]) for rank in ranks]
+        starts = [whole.starts[rank] for rank in ranks]
+        comm.Allgatherv(mpi.start().IN_PLACE, [as_bytes(whole.array), (counts, starts)])
         return
     # Older MPI libraries count to 2^31: each rank's part in turn, in pieces.
-    for rank in range(topology.size):
-        part = receive[starts[rank] : starts[rank + 1]]
-        if rank == topology.rank:
-            part[...] = send
-        for start in range(0, len(part), 1 << 30):
-            topology.world.Bcast(part[start : start + (1 << 30)], rank)
+    for root, rank in enumerate(ranks):
+        part = whole.parts[rank]
+        for start in range(0, len(part), _CHUNK_BYTES):
+            comm.Bcast(part[start : start + _CHUNK_BYTES], root)

@@ -6,11 +6,16 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from mpistrat.collectives.pieces import Piece, as_bytes, cut, lay, take
+from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
 # Below 2^31 bytes, where older MPI libraries end.
 _CHUNK_BYTES = 1 << 30
+# From here on an MPI library, which may copy once from process to process, is as fast as slots are.
+_ALONE_BYTES = 32 << 10
+_BYTE = np.dtype(np.uint8)
 
 
 def broadcast(
@@ -18,17 +23,110 @@ def broadcast(
 ) -> list[np.ndarray]:
     """New arrays that hold those of rank ``root``; the other ranks' say dtype and shape.
 
-    ``details`` are words that must be equal on all ranks too. ``MPI_Bcast`` (MPI 4.1 section 6.4).
+    ``details`` are words that must be equal on all ranks too. Small arrays share a message.
+
+    Raises
+    ------
+    TypeError
+        If one holds Python objects.
     """
-    out = [np.array(value, order="C") for value in values]
-    for each in out:
+    for each in values:
         if each.dtype.hasobject:
             raise TypeError(f"arrays of Python objects ({each.dtype}) cannot be broadcast")
-    what = operation("broadcast", root, *details, *((each.dtype, each.shape) for each in out))
-    with topology.turn(what):
-        if topology.size > 1:
-            for each in out:
-                data = each.reshape(-1).view(np.uint8) if each.size else each.reshape(-1)
-                for start in range(0, data.nbytes, _CHUNK_BYTES):
-                    topology.world.Bcast(data[start : start + _CHUNK_BYTES], root)
+    if topology.rank == root:
+        out = [np.array(each, order="C") for each in values]
+    else:
+        out = [np.empty(each.shape, each.dtype) for each in values]
+    what = operation("broadcast", root, *details, *[(each.dtype, each.shape) for each in out])
+    nbytes = sum([each.nbytes for each in out])
+    if topology.size == 1 or not nbytes:
+        with topology.turn(what):
+            return out
+    data = [as_bytes(each) for each in out]
+    if topology.memory is None:
+        with topology.turn(what):
+            _by_mpi(topology, data, root)
+    elif len(topology.nodes) == 1:
+        small = [each for each in data if len(each) < _ALONE_BYTES]
+        with topology.turn(what, meets=any(map(len, small))):
+            _through_slots(topology, small, root)
+            _by_mpi(topology, [each for each in data if len(each) >= _ALONE_BYTES], root)
+    elif nbytes <= PAYLOAD_BYTES:
+        with topology.turn(what, meets=True):
+            _with_agreement(topology, data, nbytes, root)
+    else:
+        with topology.turn(what):
+            _on_two_tiers(topology, data, root)
     return out
+
+
+def _by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    """``MPI_Bcast`` (MPI 4.1 section 6.4)."""
+    for each in data:
+        for start in range(0, len(each), _CHUNK_BYTES):
+            topology.world.Bcast(each[start : start + _CHUNK_BYTES], root)
+
+
+def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    memory = topology.memory
+    assert memory is not None
+    for piece in cut(data, memory.slot_bytes):
+        own, slots = memory.slots(_BYTE, memory.slot_bytes)
+        if topology.rank == root:
+            lay(piece, own)
+        topology.meet()
+        if topology.rank != root:
+            take(piece, slots[root])
+
+
+def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
+    """Few bytes travel with the checksums that the leaders of nodes exchange."""
+    memory = topology.memory
+    assert memory is not None
+    home, place = _find(topology, root)
+    own, slots = memory.slots(_BYTE, memory.slot_bytes)
+    (piece,) = cut(data, nbytes)
+    if topology.rank == root:
+        lay(piece, own)
+
+    def fill(message: np.ndarray) -> None:
+        message[...] = slots[place][:nbytes] if topology.leaders.rank == home else 0
+
+    topology.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
+    if topology.rank != root:
+        take(piece, memory.result)
+
+
+def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    """Each node has one rank that fills its slot: the root, elsewhere the leader with what it receives.
+
+    The leader of the root's node sends a piece on while the others there read it.
+    """
+    memory, leaders = topology.memory, topology.leaders
+    assert memory is not None
+    home, place = _find(topology, root)
+    at_home = topology.rank in topology.nodes[home]
+    source = place if at_home else 0
+    for piece in cut(data, memory.slot_bytes):
+        slot = memory.slots(_BYTE, memory.slot_bytes)[1][source]
+        message = slot[: _end(piece)]
+        if topology.rank == root:
+            lay(piece, slot)
+        elif not at_home and leaders is not None:
+            leaders.Bcast(message, home)
+        topology.meet()
+        if at_home and leaders is not None:
+            leaders.Bcast(message, home)
+        if topology.rank != root:
+            take(piece, slot)
+
+
+def _find(topology: Topology, rank: int) -> tuple[int, int]:
+    """Which node a rank is on, and its place there."""
+    node = next(i for i, ranks in enumerate(topology.nodes) if rank in ranks)
+    return node, topology.nodes[node].index(rank)
+
+
+def _end(piece: Piece) -> int:
+    where, _ = piece[-1]
+    return where.stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.exact import ExactAllReduce
 from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
 from mpistrat.collectives.identity import Identity
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         MpiAllReduce(),
         HierarchicalCopy(),
         OrderedAllReduce(),
+        ExactAllReduce(),
     )
 }
 

@@ -107,11 +107,12 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
         dtype, shape = key[i]
         wire = dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes >= ALONE_BYTES:
+        on_wire = math.prod(shape) * wire.itemsize
+        most = piece_bytes(topology, wire, Device("cpu"), algorithm)
+        if nbytes >= ALONE_BYTES or on_wire > most:
             close(dtype, [i])
         elif nbytes:
-            on_wire = math.prod(shape) * wire.itemsize
-            if packed.get(dtype, 0) + on_wire > piece_bytes(topology, wire, Device("cpu"), algorithm):
+            if packed.get(dtype, 0) + on_wire > most:
                 close(dtype, open_buckets.pop(dtype))
                 del packed[dtype]
             open_buckets.setdefault(dtype, []).append(i)

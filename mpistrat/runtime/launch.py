@@ -132,6 +132,11 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     )
 
 
+def srun_plugin(family: str) -> str | None:
+    """What ``srun --mpi=`` has to be for a library of this family, None if that is not known."""
+    return _SRUN_PLUGIN.get(family)
+
+
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment for starting another MPI job: without what the launcher of this process put there.
 

@@ -218,21 +218,17 @@ class Topology:
     def _wait_for_all(self, operation: Operation, seconds: float | None) -> None:
         try:
             if self._given_up:
-                raise RuntimeError(
-                    f"rank {self.rank}: {operation.name} after a time-out: the ranks are not in step any more, end "
-                    f"the program ({self._given_up})"
-                )
+                raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
             assert seconds is not None
             arrival.wait_for_all(self.world, self.sequence, seconds)
         except arrival.LateError as error:
-            self._given_up = (
+            text = (
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
+            self._given_up = f"after a time-out: the ranks are not in step any more, end the program ({text})"
             self._turn.release()
-            raise TimeoutError(
-                f"{self._given_up}; fix: see what these do, or allow more by timeout_seconds"
-            ) from None
+            raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
         except BaseException:
             self._turn.release()
             raise
@@ -336,6 +332,8 @@ class Topology:
     def free(self) -> None:
         """Give the private communicators back. Collective."""
         atexit.unregister(self._say_goodbye)
+        # Before the memory of the node is touched, which others may still read.
+        self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         for comm in (self.rail, self.node, self.world):
             comm.Free()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
+from mpistrat import cluster_resolver as resolvers
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.runtime import mpi
+from mpistrat.runtime import affinity, mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Strategy, StrategyExtended
 
@@ -16,7 +18,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        Who the peers are, as the environment says it. MPI decides.
+        Who the peers are, as the environment says it. MPI decides, and the two are compared: number of ranks and of
+        nodes, ranks per node, and this rank's place. By default nothing is compared, except that a program with a
+        ``TF_CONFIG`` for several tasks must not be alone.
     communication_options : CommunicationOptions, optional
         Options of all its collectives.
     comm : mpi4py.MPI.Intracomm, optional
@@ -26,8 +30,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     ------
     ValueError
         If ``communication_options`` are none.
+    TypeError
+        If ``cluster_resolver`` is none.
     RuntimeError
-        If this process is alone although its launcher started several tasks.
+        If this process is alone although its launcher started several tasks; on every rank, if the resolver and MPI
+        contradict each other on any.
 
     Examples
     --------
@@ -40,7 +47,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(
         self,
-        cluster_resolver: Any = None,
+        cluster_resolver: resolvers.ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
         comm: Any = None,
@@ -49,14 +56,40 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise ValueError(
                 f"communication_options must be CommunicationOptions, not {communication_options!r}"
             )
-        topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+        if cluster_resolver is not None and not isinstance(cluster_resolver, resolvers.ClusterResolver):
+            raise TypeError(f"cluster_resolver must be a ClusterResolver, not {cluster_resolver!r}")
+        world = mpi.start().COMM_WORLD
+        topology = Topology.of(world if comm is None else comm)
+        if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
+            _cross_check(resolvers.resolve(), topology, world)
+        elif cluster_resolver is not None:
+            _cross_check(cluster_resolver, topology, world)
+        if comm is None:
+            affinity.warn_if_one_core(topology)
         super().__init__(StrategyExtended(self, topology, communication_options=communication_options))
         self._resolver = cluster_resolver
 
     @property
-    def cluster_resolver(self) -> Any:
-        """The resolver that the strategy was given, or None."""
+    def cluster_resolver(self) -> resolvers.ClusterResolver:
+        """The resolver that the strategy was given; else what the environment says, with the rank of MPI.
+
+        Examples
+        --------
+        >>> resolver = MultiWorkerMirroredStrategy().cluster_resolver
+        >>> resolver.task_type, resolver.task_id
+        ('worker', 0)
+        """
+        if self._resolver is None:
+            from mpistrat.strategies.cross_check import resolver_of
+
+            self._resolver = resolver_of(self._extended._topology)
         return self._resolver
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ValueError("MultiWorkerMirroredStrategy cannot be copied: create another on the same ranks")
+
+
+def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world: Any) -> None:
+    from mpistrat.strategies.cross_check import cross_check  # most programs give no resolver
+
+    cross_check(resolver, topology, world)

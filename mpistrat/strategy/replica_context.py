@@ -11,6 +11,7 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
+from mpistrat.collectives.reduce_scatter import reduce_scatter
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
@@ -223,6 +224,60 @@ class ReplicaContext:
             give_back,
         )
 
+    def experimental_reduce_scatter(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Combine the replicas' values; every replica gets its part of the rows.
+
+        For what a replica needs a part of only, such as the gradients of the parameters that it updates for
+        all: half the bytes of an `all_reduce`, of which it is the first half. `all_gather` is the other one.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        value : array or nested structure of arrays
+            As `all_reduce`, but no numbers, scalars or IndexedSlices.
+        options : CommunicationOptions, optional
+            ``timeout_seconds`` alone counts.
+
+        Returns
+        -------
+        Any
+            The same structure. Of ``n`` rows along the first axis every replica gets ``n // replicas``, the
+            first ``n % replicas`` of them one more, in replica order.
+
+        Raises
+        ------
+        TypeError
+            If a value is no array of numbers, or SUM of bool is asked for.
+        ValueError
+            If a value is a scalar; on every replica, if shapes or dtypes differ between replicas; if the op
+            is unknown.
+        RuntimeError
+            If this replica context is not the current one.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> import numpy as np
+        >>> def fn():
+        ...     replica = mpistrat.get_replica_context()
+        ...     part = replica.experimental_reduce_scatter("MEAN", np.arange(5.0))
+        ...     return replica.all_gather(part, axis=0)
+        >>> mpistrat.MultiWorkerMirroredStrategy().run(fn)
+        array([0., 1., 2., 3., 4.])
+        """
+        require_replica_context(self)
+        op = ReduceOp.parse(reduce_op)
+        extended = self._strategy.extended
+        leaves, rebuild = extended._flatten("reduce_scatter", value)
+        leaves = [_own(op, leaf) for leaf in leaves]
+        if nest.holds(leaves, IndexedSlices):
+            raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
+        seconds = extended._merge(options).timeout_seconds
+        parts = [reduce_scatter(extended._topology, op, arrays.to_host(leaf), seconds) for leaf in leaves]
+        return rebuild([arrays.from_host(*each) for each in zip(parts, leaves, strict=True)])
+
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.
 
@@ -249,15 +304,16 @@ class ReplicaContext:
         """
         require_replica_context(self)
         self._strategy.extended._agree_on_structure("all_gather", value)
-        return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis), value)
+        return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis, options), value)
 
 
-def gather(strategy: Strategy, value: Any, axis: int) -> Any:
+def gather(strategy: Strategy, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
     """The replicas' values of one leaf, concatenated."""
     if isinstance(value, IndexedSlices):
         raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
-    leaf = component(value)
-    return arrays.from_host(all_gather(strategy.extended._topology, arrays.to_host(leaf), axis), leaf)
+    leaf, extended = component(value), strategy.extended
+    seconds = extended._merge(options).timeout_seconds
+    return arrays.from_host(all_gather(extended._topology, arrays.to_host(leaf), axis, seconds), leaf)
 
 
 def _own(op: ReduceOp, value: Any) -> Any:

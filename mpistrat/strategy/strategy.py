@@ -11,8 +11,10 @@ import numpy as np
 
 from mpistrat import context, data, nest
 from mpistrat.collectives.arena import buffers
+from mpistrat.runtime.topology import Alone
 from mpistrat.strategy.checks import mixing, require_cross_replica
 from mpistrat.strategy.deprecated import FormerNames
+from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
@@ -253,6 +255,11 @@ class Strategy(FormerNames):
         if isinstance(axis, list):
             raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
         leaf = reducible(op, value)
+        options = self._extended._options
+        if options.algorithm == "exact" and has_roundings(op, leaf):
+            topology = Alone() if isinstance(value, Mirrored) else self._extended._topology
+            total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
+            return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
         if op is ReduceOp.SUM:
             return sum_of_parts(self._extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
         parts = local_mean_parts(leaf, axis)

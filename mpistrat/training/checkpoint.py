@@ -56,7 +56,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named = _named(variables)
+    named = named_variables(variables)
     require_cross_replica(_strategy_of(named), "save", "call it outside of strategy.run")
     values = {name: variable.read_value() for name, variable in named.items()}
     strategy = _strategy_of(named)
@@ -85,7 +85,7 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     RuntimeError
         In a replica context, or while another strategy is current.
     """
-    named = _named(variables)
+    named = named_variables(variables)
     strategy = _strategy_of(named)
     require_cross_replica(strategy, "load", "call it outside of strategy.run")
     values = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
@@ -96,7 +96,8 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
         variable.assign(value)
 
 
-def _named(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:
+def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:
+    """The variables by the names they have in a file; ValueError or TypeError if that cannot be."""
     if isinstance(variables, Mapping):
         pairs = [(str(name), variable) for name, variable in variables.items()]
     elif isinstance(variables, Variable):

@@ -98,7 +98,7 @@ def component(value: Any) -> Any:
     return value._component if isinstance(value, DistributedValues) else value
 
 
-def reducible(op: ReduceOp, value: Any) -> Any:
+def reducible(op: Any, value: Any) -> Any:
     """What this process contributes to the reduction of a value: its component, or the value as it is.
 
     Raises

@@ -145,7 +145,7 @@ def test_competitors_stand_on_their_own():
     """What the library is compared with uses none of it."""
     folder = os.path.dirname(startup.__file__)
     files = [name for name in os.listdir(folder) if name.endswith("_by_hand.py")]
-    assert len(files) == 3
+    assert len(files) >= 3
     for name in files:
         with open(os.path.join(folder, name)) as file:
             assert not re.search(r"(import|from) mpistrat", file.read()), name

@@ -339,6 +339,92 @@ def thread_raises():
     say("all is well")
 
 
+# --- shared memory -------------------------------------------------------------------------------------
+
+
+def ours_in_shared_memory():
+    """Files that this program has mapped and that still have a name."""
+    with open("/proc/self/maps") as file:
+        mapped = {line.split(maxsplit=5)[5].strip() for line in file if "/dev/shm/mpistrat-" in line}
+    assert mapped
+    return [name for name in mapped if not name.endswith("(deleted)")]
+
+
+def buffers_at_exit():
+    """Views are read when the strategy, its communicator and MPI have gone."""
+    comm = WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    buffer = strategy.experimental_buffers_like(np.zeros(100_000))
+    buffer[:] = 1
+    strategy.reduce("SUM", buffer, axis=None)
+    if SIZE > 1:
+        say("left behind", ours_in_shared_memory())
+    view = buffer[1::2]
+
+    def at_exit():
+        assert MPI.Is_finalized()
+        view[:] += 1
+        say("view holds", int(view.min()))
+
+    import mpi4py
+
+    mpi4py.rc.finalize = False
+    atexit.register(at_exit)
+    atexit.register(MPI.Finalize)
+    del strategy, buffer
+    comm.Free()
+
+
+def buffers_of_a_killed_rank():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    buffer = strategy.experimental_buffers_like(np.zeros(100_000))
+    say("left behind", ours_in_shared_memory())
+    strategy.barrier()
+    if RANK == SIZE - 1:
+        buffer[:] = 7
+        now()
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait(strategy)
+
+
+def memory_does_not_grow():
+    """Neither of the program nor of /dev/shm, once every kind of message was seen."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    buffers = strategy.experimental_buffers_like([np.zeros(100_000), np.zeros(10, np.float32)])
+    arrays = [np.ones(n, dtype) for n in (3, 1000, 100_001) for dtype in (np.float32, np.float64, np.float16)]
+
+    def step():
+        replica = mpistrat.get_replica_context()
+        replica.all_reduce("MEAN", arrays)
+        replica.all_reduce("MEAN", buffers)
+        replica.experimental_all_reduce_async("SUM", arrays).wait()
+        strategy.experimental_local_results(1)
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    for _ in range(20):
+        strategy.run(step)
+    before = resident()
+    for _ in range(60):
+        strategy.run(step)
+    grown = resident() - before
+    assert grown < 2 << 20, grown
+    say("all is well", ours_in_shared_memory())
+
+
+def different_places():
+    """With MPISTRAT_DEBUG=collectives."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    for _ in range(2):
+        strategy.reduce("SUM", 1.0, axis=None)
+    if RANK:
+        strategy.reduce("SUM", 1.0, axis=None)
+    else:
+        strategy.reduce("SUM", 1.0, axis=None)
+
+
 # --- communicators -------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,39 @@ def test_error_of_a_thread_is_left_to_python(run):
     ended.shows("ValueError: on purpose")
 
 
+# --- shared memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_views_of_buffers_outlive_mpi(run, n):
+    ended = run("buffers_at_exit", n).check()
+    assert ended.output.count(f"view holds {n + 1}") == n, str(ended)
+    assert ended.output.count("left behind []") == (n if n > 1 else 0), str(ended)
+
+
+def test_nothing_stays_in_shared_memory_of_a_killed_rank(run):
+    ended = run("buffers_of_a_killed_rank")
+    assert ended.status not in (0, None)
+    assert ended.output.count("left behind []") == 2, str(ended)
+
+
+def test_memory_does_not_grow(run):
+    ended = run("memory_does_not_grow").check()
+    assert ended.output.count("all is well []") == 2, str(ended)
+
+
+def test_call_sites_are_compared_when_asked_for(run_ranks):
+    program = (PROGRAMS, "different_places")
+    run_ranks(2, *program, limit=LIMIT).check()
+    ended = run_ranks(2, *program, limit=LIMIT, MPISTRAT_DEBUG="collectives")
+    lines = PROGRAMS.read_text().splitlines()
+    first = lines.index("    if RANK:", lines.index("def different_places():")) + 2
+    assert ended.status not in (0, None)
+    ended.shows(
+        "do not fit together", f"number 3 at {PROGRAMS}:{first}", f"number 3 at {PROGRAMS}:{first + 2}"
+    )
+
+
 # --- communicators -------------------------------------------------------------------------------------
 
 

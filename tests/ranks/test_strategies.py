@@ -18,7 +18,6 @@ def test_all_ranks_by_default():
         assert strategy.num_replicas_in_sync == SIZE
         assert strategy.is_chief == (RANK == 0)
         assert (strategy.comm.rank, strategy.comm.size) == (RANK, SIZE)
-        assert strategy.cluster_resolver is None
         assert f"{SIZE} replica" in repr(strategy)
         assert strategy.reduce("SUM", RANK, axis=None) == SIZE * (SIZE - 1) // 2
 
@@ -181,9 +180,16 @@ def test_extended(strategy):
     assert extended.non_slot_devices([]) == ("cpu:0",)
 
 
-def test_resolver_is_kept():
-    resolver = object()
+def test_resolver():
+    resolver = mpistrat.cluster_resolver.MpiClusterResolver(MPI.COMM_WORLD)
     assert MultiWorkerMirroredStrategy(resolver).cluster_resolver is resolver
+    strategy = MultiWorkerMirroredStrategy()
+    found = strategy.cluster_resolver
+    assert (found.task_type, found.task_id, found.placement.size) == ("worker", RANK, SIZE)
+    assert strategy.cluster_resolver is found
+    assert MirroredStrategy().cluster_resolver is None
+    with pytest.raises(TypeError, match="must be a ClusterResolver"):
+        MultiWorkerMirroredStrategy(object())
 
 
 def test_agree_and_barrier(strategy):

@@ -25,8 +25,8 @@ class Mean(Metric):
 
     def __init__(self, name: str = "mean"):
         super().__init__(name)
-        self._total = self.add_weight("total")
-        self._count = self.add_weight("count")
+        self._total = self.add_total("total")
+        self._count = self.add_total("count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Count this replica's values.
@@ -38,10 +38,10 @@ class Mean(Metric):
             Of the values' shape, or of their first axes.
         """
         values, weights = weighted(values, sample_weight)
-        self._total.assign_add((values * weights).sum())
-        self._count.assign_add(weights.sum())
+        self._total.add(values * weights)
+        self._count.add(weights)
 
     def result(self) -> Any:
         """The mean over all replicas' values."""
-        total, count = self._total.read_value()[()], self._count.read_value()[()]
+        total, count = self._total.result(), self._count.result()
         return total / count if count else total * 0.0

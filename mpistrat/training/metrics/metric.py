@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.strategy import Variable
+from mpistrat.training.metrics.total import Total, new_total
 from mpistrat.values import VariableAggregation, VariableSynchronization
 
 
@@ -47,6 +48,12 @@ class Metric(ABC):
         self._variables.append(made)
         return made
 
+    def add_total(self, name: str) -> Total:
+        """A sum of float64 values over all replicas, exact if the strategy's ``implementation`` is."""
+        made = new_total(f"{self._name}/{name}")
+        self._variables.append(made.variable)
+        return made
+
     @abstractmethod
     def result(self) -> Any:
         """The metric of all that was counted since the last reset, as a float64."""
@@ -54,7 +61,7 @@ class Metric(ABC):
     def reset_state(self) -> None:
         """Start again from nothing. No communication."""
         for variable in self._variables:
-            variable.assign(0.0)
+            variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def reset_states(self) -> None:
         """As `reset_state`, by its former name."""

@@ -24,7 +24,7 @@ class Sum(Metric):
 
     def __init__(self, name: str = "sum"):
         super().__init__(name)
-        self._total = self.add_weight("total")
+        self._total = self.add_total("total")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Count this replica's values.
@@ -36,8 +36,8 @@ class Sum(Metric):
             Of the values' shape, or of their first axes.
         """
         values, weights = weighted(values, sample_weight)
-        self._total.assign_add((values * weights).sum())
+        self._total.add(values * weights)
 
     def result(self) -> Any:
         """The sum over all replicas."""
-        return self._total.read_value()[()]
+        return self._total.result()

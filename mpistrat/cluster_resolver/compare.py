@@ -1,0 +1,169 @@
+"""What a resolver says against what MPI says. The environment explains, MPI decides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mpistrat.cluster_resolver.choose import resolve
+from mpistrat.cluster_resolver.placement import EMPTY, GIVEN, Fact, Placement, training_tasks
+from mpistrat.cluster_resolver.resolver import ClusterResolver
+
+_OF_NODES = ("num_nodes", "ranks_by_node", "ranks_per_node", "local_rank", "local_size")
+_GUESSED = ("assumed:", "evenly")
+
+
+class Contradiction(NamedTuple):
+    """One fact in which a resolver and MPI differ.
+
+    Attributes
+    ----------
+    name : str
+        What it is, see `Placement`.
+    told : object
+        What the resolver says.
+    source : str
+        Where it has that from.
+    known : object
+        What MPI says.
+    """
+
+    name: str
+    told: Any
+    source: str
+    known: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} is {_text(self.told)} according to {self.source}, {_text(self.known)} according to MPI"
+
+
+def told_by(resolver: ClusterResolver) -> dict[str, Fact]:
+    """What a resolver says about size, place and nodes: what it knows, and not what it assumes.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        What the resolver raises.
+    """
+    if resolver.task_type is None or resolver.task_id is None:
+        tasks = training_tasks(resolver.cluster_spec())
+        return {"size": Fact("size", len(tasks), GIVEN)} if tasks else {}
+    return facts_of(resolver.placement)
+
+
+def facts_of(placement: Placement) -> dict[str, Fact]:
+    """The facts of a placement that can be compared: what is known, and not what is assumed."""
+    if placement.sources.get("size") == EMPTY:
+        return {}
+    facts = {}
+    for name in ("size", "rank", *_OF_NODES):
+        value = getattr(placement, name)
+        source = placement.sources.get(_read_as(name), "")
+        guessed = any(word in source for word in _GUESSED)
+        # Addresses that somebody wrote down may be several names of one machine.
+        if value is not None and not guessed and not (source == GIVEN and name in _OF_NODES):
+            facts[name] = Fact(name, value, source)
+    return facts
+
+
+def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradiction]:
+    """In which facts they differ.
+
+    Parameters
+    ----------
+    told : mapping
+        What a resolver says, see `told_by`.
+    known : Placement
+        What MPI says; what it does not say is None.
+
+    Examples
+    --------
+    >>> told = facts_of(Placement("srun", 4, 1, sources={"size": "SLURM_STEP_NUM_TASKS", "rank": "SLURM_PROCID"}))
+    >>> print(*contradictions(told, Placement("MPI", 2, 1)))
+    size is 4 according to SLURM_STEP_NUM_TASKS, 2 according to MPI
+    """
+    size = told.get("size")
+    if size is None:
+        return []
+    if size.value != known.size and size.source == GIVEN and size.value == known.num_nodes:
+        return []  # a worker of tf.distribute may be a whole machine with all its devices
+    found = []
+    for fact in told.values():
+        value = getattr(known, fact.name)
+        if fact.name == "ranks_per_node" and value is not None and "ranks_by_node" not in told:
+            fact, value = fact._replace(value=tuple(sorted(fact.value))), tuple(sorted(value))
+        elif fact.name == "ranks_per_node":
+            continue  # ranks_by_node says more
+        if value is not None and fact.value != value:
+            found.append(Contradiction(fact.name, fact.value, fact.source, value))
+    if found and found[0].name == "size":  # all else follows from it
+        return [each for each in found if each.name in ("size", "rank")]
+    return found
+
+
+def likely_cause(
+    found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None
+) -> str:
+    """What is probably wrong, and what to do, as sentences."""
+    first = found[0]
+    if first.name in ("size", "rank"):
+        if known.size == 1 and first.name == "size" and first.told > 1:
+            return (
+                "This process was started alone, without an MPI launcher or with one that the MPI library does not "
+                f"understand: start all ranks at once, `mpirun -n {first.told} python ...` or `srun --mpi=...`."
+            )
+        if first.source == GIVEN and first.name == "rank":
+            return (
+                "Each rank needs the index of its own task, and they are numbered chief first, then the workers. "
+                "MPI numbers the ranks by itself: leave cluster_resolver out, and TF_CONFIG unset."
+            )
+        if first.source == GIVEN:
+            return (
+                "Every task that trains is one rank here: start as many ranks as the cluster has chief and "
+                "workers, or leave cluster_resolver out: MPI says who is there."
+            )
+        better = _resolved(environ)
+        if better is not None and not contradictions(facts_of(better.placement), known):
+            return (
+                f"The resolver reads variables that are not those of this launch: {better.reason}. Leave "
+                "cluster_resolver out, or give it mpistrat.cluster_resolver.resolve()."
+            )
+        return (
+            "The variables are left over from another launch, or a launcher was started inside another one: start "
+            "the program from a fresh shell."
+        )
+    told_nodes = next((each for each in found if each.name == "num_nodes"), None)
+    if told_nodes is None:
+        return (
+            "The ranks are dealt out to the nodes in another way than the environment says (--distribution, "
+            "--map-by, a rank file): start them with the launcher's default order, or leave cluster_resolver out."
+        )
+    if told_nodes.told < told_nodes.known:
+        return (
+            "Ranks of one node do not share memory: each is in a container, or in namespaces, of its own. Start one "
+            "container per node, or let them share /dev/shm and IPC (docker --ipc=host)."
+        )
+    return (
+        "Several of the scheduler's nodes are one machine to MPI: several daemons of the scheduler run on one host, "
+        "or /dev/shm is shared between containers."
+    )
+
+
+def _resolved(environ: Mapping[str, str] | None) -> ClusterResolver | None:
+    try:
+        return resolve(os.environ if environ is None else environ)
+    except (RuntimeError, ValueError):
+        return None
+
+
+def _read_as(name: str) -> str:
+    """The attribute of the placement whose source this fact has."""
+    return {"num_nodes": "ranks_per_node", "ranks_by_node": "node_of_rank"}.get(name, name)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    text = ", ".join("+".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value[:8])
+    return f"[{text}{', ...' if len(value) > 8 else ''}]"

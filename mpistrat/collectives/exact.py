@@ -1,0 +1,114 @@
+"""The same bits for any order of the values: every sum is exact, and rounded once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.exact_sum import Exchange, exact_sum
+from mpistrat.collectives.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, MpiAllReduce, mpi_operation
+from mpistrat.collectives.ring import ring_all_reduce
+from mpistrat.runtime import mpi
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+_BLOCK = 32 << 10  # elements whose digits stay in the cache
+_RING_BYTES = 64 << 10
+
+_in_memory, _by_mpi = HierarchicalAllReduce(), MpiAllReduce()
+
+
+class ExactAllReduce(Algorithm):
+    """Floating point sums by `exact_sum`; integers, maxima and minima have one result in any order.
+
+    Each rank lays its values down where the node's others see them, and adds up a slice of all. Between nodes the
+    exponents of a slice (2 bytes an element, 4 of float64) and its float64 sum or its integers (8 bytes, mostly 16
+    of float64) go by a rail.
+    """
+
+    name = "exact"
+    meets = False
+    by_name_only = True
+
+    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+        return device.kind == "cpu" and (dtype.kind in "iu" or dtype.char in "fdFD")
+
+    def cost(self, topology: Topology, nbytes: int) -> float:
+        return 100e-6 + nbytes / 2e8
+
+    def piece_bytes(self, topology: Topology) -> int:
+        return CHUNK_BYTES if topology.memory is None else topology.memory.slot_bytes
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        """As `Algorithm.reduce`.
+
+        Raises
+        ------
+        ValueError
+            On every rank, for a product of floating point numbers: each of its roundings depends on the order.
+        """
+        if receive.dtype.kind in "iu":
+            _in_any_order(topology, combine, send, receive)
+        elif combine is np.add:
+            _add(topology, send, receive)
+        elif combine is np.multiply:
+            raise ValueError(
+                'PROD of floating point numbers has no implementation="exact": use "ordered", whose bits depend on '
+                "the number of replicas"
+            )
+        else:
+            _in_any_order(topology, combine, send, receive)
+            receive += receive.dtype.type(0)  # no -0, which compares equal to 0
+            receive[np.isnan(receive)] = np.nan
+
+
+def _in_any_order(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+    algorithm = _by_mpi if topology.memory is None else _in_memory
+    algorithm.reduce(topology, combine, send, receive)
+
+
+def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
+    memory = topology.memory
+    if memory is None:
+        exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, _exchange(topology.world))
+        return
+    own, rows = memory.slots(send.dtype, len(send))
+    own[...] = send
+    topology.meet()
+    result = memory.result[: receive.nbytes].view(receive.dtype)
+    one_node = len(topology.nodes) == 1
+    slices = memory.size if one_node else min(topology.ranks_per_node)
+    if memory.rank < slices:
+        first, last = (len(send) * i // slices for i in (memory.rank, memory.rank + 1))
+        step = _BLOCK if one_node else max(1, last - first)
+        exchange = None if one_node else _exchange(topology.rail)
+        for start in range(first, last, step):
+            part = slice(start, min(start + step, last))
+            blocks = [_rows(row[part], receive.dtype) for row in rows]
+            exact_sum(blocks, _reals(result[part]), topology.size, exchange)
+    topology.meet()
+    receive[...] = result
+
+
+def _reals(values: np.ndarray) -> np.ndarray:
+    return values.view(values.real.dtype) if values.dtype.kind == "c" else values
+
+
+def _rows(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return _reals(values.astype(dtype, copy=False)).reshape(1, -1)
+
+
+def _exchange(comm: Any) -> Exchange:
+    """Combine over a communicator: what is exchanged has one result in any order."""
+
+    def exchange(ufunc: np.ufunc, array: np.ndarray) -> None:
+        if array.nbytes < _RING_BYTES:
+            comm.Allreduce(mpi.start().IN_PLACE, array, mpi_operation(ufunc, array.dtype))
+        else:
+            ring_all_reduce(comm, ufunc, array, np.empty(math.ceil(len(array) / comm.size), array.dtype))
+
+    return exchange

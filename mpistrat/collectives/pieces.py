@@ -1,0 +1,50 @@
+"""Arrays one behind the other, cut where a slot of the node's memory is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+# Where in the slot, and what lies there.
+Piece = Sequence[tuple[slice, np.ndarray]]
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """A contiguous array as the flat array of its bytes, the same memory."""
+    return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+
+
+def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
+    """Flat arrays in pieces of ``room`` elements; only the last one is shorter.
+
+    Examples
+    --------
+    >>> [[len(part) for _, part in piece] for piece in cut([np.zeros(3), np.zeros(0), np.zeros(4)], 5)]
+    [[3, 2], [2]]
+    """
+    piece, used = [], 0
+    for array in arrays:
+        start = 0
+        while start < len(array):
+            part = array[start : start + room - used]
+            piece.append((slice(used, used + len(part)), part))
+            start += len(part)
+            used += len(part)
+            if used == room:
+                yield piece
+                piece, used = [], 0
+    if piece:
+        yield piece
+
+
+def lay(piece: Piece, slot: np.ndarray) -> None:
+    """Write a piece to a slot."""
+    for where, part in piece:
+        slot[where] = part
+
+
+def take(piece: Piece, slot: np.ndarray) -> None:
+    """Read a piece from a slot."""
+    for where, part in piece:
+        part[...] = slot[where]

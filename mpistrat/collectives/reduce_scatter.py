@@ -1,0 +1,147 @@
+"""To every replica its part of what the replicas' values combine to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import dtypes
+from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, mpi_operation
+from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.collectives.pieces import cut, lay
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
+
+# Parts below this many bytes go in fewer, larger steps than those of a ring.
+_RING_BYTES = 8 << 10
+_MESSAGE_BYTES = 1 << 30  # below 2^31, where older MPI libraries end
+
+
+def reduce_scatter(
+    topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None
+) -> np.ndarray:
+    """This replica's part, along the first axis, of the reduction over all replicas.
+
+    The parts are as even as can be: of ``n`` rows over ``size`` replicas the first ``n % size`` replicas have
+    one more than the others. Every node sends ``(nodes - 1) / nodes`` of the bytes, the least there can be,
+    where all nodes have equally many ranks.
+
+    Parameters
+    ----------
+    topology : Topology
+    op : ReduceOp or FurtherOp
+    value : numpy.ndarray
+        Of the same shape and dtype on all ranks.
+    timeout_seconds : float, optional
+        As in `Topology.turn`.
+
+    Raises
+    ------
+    ValueError
+        If the value is a scalar; on every rank, if shapes or dtypes differ between ranks.
+    TypeError
+        If values of this dtype cannot be reduced by ``op``.
+    """
+    if value.ndim == 0:
+        raise ValueError("a scalar has no axis to scatter along: use all_reduce")
+    wire = dtypes.accumulator(value.dtype, op)
+    rows = [
+        len(value) // topology.size + (rank < len(value) % topology.size) for rank in range(topology.size)
+    ]
+    flat = np.ascontiguousarray(value).reshape(-1)
+    width = math.prod(value.shape[1:])
+    ends = [0, *itertools.accumulate([each * width for each in rows])]
+    parts = [flat[first:last] for first, last in itertools.pairwise(ends)]
+    tiers = topology.size > 1 and topology.memory is not None and len(set(topology.ranks_per_node)) == 1
+    # Between nodes to agree takes two barriers, after which it would be this slot's turn again.
+    meets = tiers and len(flat) > 0 and len(topology.nodes) == 1
+    what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
+    with np.errstate(invalid="ignore", over="ignore"), topology.turn(what, meets, timeout_seconds):
+        if topology.size == 1:
+            total = flat.astype(wire)
+        elif tiers:
+            total = _on_two_tiers(topology, COMBINE[op], parts, wire)
+        else:
+            total = _by_mpi(topology, COMBINE[op], parts, wire)
+        if op is ReduceOp.MEAN:
+            total = total / total.dtype.type(topology.size)
+    return total.astype(dtypes.result(value.dtype, op), copy=False).reshape(
+        rows[topology.rank], *value.shape[1:]
+    )
+
+
+def _on_two_tiers(
+    topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype
+) -> np.ndarray:
+    """Each rank combines, of all ranks of its node, the parts that its rail wants; then these on the rail."""
+    memory = topology.memory
+    assert memory is not None
+    rails = [[parts[rank] for rank in sorted(rail)] for rail in zip(*topology.nodes, strict=True)]
+    mine = rails[memory.rank]
+    total, done = np.empty(sum(map(len, mine)), wire), 0
+    dtype = parts[0].dtype
+    room = memory.slot_bytes // dtype.itemsize // memory.size
+    for pieces in itertools.zip_longest(*(cut(rail, room) for rail in rails), fillvalue=()):
+        own, slots = memory.slots(dtype, room * memory.size)
+        for i, piece in enumerate(pieces):
+            lay(piece, own[i * room : (i + 1) * room])
+        topology.meet()
+        count = sum(len(part) for _, part in pieces[memory.rank])
+        if count:
+            first = memory.rank * room
+            rows = [slot[first : first + count] for slot in slots]
+            combine_rows(combine, rows, total[done : done + count])
+            done += count
+    ends = [0, *itertools.accumulate(map(len, mine))]
+    return _on_rail(topology.rail, combine, [total[first:last] for first, last in itertools.pairwise(ends)])
+
+
+def _on_rail(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The combination of all ranks' ``parts[rank]``. The others are overwritten."""
+    own, longest = parts[comm.rank], max(parts, key=len)
+    if comm.size == 1 or not len(longest):
+        return own
+    if longest.nbytes >= _RING_BYTES:
+        ring_reduce_scatter(comm, combine, parts)
+        return own
+    total = np.empty_like(own)
+    counts = [len(part) for part in parts]
+    comm.Reduce_scatter(np.concatenate(parts), total, counts, mpi_operation(combine, own.dtype))
+    return total
+
+
+def ring_reduce_scatter(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray]) -> None:
+    """Combine all ranks' ``parts[rank]`` in place, each on the way round a ring that ends at its owner.
+
+    The first half of Patarasuk and Yuan (2009): every rank sends all parts but its own once.
+    """
+    size, rank = comm.size, comm.rank
+    longest = max(map(len, parts))
+    step = max(1, _MESSAGE_BYTES // parts[0].itemsize)
+    scratch = np.empty(min(step, longest), parts[0].dtype)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for i in range(1, size):
+        send, mine = parts[(rank - i) % size], parts[(rank - i - 1) % size]
+        for start in range(0, longest, step):
+            piece = mine[start : start + step]
+            theirs = scratch[: len(piece)]
+            comm.Sendrecv(send[start : start + step], after, recvbuf=theirs, source=before)
+            combine(piece, theirs, out=piece)
+
+
+def _by_mpi(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype) -> np.ndarray:
+    """``MPI_Reduce_scatter`` (MPI 4.1 section 6.10) in pieces, each with some of every rank's part."""
+    total = np.empty(len(parts[topology.rank]), wire)
+    step = max(_RING_BYTES, CHUNK_BYTES // topology.size) // wire.itemsize
+    for start in range(0, max(map(len, parts)), step):
+        pieces = [part[start : start + step] for part in parts]
+        send = np.concatenate(pieces, dtype=wire)
+        counts = [len(piece) for piece in pieces]
+        topology.world.Reduce_scatter(send, total[start : start + step], counts, mpi_operation(combine, wire))
+    return total

@@ -1,0 +1,122 @@
+"""The cores that a process may use, and how many threads its libraries will start there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
+
+# OMP_NUM_THREADS is what the others fall back on.
+_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)
+_MOST_CORES = 1024
+_TAG = 17
+_checked = False
+
+
+def cores() -> frozenset[int] | None:
+    """The cores that this process may use, None where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def cores_of_machine() -> int:
+    """How many cores the first process of this machine, or of this container, may use."""
+    try:
+        return len(os.sched_getaffinity(1))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def ranges(cores: Iterable[int]) -> str:
+    """Cores as text.
+
+    Examples
+    --------
+    >>> ranges({0, 1, 2, 5})
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """The most threads that a numeric library starts, and the variable that says so; None if none does.
+
+    Without a variable each library starts one thread per core.
+
+    Examples
+    --------
+    >>> threads({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "4"})
+    (4, 'MKL_NUM_THREADS')
+    """
+    # OMP_NUM_THREADS may be a list, for nested regions.
+    found = [(environ.get(name, "").partition(",")[0].strip(), name) for name in _THREADS]
+    numbers = [(int(text), name) for text, name in found if text.isdecimal() and int(text)]
+    return max(numbers, default=None)
+
+
+def share_one_core(masks: Sequence[frozenset[int]], there: int) -> bool:
+    """Whether several ranks of a node have one core between them, although the node has more.
+
+    Examples
+    --------
+    >>> share_one_core([frozenset({3})] * 2, there=8), share_one_core([frozenset({2}), frozenset({3})], there=8)
+    (True, False)
+    """
+    return len(masks) > 1 and there > 1 and len(frozenset().union(*masks)) == 1
+
+
+def advice() -> str:
+    """What to do about ranks that share a core."""
+    return (
+        "under Slurm ask for cores (--cpus-per-task, and export SRUN_CPUS_PER_TASK for srun), or "
+        "srun --cpu-bind=cores; with Open MPI mpirun --bind-to none, with MPICH mpiexec -bind-to core"
+    )
+
+
+def warn_if_one_core(topology: Topology) -> None:
+    """Warn, from rank 0 and once per job, if all ranks of its node share one core.
+
+    Called on all ranks of the job after the topology was made. The ranks of the first node tell its first one.
+    """
+    global _checked
+    if _checked or topology.size == 1:
+        return
+    _checked = True
+    own = cores()
+    if own is None or topology.rank not in topology.nodes[0]:
+        return
+    mine = sum(1 << (core % _MOST_CORES) for core in own).to_bytes(_MOST_CORES // 8, "little")
+    node = topology.node
+    if node.rank:
+        node.Send(mine, 0, _TAG)
+        return
+    buffer = bytearray(len(mine))
+    masks = [own]
+    for source in range(1, node.size):
+        node.Recv(buffer, source, _TAG)
+        bits = int.from_bytes(buffer, "little")
+        masks.append(frozenset(core for core in range(_MOST_CORES) if bits >> core & 1))
+    if share_one_core(masks, cores_of_machine()):
+        started = threads(os.environ)
+        by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"
+        warnings.warn(
+            f"all {len(masks)} ranks of this node share core {ranges(own)} of {cores_of_machine()}{by}: {advice()}. "
+            "`mpistrat check` shows more",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,348 @@
+"""All ranks save at the same step when one of them is told to stop, and leave."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.runtime import mpi
+from mpistrat.runtime.topology import Topology
+from mpistrat.strategy import Variable, get_strategy, has_strategy
+from mpistrat.strategy.checks import require_cross_replica
+from mpistrat.training import preemption_exit
+from mpistrat.training.checkpoint import load, named_variables, save
+from mpistrat.training.preemption_config import TerminationConfig
+from mpistrat.training.preemption_watcher import PreemptionWatcher
+
+FILE = "preemption.h5"
+_COUNT = "PreemptionCheckpointHandler.total_run_calls"
+_MARGIN = 15.0  # seconds before a time limit that are left in any case
+
+_log = logging.getLogger(__name__)
+
+
+class Notice(NamedTuple):
+    """What one rank knows about the end of the job.
+
+    Attributes
+    ----------
+    text : str
+    comes_back : bool
+        Whether the job is to be started again. Who sends SIGTERM has decided that already: a cancelled job is to
+        stay away, and one that Slurm preempts is put back by Slurm.
+    """
+
+    text: str
+    comes_back: bool
+
+
+class PreemptionCheckpointHandler:
+    """Saves a checkpoint on all ranks at the same step when one of them is told to stop, and ends the program.
+
+    It watches for SIGTERM, SIGUSR1 and SIGUSR2, for the end of a Slurm job's time, and for what
+    ``termination_config`` says. At the beginning of each `run` the ranks agree on whether any of them was told,
+    which costs one small all-reduce. If so, they save, replica 0 puts a job of Slurm back into the queue, and all
+    end. The program that is then started again finds the checkpoint when it makes its handler, and goes on.
+
+    Parameters
+    ----------
+    cluster_resolver : ClusterResolver or None
+        Not needed to talk to the others, which MPI does; a cluster with parameter servers is refused.
+    checkpoint_or_checkpoint_manager : mapping of name to Variable, iterable of Variable, manager, or callable
+        What to save. Variables go to ``preemption.h5`` in ``checkpoint_dir``, and have their saved values when the
+        constructor returns. Of a manager the methods ``save()`` and, in the constructor, ``restore_or_initialize()``
+        are called on every rank. A callable is called on every rank to save; restoring is then up to the program.
+    checkpoint_dir : path, optional
+        A directory that all runs of the program see. It is made if it is not there.
+    termination_config : TerminationConfig, optional
+
+    Raises
+    ------
+    TypeError
+        If there is nothing that can be saved.
+    ValueError
+        If variables are given without ``checkpoint_dir``; if the checkpoint does not fit the variables.
+    NotImplementedError
+        If the cluster has parameter servers.
+    RuntimeError
+        In another thread than the main one.
+
+    Examples
+    --------
+    >>> import mpistrat, tempfile
+    >>> from mpistrat.experimental import PreemptionCheckpointHandler
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     v = mpistrat.Variable(0.0, name="v")
+    >>> handler = PreemptionCheckpointHandler(None, [v], folder.name)
+    >>> for step in range(handler.total_run_calls, 3):
+    ...     _ = handler.run(v.assign_add, 1.0)
+    >>> float(v), handler.total_run_calls
+    (3.0, 3)
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Any,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        termination_config: TerminationConfig | None = None,
+    ):
+        if termination_config is not None and not isinstance(termination_config, TerminationConfig):
+            raise TypeError(f"termination_config must be a TerminationConfig, not {termination_config!r}")
+        _refuse_parameter_servers(cluster_resolver)
+        self._config = termination_config or TerminationConfig()
+        self._strategy: Any = get_strategy() if has_strategy() else None
+        self._runs: Any = np.zeros((), np.int64)
+        restore: Callable[[], Any] | None = None
+        what: Any = checkpoint_or_checkpoint_manager
+        if callable(getattr(what, "save", None)):
+            self._save_fn: Callable[..., Any] = what.save
+            restore = getattr(what, "restore_or_initialize", None)
+        elif callable(what) and not isinstance(what, Variable):
+            self._save_fn = what
+        elif checkpoint_dir is None:
+            raise ValueError(
+                "variables are saved in a directory: give checkpoint_dir=, which all runs of the program see"
+            )
+        else:
+            restore = self._keep_variables(what, Path(checkpoint_dir))
+        if self._config.save_fn is not None:
+            self._save_fn = self._config.save_fn
+        self._topology = (
+            Topology.of(mpi.start().COMM_WORLD)
+            if self._strategy is None
+            else self._strategy.extended._topology
+        )
+        self._watcher = PreemptionWatcher()
+        self._notices: dict[int, Notice] | None = None  # of an end that is agreed on and has not come yet
+        self._deadline = 0.0
+        self._watches_time = True
+        self._longest_save = self._longest_step = 0.0
+        self._last_check: float | None = None
+        if restore is not None:
+            restore()
+
+    @property
+    def total_run_calls(self) -> int:
+        """How many times `run` was called and came back, in all runs of the program.
+
+        Where a manager or a callable saves, only this run of the program is counted.
+        """
+        return int(self._runs)
+
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Save and leave if any rank was told to stop; else call a function, and count the call.
+
+        All ranks call it the same number of times. The function should be one step of training: a notice has to
+        wait until it is over.
+
+        Parameters
+        ----------
+        distributed_train_function : callable
+        *args, **kwargs
+            What it is called with.
+
+        Returns
+        -------
+        Any
+            What it returns.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context.
+        """
+        self._check((), {})
+        result = distributed_train_function(*args, **kwargs)
+        if isinstance(self._runs, Variable):
+            self._runs.assign_add(1)
+        else:
+            self._runs += 1
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Save and leave if any rank was told to stop: for loops that do not use `run`.
+
+        All ranks call it the same number of times, once per step.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Handed to whatever saves.
+
+        Raises
+        ------
+        TypeError
+            If there are any, and variables are saved, which take none.
+        """
+        if (args or kwargs) and isinstance(self._runs, Variable) and self._config.save_fn is None:
+            raise TypeError(
+                f"variables are saved without arguments, not with {args or kwargs}: give a function that saves, or "
+                "TerminationConfig(save_fn=...)"
+            )
+        self._check(args, kwargs)
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """Context after which the ranks save and leave if any of them was told to stop.
+
+        All ranks enter and leave it. An error that leaves it is not held up: nothing is saved then.
+        """
+        yield
+        self._check((), {})
+
+    # --- what is saved ---------------------------------------------------------------
+
+    def _keep_variables(self, what: Any, directory: Path) -> Callable[[], None]:
+        """Let ``_save_fn`` save these variables. What restores them is returned."""
+        variables = named_variables(what)
+        self._strategy = next(iter(variables.values())).distribute_strategy
+        with self._strategy.scope():
+            self._runs = variables[_COUNT] = Variable(np.zeros((), np.int64), trainable=False, name=_COUNT)
+        path = directory / FILE
+
+        def save_variables() -> None:
+            topology = self._topology
+            topology.on_first(lambda: directory.mkdir(parents=True, exist_ok=True))
+            save(variables, path)
+
+        def restore() -> None:
+            if self._topology.on_first(path.exists):
+                load(variables, path)
+                if self._topology.rank == 0:
+                    _log.warning(
+                        "going on after run %d, with the variables in %s", self.total_run_calls, path
+                    )
+
+        self._save_fn = save_variables
+        return restore
+
+    # --- when it is saved ------------------------------------------------------------
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._strategy is not None:
+            require_cross_replica(self._strategy, "run", "call it outside of strategy.run")
+        now = time.monotonic()
+        if self._last_check is not None:
+            self._longest_step = max(self._longest_step, now - self._last_check)
+        if self._notices is None:
+            if not self._notified():
+                self._last_check = now
+                return
+            self._save(args, kwargs)
+            if self._config.grace_period > 0:
+                left = self._seconds_left()
+                grace = self._config.grace_period if left is None else min(self._config.grace_period, left)
+                self._deadline = now + grace
+                self._last_check = time.monotonic()
+                return
+        else:
+            if not self._grace_is_over(now):
+                self._last_check = now
+                return
+            self._save(args, kwargs)
+        self._leave()
+
+    def _grace_is_over(self, now: float) -> bool:
+        """Whether it is time for the second checkpoint: by the clock of replica 0, or because of SIGTERM."""
+        assert self._notices is not None
+        over = self._topology.rank == 0 and now >= self._deadline - self._needed()
+        cut_short = signal.SIGTERM in self._watcher.signals[1:]
+        if self._topology.all_true(not (over or cut_short)):
+            return False
+        for rank, was_cut in enumerate(self._topology.all_gather_object(cut_short)):
+            if was_cut:
+                self._notices[rank] = Notice("SIGTERM", False)
+        return True
+
+    def _notified(self) -> bool:
+        """Whether any rank was told to stop. If so, each rank knows what each was told."""
+        own = self._own_notice()
+        if self._topology.all_true(own is None):
+            return False
+        told = self._topology.all_gather_object(own and tuple(own))
+        self._notices = {rank: Notice(*each) for rank, each in enumerate(told) if each is not None}
+        return True
+
+    def _own_notice(self) -> Notice | None:
+        message = self._watcher.preemption_message
+        if message is not None:
+            return Notice(message, self._watcher.signals[0] != signal.SIGTERM)
+        watcher_fn = self._config.termination_watcher_fn
+        if watcher_fn is not None and watcher_fn():
+            return Notice("termination_watcher_fn", True)
+        left = self._seconds_left()
+        if left is None or self._last_check is None or not self._watches_time:
+            return None
+        if left < _MARGIN + self._needed():
+            return Notice(f"{left:.0f} s before the end of the job's time", True)
+        return None
+
+    def _seconds_left(self) -> float | None:
+        """Until the job's time is over. Clocks differ between nodes: replica 0 alone looks."""
+        return preemption_exit.seconds_left(os.environ) if self._topology.rank == 0 else None
+
+    def _needed(self) -> float:
+        """Seconds for another step and a checkpoint, with some reserve."""
+        return 2 * (self._longest_save + self._longest_step)
+
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        start = time.monotonic()
+        self._save_fn(*args, **kwargs)
+        self._topology.barrier()  # nobody ends the job while another one writes
+        self._longest_save = max(self._longest_save, time.monotonic() - start)
+
+    def _leave(self) -> None:
+        assert self._notices is not None
+        notices, self._notices, self._last_check = self._notices, None, None
+        comes_back = all(notice.comes_back for notice in notices.values())
+        if self._topology.rank == 0:
+            rank, notice = next(iter(notices.items()))
+            _log.warning(
+                "rank %d was told to stop (%s): all %d ranks saved after run %d",
+                rank,
+                notice.text,
+                self._topology.size,
+                self.total_run_calls,
+            )
+        if self._config.exit_fn is not None:
+            self._config.exit_fn()
+            self._watcher.clear()
+            self._watches_time = False  # or it would be over again after each step
+            return
+        requeued = False
+        if comes_back:
+            why_not = self._topology.broadcast_object(
+                preemption_exit.requeue(os.environ) if self._topology.rank == 0 else None
+            )
+            requeued = why_not is None
+            if self._topology.rank == 0:
+                if requeued:
+                    _log.warning("the job was put back into the queue")
+                else:
+                    _log.warning("the job is not put back into the queue: %s", why_not)
+        preemption_exit.leave(requeued)
+
+
+def _refuse_parameter_servers(cluster_resolver: Any) -> None:
+    if cluster_resolver is None:
+        return
+    try:
+        jobs = cluster_resolver.cluster_spec().jobs
+    except RuntimeError:  # it does not know where all ranks are
+        return
+    if "ps" in jobs:
+        raise NotImplementedError(
+            f"the cluster has tasks of {jobs}: PreemptionCheckpointHandler works where all ranks train, "
+            "without parameter servers"
+        )

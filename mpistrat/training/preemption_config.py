@@ -1,0 +1,59 @@
+"""What becomes of a job that is told to stop, as its user wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class TerminationConfig:
+    """How a `PreemptionCheckpointHandler` learns that the job will be ended, and what it then does.
+
+    Parameters
+    ----------
+    termination_watcher_fn : callable, optional
+        ``termination_watcher_fn() -> bool``: whether this rank will be ended soon. It is asked on every rank at each
+        step, so it should be quick. Signals and the job's time limit count beside it.
+    exit_fn : callable, optional
+        Called on every rank after the checkpoint is written. If it returns, training goes on. By default replica 0
+        puts a job of Slurm back into the queue, and all ranks end.
+    grace_period : float, optional
+        Seconds between the notice and the end. The checkpoint is written at once, training goes on, and a second
+        checkpoint is written shortly before the end. By default 0: one checkpoint, then the exit.
+    save_fn : callable, optional
+        Called on every rank instead of saving the checkpoint that the handler was given.
+
+    Raises
+    ------
+    TypeError
+        If a function cannot be called.
+    ValueError
+        If ``grace_period`` is negative.
+
+    Examples
+    --------
+    >>> TerminationConfig(exit_fn=lambda: None, grace_period=30).grace_period
+    30.0
+    """
+
+    def __init__(
+        self,
+        termination_watcher_fn: Callable[[], bool] | None = None,
+        exit_fn: Callable[[], Any] | None = None,
+        grace_period: float | None = None,
+        save_fn: Callable[..., Any] | None = None,
+    ):
+        functions = {
+            "termination_watcher_fn": termination_watcher_fn,
+            "exit_fn": exit_fn,
+            "save_fn": save_fn,
+        }
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, not {function!r}")
+        self.grace_period = 0.0 if grace_period is None else float(grace_period)
+        if not self.grace_period >= 0:
+            raise ValueError(f"grace_period is a number of seconds from 0 on, not {grace_period!r}")
+        self.termination_watcher_fn = termination_watcher_fn
+        self.exit_fn = exit_fn
+        self.save_fn = save_fn

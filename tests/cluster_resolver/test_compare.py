@@ -1,0 +1,154 @@
+"""What contradicts what, and what is said about it."""
+
+import pytest
+from recorded import recorded
+
+from mpistrat.cluster_resolver import (
+    ClusterSpec,
+    Placement,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    resolve,
+)
+from mpistrat.cluster_resolver.compare import contradictions, facts_of, likely_cause, told_by
+
+
+def known(*node_of_rank, rank=0):
+    """What MPI says of ranks that are so on nodes."""
+    nodes = list(dict.fromkeys(node_of_rank))
+    where = [nodes.index(node) for node in node_of_rank]
+    counts = tuple(map(where.count, range(len(nodes))))
+    own = [each for each in range(len(where)) if where[each] == where[rank]]
+    return Placement(
+        "MPI",
+        len(where),
+        rank,
+        node=where[rank],
+        local_rank=own.index(rank),
+        local_size=len(own),
+        ranks_per_node=counts,
+        node_of_rank=tuple(where),
+    )
+
+
+def names(told, mpi):
+    return [each.name for each in contradictions(told, mpi)]
+
+
+LAYOUTS = {
+    "even": (0, 0, 1, 1, 2, 2),
+    "uneven": (0, 0, 0, 1, 2),
+    "cyclic": (0, 1, 2, 0, 1, 2),
+    "arbitrary": (1, 0, 1, 2, 0),
+    "gpus-per-task": (0, 0, 1, 1),
+    "mpirun": (0, 0, 1, 1, 2, 2),
+}
+
+
+@pytest.mark.parametrize("folder", LAYOUTS)
+def test_what_agrees(folder):
+    layout = LAYOUTS[folder]
+    for rank in range(len(layout)):
+        told = told_by(resolve(recorded(folder, rank)))
+        assert contradictions(told, known(*layout, rank=rank)) == []
+        assert {"size", "rank"} <= set(told)
+
+
+def test_numbers_of_nodes_are_not_compared():
+    assert (
+        contradictions(told_by(resolve(recorded("arbitrary", 1))), known("y", "x", "y", "z", "x", rank=1))
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "rank", "mpi", "expected", "cause"),
+    [
+        ("even", 2, known(0), ["size", "rank"], "started alone"),
+        ("even", 2, known(0, 0, 1, rank=2), ["size"], "left over from another launch"),
+        ("even", 2, known(0, 0, 1, 1, 2, 2, rank=3), ["rank", "local_rank"], "left over"),
+        (
+            "even",
+            2,
+            known(*range(6), rank=2),
+            ["num_nodes", "ranks_by_node", "local_size"],
+            "container",
+        ),
+        ("even", 2, known(*[0] * 6, rank=2), None, "one machine to MPI"),
+        ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "dealt out"),
+    ],
+)
+def test_what_does_not(folder, rank, mpi, expected, cause):
+    environ = recorded(folder, rank)
+    found = contradictions(told_by(resolve(environ)), mpi)
+    assert found
+    if expected is not None:
+        assert [each.name for each in found] == expected
+    assert cause in likely_cause(found, mpi, environ)
+
+
+def test_resolver_of_another_launcher():
+    """SLURM_* under mpirun are those of its daemons."""
+    environ = recorded("mpirun", 3)
+    mpi = known(0, 0, 1, 1, 2, 2, rank=3)
+    found = contradictions(told_by(SlurmClusterResolver(environ=dict(environ))), mpi)
+    assert str(found[0]) == "size is 2 according to SLURM_STEP_NUM_TASKS, 6 according to MPI"
+    cause = likely_cause(found, mpi, environ)
+    assert "mpirun of Open MPI started this rank" in cause
+    assert "resolve()" in cause
+
+
+def test_assumptions_are_not_compared():
+    environ = {name: text for name, text in recorded("mpirun", 3).items() if name != "PMIX_HOSTNAME"}
+    told = told_by(resolve(environ))
+    assert "ranks_by_node" not in told
+    assert names(told, known(0, 0, 1, 1, 2, 2, rank=3)) == []
+
+
+WORKERS = ClusterSpec({"worker": ["localhost:1", "localhost:2"], "chief": ["a:1"], "ps": ["c:1"]})
+
+
+class TestGivenClusters:
+    def test_tasks_that_train_are_ranks(self):
+        resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
+        assert names(told_by(resolver), known(0, 1, 2, rank=2)) == []
+        assert names(told_by(resolver), known(0, 0, 0, rank=2)) == []  # addresses may be aliases
+        assert names(told_by(resolver), known(0, 1, 2, rank=0)) == ["rank"]
+        assert names(told_by(resolver), known(0, 1, rank=1)) == ["size", "rank"]
+
+    def test_a_worker_may_be_a_whole_node(self):
+        resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
+        assert names(told_by(resolver), known(0, 0, 1, 1, 2, 2, rank=5)) == []
+
+    def test_without_a_task_only_the_size_counts(self):
+        told = told_by(SimpleClusterResolver(WORKERS))
+        assert set(told) == {"size"}
+        assert names(told, known(0, 0, 0, rank=2)) == []
+        assert names(told, known(0, 0)) == ["size"]
+
+    def test_an_empty_cluster_says_nothing(self):
+        for environ in ({}, {"TF_CONFIG": "{}"}):
+            assert told_by(TFConfigClusterResolver(environ=environ)) == {}
+            assert told_by(TFConfigClusterResolver(task_type="worker", task_id=0, environ=environ)) == {}
+
+    def test_evaluator_is_alone(self):
+        cluster = ClusterSpec({"worker": ["a:1", "b:1"], "evaluator": ["c:1"]})
+        told = told_by(SimpleClusterResolver(cluster, task_type="evaluator", task_id=0))
+        assert names(told, known(0)) == []
+
+    @pytest.mark.parametrize(
+        ("mpi", "cause"),
+        [
+            (known(0), "mpirun -n 3 python"),
+            (known(0, 0, 0, rank=0), "index of its own task"),
+            (known(0, 0), "Every task that trains is one rank"),
+        ],
+    )
+    def test_causes(self, mpi, cause):
+        resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
+        assert cause in likely_cause(contradictions(told_by(resolver), mpi), mpi, {})
+
+
+def test_what_mpi_does_not_say_is_not_compared():
+    assert contradictions(facts_of(resolve(recorded("even", 2)).placement), Placement("MPI", 6, 2)) == []

@@ -1,0 +1,62 @@
+"""Which GPU is a rank's, when it sees all, one, or some of its node's; and what never changes the environment."""
+
+import pytest
+
+from mpistrat.cluster_resolver import SlurmClusterResolver, resolve
+from mpistrat.cluster_resolver.gpus import placed
+
+
+def step(local_rank, local_size, **more):
+    return {
+        "SLURM_PROCID": str(local_rank),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_STEP_NUM_TASKS": str(local_size),
+        "SLURM_STEP_NODELIST": "n0",
+        "SLURM_STEP_TASKS_PER_NODE": str(local_size),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "given", "local_rank", "local_size", "gpu", "device", "number"),
+    [
+        ("0,1,2,3", "4", 2, 4, "2", "cuda:2", 1),  # --gpus-per-node=4
+        ("0,1,2,3", "4", 1, 2, "2", "cuda:2", 2),  # two for each
+        ("3", "4", 3, 4, "3", "cuda:0", 1),  # --gpus-per-task=1, --gpu-bind=single:1
+        ("2,3", "4", 1, 2, "2", "cuda:0", 2),  # --gpus-per-task=2
+        ("2,3", "2", 1, 2, "3", "cuda:1", 1),  # a job with half of the node
+        ("0", "1", 1, 2, "0", "cuda:0", 1),  # two ranks on one GPU
+        ("0,1", "2", 3, 4, "1", "cuda:1", 1),  # four on two
+        ("GPU-8a,GPU-9b", "2", 1, 2, "GPU-9b", "cuda:1", 1),
+        ("MIG-1a", "2", 1, 2, "MIG-1a", "cuda:0", 1),
+        ("MIG-1a,MIG-2b", "2", 0, 2, "MIG-1a", "cuda:0", 1),
+        ("MIG-1a,MIG-2b", "2", 1, 2, "MIG-2b", None, 1),  # CUDA shows it the first one only
+        ("MIG-GPU-8a/1/0,MIG-GPU-8a/2/0", "2", 1, 2, "MIG-GPU-8a/2/0", None, 1),
+        ("", "2", 0, 2, None, "cpu:0", 0),
+        ("NoDevFiles", "0", 0, 2, None, "cpu:0", 0),
+    ],
+)
+def test_own(seen, given, local_rank, local_size, gpu, device, number):
+    environ = step(local_rank, local_size, CUDA_VISIBLE_DEVICES=seen, SLURM_GPUS_ON_NODE=given)
+    before = dict(environ)
+    resolver = resolve(environ)
+    placement = resolver.placement
+    assert (placement.gpu, placement.device, placement.gpus_per_rank) == (gpu, device, number)
+    SlurmClusterResolver(auto_set_gpu=False, environ=environ).cluster_spec()
+    assert environ == before
+
+
+def test_a_slice_of_its_own_is_the_first():
+    """With auto_set_gpu, as in tf.distribute, the rank is shown its own slice alone, and CUDA takes it."""
+    environ = step(1, 2, CUDA_VISIBLE_DEVICES="MIG-1a,MIG-2b", SLURM_GPUS_ON_NODE="2")
+    resolver = SlurmClusterResolver(environ=environ)
+    assert resolver.placement.device is None
+    resolver.cluster_spec()
+    assert environ["CUDA_VISIBLE_DEVICES"] == "MIG-2b"
+    assert (resolver.placement.gpu, resolver.placement.device) == ("MIG-2b", "cuda:0")
+
+
+def test_the_source_says_why_a_slice_has_no_device():
+    own, sources = placed({"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-2b"}, 1, 2, None)
+    assert own.device is None
+    assert "one MIG slice" in sources["device"]

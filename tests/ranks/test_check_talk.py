@@ -1,0 +1,117 @@
+"""What the ranks of `mpistrat check` find out together."""
+
+import time
+
+import pytest
+from mpi4py import MPI
+
+from mpistrat.cli.checks import clocks, layout, network
+from mpistrat.cli.checks.finding import Job, Options, Verdict
+from mpistrat.cli.checks.talk import SilenceError, Talk
+from mpistrat.runtime.topology import Topology
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+LAST = SIZE - 1
+
+
+class SlowTalk(Talk):
+    """A rank whose messages leave it at 1 MB/s."""
+
+    def send(self, data, to):
+        time.sleep(len(data) / 1e6)
+        super().send(data, to)
+
+
+@pytest.fixture
+def talk(comm):
+    """Every rank stands for a node of its own."""
+    talk = Talk(comm, 30)
+    talk.topology = Topology.of(comm)
+    talk.leaders = tuple(range(SIZE))
+    return talk
+
+
+def job(**talked):
+    return Job(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, talked)
+
+
+@pytest.mark.ranks(min=3, max=3)
+def test_slow_link(talk, comm):
+    if RANK == LAST:
+        talk.__class__ = SlowTalk
+    pairs = network.talk(talk, Options())
+    assert (pairs is None) == (RANK > 0)
+    if RANK == 0:
+        assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
+        found = network.judge(job(network=pairs))
+        assert found.verdict is Verdict.FIX
+        assert "worst bandwidth 1 MB/s" in found.found
+        assert f"-n{LAST})" in found.found.split(", best")[0]
+
+
+def test_alone_or_not_every_pair_is_measured(talk):
+    talk.leaders = (0,)
+    pairs = network.talk(talk, Options())
+    if RANK == 0:
+        assert pairs == []
+        assert network.judge(job(network=pairs)).verdict is Verdict.OK
+
+
+@pytest.mark.ranks(min=2)
+def test_clock_of_one_rank(talk, monkeypatch):
+    if RANK == LAST:
+        monkeypatch.setattr(clocks, "now", lambda: time.time() - 7)
+    found = clocks.talk(talk, Options())
+    if RANK == 0:
+        assert [peer for peer, _, _ in found] == list(range(1, SIZE))
+        finding = clocks.judge(job(clocks=found))
+        assert finding.verdict is Verdict.FIX
+        assert finding.found == f"rank {LAST} (n{LAST}) is 7.0 s behind rank 0"
+
+
+def test_clocks_that_agree(talk):
+    found = clocks.talk(talk, Options())
+    if RANK == 0:
+        assert clocks.judge(job(clocks=found)).verdict is Verdict.OK
+
+
+def test_layout(talk):
+    said = layout.talk(talk, Options())
+    assert said is None
+    assert layout.judge(job(layout=said)).verdict is Verdict.OK
+
+
+def test_layout_that_is_contradicted(talk, monkeypatch):
+    """Rank LAST has the variables of another launch."""
+    if RANK == LAST:
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(SIZE + 5))
+        monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(SIZE + 5))
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(RANK))
+    said = layout.talk(talk, Options())
+    if RANK == 0:
+        finding = layout.judge(job(layout=said))
+        assert finding.verdict is Verdict.FIX
+        assert f"rank {LAST}: size is {SIZE + 5} according to OMPI_COMM_WORLD_SIZE" in finding.found
+
+
+@pytest.mark.ranks(min=2)
+def test_silence(comm):
+    """A rank that sends nothing is named, and nobody hangs."""
+    talk = Talk(comm, 0.3 if RANK == 0 else 30)
+    if RANK == 0:
+        with pytest.raises(SilenceError, match=rf"no message from ranks \[{LAST}\] in 0.3 s"):
+            talk.collect({})
+        comm.Barrier()
+        assert talk.receive(LAST, 2) == b"{}"
+    elif RANK < LAST:
+        assert talk.collect({}) is None
+        comm.Barrier()
+    else:
+        comm.Barrier()
+        talk.collect({})
+
+
+def test_collect(comm):
+    everyone = Talk(comm, 30).collect({"rank": RANK, "text": "x" * 100_000})
+    if RANK == 0:
+        assert [each["rank"] for each in everyone] == list(range(SIZE))

@@ -1,0 +1,60 @@
+"""Cores and threads, and the warning about ranks that share one core."""
+
+import os
+
+import pytest
+
+from mpistrat.runtime import affinity
+
+PROGRAM = """
+import os, warnings
+warnings.simplefilter("always")
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import mpistrat
+for _ in range(2):
+    mpistrat.MultiWorkerMirroredStrategy()
+"""
+
+
+def test_ranges():
+    assert affinity.ranges([]) == ""
+    assert affinity.ranges({7}) == "7"
+    assert affinity.ranges({9, 1, 2, 3, 5}) == "1-3,5,9"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"OMP_NUM_THREADS": "3"}, (3, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": ""}, (4, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "8"}, (8, "OPENBLAS_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "many"}, None),
+    ],
+)
+def test_threads(environ, expected):
+    assert affinity.threads(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("masks", "there", "expected"),
+    [
+        ([{0}, {0}, {0}], 4, True),
+        ([{0}, {1}], 4, False),
+        ([{0, 1}, {0, 1}], 4, False),
+        ([{0}], 4, False),
+        ([{0}, {0}], 1, False),
+    ],
+)
+def test_one_core(masks, there, expected):
+    assert affinity.share_one_core([frozenset(mask) for mask in masks], there) is expected
+
+
+@pytest.mark.skipif(affinity.cores_of_machine() < 2, reason="this machine has one core")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
+def test_warning_comes_once_per_job(run_ranks, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = run_ranks(3, program, OMP_NUM_THREADS="2").check()
+    assert ended.output.count("all 3 ranks of this node share core") == 1, str(ended)
+    ended.shows("each with 2 thread(s)", "--cpus-per-task", "program.py:7: RuntimeWarning")
