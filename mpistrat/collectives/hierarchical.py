@@ -46,9 +46,7 @@ class HierarchicalAllReduce(Algorithm):
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         memory = topology.memory
         assert memory is not None
-        own, rows = memory.slots(send.dtype, len(send))
-        if send is not own:
-            own[...] = send
+        rows = memory.lay_down(send)
         topology.meet()
         one_node = len(topology.nodes) == 1
         if one_node and (len(rows) == 2 or len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES):

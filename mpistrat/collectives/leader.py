@@ -36,9 +36,7 @@ class LeaderAllReduce(Algorithm):
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         memory = topology.memory
         assert memory is not None
-        own, rows = memory.slots(send.dtype, len(send))
-        if send is not own:
-            own[...] = send
+        rows = memory.lay_down(send)
         result = memory.result[: receive.nbytes].view(receive.dtype)
         if receive.nbytes <= PAYLOAD_BYTES and len(topology.nodes) > 1:
 

@@ -61,6 +61,12 @@ class NodeMemory:
             found = self._views[key] = rows[self.rank], rows
         return found
 
+    def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
+        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met."""
+        own, rows = self.slots(values.dtype, len(values))
+        own[...] = values
+        return rows
+
     def meet(self) -> None:
         """Wait for all ranks of the node: what they wrote may be read now."""
         self._generation ^= 1

@@ -261,7 +261,8 @@ class StrategyExtended:
         """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
         words = nest.describe(value)
         if words is not None and self._topology.size > 1:
-            with self._topology.turn(operation(name, "of the structure", words)):
+            what = operation(name, "of the structure", words)
+            with self._topology.turn(what, timeout_seconds=self._options.timeout_seconds):
                 pass
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
