@@ -135,6 +135,11 @@ def rows(arena: Arena, stretch: Stretch, ranks: int) -> list[np.ndarray]:
     return [memory[start : start + nbytes].view(stretch.dtype) for start in starts]
 
 
+def offset(array: np.ndarray) -> int:
+    """Bytes from the beginning of the memory that an array is a view of."""
+    return _address(array) - _address(array.base)
+
+
 def _address(array: Any) -> int:
     return array.__array_interface__["data"][0]
 

@@ -6,12 +6,13 @@ import math
 import weakref
 from collections.abc import Sequence
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.collectives import arena, packing
 from mpistrat.collectives.arena import Arena, Stretch
+from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ring import ring_all_reduce
 from mpistrat.runtime.operation import Operation
@@ -19,6 +20,14 @@ from mpistrat.runtime.topology import Topology
 
 _target = weakref.ref.__call__
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
+
+
+class Block(NamedTuple):
+    """Elements that this rank combines, in the buffers of all ranks of the node and in its own."""
+
+    rows: list[np.ndarray]
+    own: np.ndarray
+    others: list[np.ndarray]
 
 
 class InPlace(NamedTuple):
@@ -31,18 +40,19 @@ class InPlace(NamedTuple):
     home : Arena
     operation : Operation
     stretches : tuple of Stretch
-    by_name : bool
-        Whether a user named the algorithm.
     buckets : tuple of Bucket
         How each stretch is reduced where the ranks do not see each other's.
+    slices : list of list of Block
+        Of each stretch this rank's slice. Made when it is first needed, emptied when one of the buffers goes:
+        views of the memory would keep it.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
     home: Arena
     operation: Operation
     stretches: tuple[Stretch, ...]
-    by_name: bool
     buckets: tuple[packing.Bucket, ...]
+    slices: list[list[Block]]
 
     def is_for(self, values: Sequence[np.ndarray]) -> bool:
         """Whether it was made for these objects."""
@@ -60,68 +70,73 @@ def plan(
         buckets += packing.plan(topology, op, key, 0, algorithm).buckets
     where = tuple((each.offset, each.length, each.dtype.str) for each in found)
     operation = Operation("all_reduce", op.name, "of buffers", home.number, where, algorithm)
-    return InPlace(
-        tuple(map(weakref.ref, values)),
-        home,
-        operation,
-        found,
-        algorithm not in (None, "hierarchical"),
-        tuple(buckets),
-    )
+    slices: list[list[Block]] = []
+    buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
+    return InPlace(buffers, home, operation, found, tuple(buckets), slices)
 
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Leave the reduction over all ranks in the buffers of each."""
     home = plan.home
     with np.errstate(invalid="ignore", over="ignore"):
-        if not home.shared or plan.by_name or any(b.wire is not b.source for b in plan.buckets):
+        if not (home.shared and all(map(_stays, plan.buckets))):
             _reduce_through_copies(topology, plan, timeout_seconds)
         else:
             _reduce_in_shared_memory(topology, plan, timeout_seconds)
 
 
+def _stays(bucket: packing.Bucket) -> bool:
+    """Whether a bucket is reduced where it is: not where the values are widened, or another way is better."""
+    return bucket.algorithm.name == "hierarchical" and bucket.wire is bucket.source
+
+
 def _reduce_in_shared_memory(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
-    home = plan.home
+    """Each rank of the node reduces a slice of all; between nodes slice ``i`` goes by the rail of local rank ``i``."""
+    if not plan.slices:
+        ranks = topology.node.size
+        plan.slices.extend(_slice(topology, arena.rows(plan.home, each, ranks)) for each in plan.stretches)
     with topology.turn(plan.operation, True, timeout_seconds):
         topology.meet()
-        for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
-            _reduce_shared(topology, bucket, arena.rows(home, stretch, topology.node.size))
+        for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
+            for block in blocks:
+                combine_rows(bucket.combine, block.rows, block.own)
+                if len(topology.nodes) == 1:
+                    _spread(bucket, block)
+            if blocks and len(topology.nodes) > 1:
+                _combine_between_nodes(topology, bucket, blocks)
         topology.meet()
 
 
-def _reduce_shared(topology: Topology, bucket: packing.Bucket, rows: list[np.ndarray]) -> None:
-    """Each rank of the node reduces a slice of all; between nodes slice ``i`` goes by the rail of local rank ``i``."""
-    ranks, rank, count = len(rows), topology.node.rank, len(rows[0])
-    one_node = len(topology.nodes) == 1
-    slices = ranks if one_node else min(topology.ranks_per_node)
+def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
+    rank, length = topology.node.rank, len(rows[0])
+    slices = len(rows) if len(topology.nodes) == 1 else min(topology.ranks_per_node)
     if rank >= slices:
-        return
-    first, last = count * rank // slices, count * (rank + 1) // slices
+        return []
+    last = length * (rank + 1) // slices
     step = max(1, _BLOCK_BYTES // rows[0].itemsize)
-    own = rows[rank]
-    for start in range(first, last, step):
-        block = slice(start, min(start + step, last))
-        total = own[block]
-        for i, row in enumerate(rows):
-            if i != rank:
-                bucket.combine(total, row[block], out=total)
-        if one_node:
-            _spread(bucket, rows, rank, block)
-    if not one_node:
-        part = own[first:last]
-        scratch = np.empty(math.ceil(len(part) / topology.rail.size), part.dtype)
-        ring_all_reduce(topology.rail, bucket.combine, part, scratch)
-        for start in range(first, last, step):
-            _spread(bucket, rows, rank, slice(start, min(start + step, last)))
+    blocks = []
+    for start in range(length * rank // slices, last, step):
+        parts = [row[start : min(start + step, last)] for row in rows]
+        blocks.append(Block(parts, parts[rank], parts[:rank] + parts[rank + 1 :]))
+    return blocks
 
 
-def _spread(bucket: packing.Bucket, rows: list[np.ndarray], rank: int, block: slice) -> None:
-    total = rows[rank][block]
+def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, blocks: list[Block]) -> None:
+    base: Any = blocks[0].own.base
+    first = arena.offset(blocks[0].own)
+    nbytes = sum(block.own.nbytes for block in blocks)
+    part = base[first : first + nbytes].view(blocks[0].own.dtype)
+    scratch = np.empty(math.ceil(len(part) / topology.rail.size), part.dtype)
+    ring_all_reduce(topology.rail, bucket.combine, part, scratch)
+    for block in blocks:
+        _spread(bucket, block)
+
+
+def _spread(bucket: packing.Bucket, block: Block) -> None:
     if bucket.divisor != 1:
-        np.divide(total, total.dtype.type(bucket.divisor), out=total)
-    for i, row in enumerate(rows):
-        if i != rank:
-            row[block] = total
+        np.divide(block.own, block.own.dtype.type(bucket.divisor), out=block.own)
+    for other in block.others:
+        other[...] = block.own
 
 
 def _reduce_through_copies(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:

@@ -37,7 +37,7 @@ class HierarchicalAllReduce(Algorithm):
         inside = 5e-7 + min(largest, 3) * nbytes / 12e9
         if nodes == 1:
             return inside
-        return inside + 2 * (nodes - 1) * 20e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9
+        return inside + 2 * (nodes - 1) * 20e-6 + 2 * (nodes - 1) / nodes * nbytes / 9e8
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
@@ -49,7 +49,12 @@ class HierarchicalAllReduce(Algorithm):
         rows = memory.lay_down(send)
         topology.meet()
         one_node = len(topology.nodes) == 1
-        if one_node and (len(rows) == 2 or len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES):
+        if one_node and len(rows) == 2:
+            # The values are the same in `send`, which is nearer than a slot that others read.
+            pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
+            combine(*pair, out=receive, dtype=receive.dtype)
+            return
+        if one_node and len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
             combine_rows(combine, rows, receive)
             return
         result = memory.result[: receive.nbytes].view(receive.dtype)

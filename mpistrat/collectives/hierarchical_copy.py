@@ -17,6 +17,7 @@ class HierarchicalCopy(Algorithm):
     """The two tiers by MPI's own reduce, all-reduce and broadcast, piece by piece."""
 
     name = "hierarchical_copy"
+    by_name_only = True
 
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
         return device.kind == "cpu" and dtype.kind in "iufc"

@@ -43,13 +43,16 @@ class MpiAllReduce(Algorithm):
         return device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Latency per round of a recursive doubling, then the bytes that each rank must send.
+        """Latency per round of a recursive doubling, then the bytes that each rank or each node must send.
 
-        The libraries' defaults send more than the least number of bytes between more than two nodes.
+        The libraries' defaults are at the least number of bytes between two nodes, and far from it between more.
         """
         size, nodes = topology.size, len(topology.nodes)
-        latency, bandwidth = (1e-6, 5e9) if nodes == 1 else (5e-6, 1e9 if nodes == 2 else 4e8)
-        return math.ceil(math.log2(size)) * latency + 2 * (size - 1) / size * nbytes / bandwidth
+        rounds = math.ceil(math.log2(size))
+        if nodes == 1:
+            return rounds * 1e-6 + 2 * (size - 1) / size * nbytes / 5e9
+        bandwidth = 1e9 if nodes == 2 else 4e8
+        return rounds * 1e-5 + 2 * (nodes - 1) / nodes * nbytes / bandwidth
 
     def piece_bytes(self, topology: Topology) -> int:
         return CHUNK_BYTES

@@ -19,8 +19,14 @@ from mpistrat.collectives.choose import choose, piece_bytes
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.reused import Buffers
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
+
+# New memory costs a page fault for every 4 KiB of a result, which is more than adding it up. A step's results
+# are as many as its gradients, and those of two steps may be held at a time.
+_results = Buffers(kept_of_a_size=128, sizes=64)
+_SMALL = 4096  # elements: of these new memory is the cheapest
 
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
 
@@ -179,19 +185,22 @@ def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndar
 
 
 def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
-    total = np.empty(bucket.length, bucket.result)
-    piece = bucket.piece
-    if piece >= bucket.length:
+    length, piece = bucket.length, bucket.piece
+    if length <= _SMALL:
+        total = np.empty(length, bucket.result)
+    else:
+        total = _results.empty((length,), bucket.result)
+    if length <= piece:
         _reduce_piece(topology, bucket, flat, total)
         return total
-    for start in range(0, bucket.length, piece):
+    for start in range(0, length, piece):
         part = slice(start, start + piece)
         _reduce_piece(topology, bucket, flat[part], total[part])
     return total
 
 
 def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
-    total = np.empty(bucket.length, bucket.result)
+    total = _results.empty((bucket.length,), bucket.result)
     message = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
     _concatenate(bucket, arrays, message)
     _reduce_piece(topology, bucket, message, total)
@@ -216,15 +225,20 @@ def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
     """Put views of a flat result into the places of the bucket's members."""
+    first, last = bucket.members[0], bucket.members[-1]
+    consecutive = last - first + 1 == len(bucket.members)
+    if consecutive and len(bucket.runs) == 1 and bucket.runs[0].shape:
+        _, length, shape = bucket.runs[0]
+        out[first : last + 1] = total.reshape(length, *shape)  # iterating makes the views in one go
+        return
     views: list[np.ndarray] = []
     for where, length, shape in bucket.runs:
         part = total[where]
         if length == 1 or not shape:
             views.extend(each.reshape(shape) for each in np.split(part, length))
         else:
-            views.extend(part.reshape(length, *shape))  # iterating makes the views in one go
-    first, last = bucket.members[0], bucket.members[-1]
-    if last - first + 1 == len(bucket.members):
+            views.extend(part.reshape(length, *shape))
+    if consecutive:
         out[first : last + 1] = views
     else:
         for i, view in zip(bucket.members, views, strict=True):
@@ -232,6 +246,9 @@ def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
 
 
 def _reduce_piece(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:
+    if bucket.wire is bucket.result and bucket.divisor == 1:
+        bucket.algorithm.reduce(topology, bucket.combine, send, total)
+        return
     wide = total if bucket.wire is bucket.result else np.empty(len(total), bucket.wire)
     bucket.algorithm.reduce(topology, bucket.combine, send, wide)
     finish(bucket, wide, total)

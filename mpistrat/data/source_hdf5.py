@@ -11,13 +11,13 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.blocks import Blocks
-from mpistrat.data.buffers import Buffers
 from mpistrat.data.contracts import Peers, Source
 from mpistrat.data.file_list import FileList
 from mpistrat.data.manifest import Manifest, Manifests
 from mpistrat.data.read_hdf5 import Reader
 from mpistrat.data.spec import ArraySpec
 from mpistrat.runtime import launch, mpi
+from mpistrat.runtime.reused import Buffers
 
 
 class Hdf5Source(Source):

@@ -6,17 +6,17 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-_without: set[int] = set()
+without: set[int] = set()  # by their identities
 
 
 @contextlib.contextmanager
 def without_collectives() -> Iterator[None]:
     """Refuse collectives in this thread."""
-    _without.add(threading.get_ident())
+    without.add(threading.get_ident())
     try:
         yield
     finally:
-        _without.discard(threading.get_ident())
+        without.discard(threading.get_ident())
 
 
 def refuse(what: str) -> None:
@@ -27,7 +27,7 @@ def refuse(what: str) -> None:
     RuntimeError
         In a thread that reads ahead.
     """
-    if _without and threading.get_ident() in _without:
+    if without and threading.get_ident() in without:
         raise RuntimeError(
             f"{what} was called in the thread that reads ahead, by a function given to map() perhaps: ranks read "
             "at their own pace, and would not meet; call it in the main program, or use prefetch(0)"

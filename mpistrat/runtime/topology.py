@@ -189,7 +189,8 @@ class Topology:
             If another thread is in a collective of this communicator, this one reads ahead, or a collective was
             given up before.
         """
-        threads.refuse(operation.name)
+        if threads.without:
+            threads.refuse(operation.name)
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
@@ -334,6 +335,8 @@ class Topology:
         atexit.unregister(self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
+        self.memory = None
+        self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
 
 
-_ONLY_ARRAYS = {np.ndarray}
-
-
 class ReplicaContext:
     """The identity of a replica, and its collectives.
 
@@ -153,7 +150,7 @@ class ReplicaContext:
         # By far the most common two, and what follows does the same more slowly.
         if type(value) is np.ndarray:
             return self._strategy.extended._all_reduce_arrays(op, (value,), options)[0]
-        if type(value) is list and set(map(type, value)) == _ONLY_ARRAYS:
+        if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return self._strategy.extended._all_reduce_arrays(op, value, options)
         leaves, rebuild = self._strategy.extended._flatten("all_reduce", value)
         if nest.holds(leaves, DistributedValues):

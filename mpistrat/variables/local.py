@@ -64,8 +64,10 @@ class LocalVariable(Variable):
         ValueError, TypeError
             If its shape or dtype do not fit.
         """
-        value = component(value)
         mine = self._array
+        if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
+            return value
+        value = component(value)
         array = np.asarray(value) if type(value) not in _NUMBERS else self._number(value)
         if array.shape != mine.shape:
             raise ValueError(

@@ -56,14 +56,17 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
                 "become one: create it with aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
-        if isinstance(value, DistributedValues):
-            value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
-        if isinstance(value, IndexedSlices):
-            return self._combined_rows(method, op, value)
+        if type(value) is not np.ndarray:
+            if isinstance(value, DistributedValues):
+                value = (
+                    component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
+                )
+            if isinstance(value, IndexedSlices):
+                return self._combined_rows(method, op, value)
         value = self._component._fitting(value)
         if op is None:
             return broadcast(extended._topology, [value])[0]
-        if not has_mean(value.dtype) and op is ReduceOp.MEAN:
+        if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )

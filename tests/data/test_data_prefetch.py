@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 
-from mpistrat.data.buffers import Buffers
+from mpistrat.runtime.reused import Buffers
 from mpistrat.data.prefetch import Prefetched
 
 

@@ -442,7 +442,7 @@ def many_strategies():
 
 def many_communicators():
     before = None
-    for i in range(3000):
+    for i in range(2100):
         part = WORLD.Split(RANK % 2, key=-RANK)
         strategy = mpistrat.MultiWorkerMirroredStrategy(comm=part)
         assert strategy.num_replicas_in_sync == part.size
@@ -457,7 +457,7 @@ def many_communicators():
 
 
 def many_copies_of_the_world():
-    for i in range(3000):
+    for i in range(2100):
         copy = WORLD.Dup()
         strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
         if i % 100 == 0:

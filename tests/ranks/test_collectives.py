@@ -16,6 +16,7 @@ from mpistrat.collectives import (
     packing,
 )
 from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
+from mpistrat.collectives.identity import Identity
 from mpistrat.runtime.operation import MismatchError, ValueMismatchError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -341,14 +342,15 @@ def test_options_that_differ_between_ranks(strategy, in_step):
 
 @pytest.fixture
 def messages(monkeypatch):
-    """The length of each message that `HierarchicalCopyAllReduce` sends."""
-    lengths, original = [], HierarchicalCopy.reduce
+    """The length of each message that `HierarchicalCopyAllReduce` sends, or would if there were other ranks."""
+    lengths = []
+    for kind in (HierarchicalCopy, Identity):
 
-    def count(self, topology, combine, send, receive):
-        lengths.append(len(send))
-        original(self, topology, combine, send, receive)
+        def count(self, topology, combine, send, receive, original=kind.reduce):
+            lengths.append(len(send))
+            original(self, topology, combine, send, receive)
 
-    monkeypatch.setattr(HierarchicalCopy, "reduce", count)
+        monkeypatch.setattr(kind, "reduce", count)
     return lengths
 
 

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once nobody holds the batch."""
+"""Memory for arrays that is used again once nobody holds the array."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-_LEAST = 128 << 10  # smaller arrays cost nothing to allocate
+_LEAST = 128 << 10  # bytes; smaller arrays cost nothing to allocate
+_MOST = 256 << 20  # larger ones are rare, and not to be kept
 _HUGE_PAGE = 2 << 20
-_KEPT_OF_A_SIZE = 4
-_SIZES = 8
 
 
 class Buffers:
@@ -22,6 +21,11 @@ class Buffers:
     New memory costs a page fault for every 4 KiB, which is more than reading them. An array from here is
     the caller's for as long as it, or a view of it, is held; its memory is taken again after that. Any
     thread may ask, and any may let go.
+
+    Parameters
+    ----------
+    kept_of_a_size, sizes : int
+        How many pieces of memory wait to be taken again: of one size, and of how many sizes.
 
     Examples
     --------
@@ -35,22 +39,24 @@ class Buffers:
     (True, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept_of_a_size: int = 4, sizes: int = 8):
+        self._kept_of_a_size = kept_of_a_size
+        self._sizes = sizes
         self._free: dict[int, deque[np.ndarray]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array with any values in it."""
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < _LEAST or dtype.hasobject:
+        if not _LEAST <= nbytes <= _MOST or dtype.hasobject:
             return np.empty(shape, dtype)
         step = 1 << (nbytes.bit_length() - 4)  # batches of nearly equal size share
         capacity = -(-nbytes // step) * step
         free = self._free.get(capacity)
         if free is None:
-            if len(self._free) >= _SIZES:
+            if len(self._free) >= self._sizes:
                 self._free = {}
-            free = self._free[capacity] = deque(maxlen=_KEPT_OF_A_SIZE)
+            free = self._free[capacity] = deque(maxlen=self._kept_of_a_size)
         try:
             memory = free.pop()
         except IndexError:
@@ -58,8 +64,8 @@ class Buffers:
         array = np.asarray(_Lease(memory, free))
         return array[:nbytes].view(dtype).reshape(shape)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
-        return Buffers, ()
+    def __reduce__(self) -> tuple[type[Buffers], tuple[int, int]]:
+        return Buffers, (self._kept_of_a_size, self._sizes)
 
 
 def _new_memory(size: int) -> np.ndarray:

@@ -1,0 +1,80 @@
+"""A chart of time and bandwidth over the size of the array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpistrat.bench.allreduce import BOUND, BUFFERS, COPY, WIRE, least_bytes
+from mpistrat.bench.report import LIBRARY, Row
+from mpistrat.bench.sizes import in_words
+
+
+def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:
+    """Write a PNG of what `allreduce` measured.
+
+    Bus bandwidth is what every node has to send at least, or every rank where there is one node, by the time.
+
+    Raises
+    ------
+    SystemExit
+        If matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise SystemExit("--plot needs matplotlib: pip install 'mpistrat[examples]'") from None
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    time, bandwidth = figure.subplots(1, 2)
+    bound = WIRE if any(row.way == WIRE for row in rows) else COPY
+    found = _lines(rows, bound)
+    for i, ((case, way), line) in enumerate(found.items()):
+        nbytes = [row.bytes for row in line]
+        rates = [least_bytes(ranks_per_node, row.bytes) / row.seconds / 1e9 for row in line]
+        style = _style(case, way, i)
+        time.plot(nbytes, [1e3 * row.seconds for row in line], label=_label(case, way), **style)
+        bandwidth.plot(nbytes, rates, **style)
+    sizes = sorted({row.bytes for row in rows})
+    for axes, unit in ((time, "time, ms"), (bandwidth, "bus bandwidth, GB/s")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("array")
+        axes.set_ylabel(unit)
+        shown = sizes[:: max(1, len(sizes) // 6)]
+        axes.set_xticks(shown, [in_words(nbytes) for nbytes in shown], fontsize=8)
+        axes.grid(alpha=0.3)
+    nodes = len(ranks_per_node)
+    where = "one node" if nodes == 1 else f"{nodes} nodes"
+    figure.suptitle(f"All-reduce of float32, {sum(ranks_per_node)} ranks on {where}")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(path, dpi=80, pil_kwargs={"optimize": True})
+
+
+def _lines(rows: Sequence[Row], bound: str) -> dict[tuple[str, str], list[Row]]:
+    """The rows of each line. A competitor whose rows stand beside both cases is one line."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.bytes):
+        if row.case == BOUND and row.way != bound:
+            continue
+        case = row.case if row.way.startswith(LIBRARY) or row.case == BOUND else ""
+        line = lines.setdefault((case, row.way), [])
+        if not line or line[-1].bytes != row.bytes:
+            line.append(row)
+    return lines
+
+
+def _label(case: str, way: str) -> str:
+    if case == BOUND:
+        return f"bound: {way}"
+    return f"{way}, {case}" if case else way
+
+
+def _style(case: str, way: str, i: int) -> dict[str, Any]:
+    if case == BOUND:
+        return {"color": "black", "linestyle": "--", "linewidth": 1}
+    if way == LIBRARY:
+        return {"color": "tab:red" if case == BUFFERS else "tab:blue", "linewidth": 2.5, "marker": "o"}
+    if case:
+        return {"color": f"C{2 + i % 8}", "linewidth": 1, "marker": "."}
+    return {"color": str(0.35 + 0.12 * (i % 4)), "linewidth": 1.5, "marker": "sv^D"[i % 4], "markersize": 4}

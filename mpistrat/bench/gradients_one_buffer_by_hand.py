@@ -1,0 +1,40 @@
+"""Many arrays that are views of one buffer, which is summed over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+PIECE = 1 << 20  # float32 numbers: 4 MiB
+
+
+def views(shapes: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A zeroed buffer, and arrays of these shapes one behind the other in it."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    flat = np.zeros(ends[-1], np.float32)
+    return flat, [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
+
+
+def in_pieces(comm: Any, flat: np.ndarray) -> Callable[[int], None]:
+    """In place, pieces that stay in the cache."""
+    pieces = [flat[start : start + PIECE] for start in range(0, len(flat), PIECE)]
+
+    def times(k: int) -> None:
+        for _ in range(k):
+            for piece in pieces:
+                comm.Allreduce(MPI.IN_PLACE, piece)
+
+    return times
+
+
+def in_one_call(comm: Any, flat: np.ndarray, total: np.ndarray) -> Callable[[int], None]:
+    """One call, from one buffer to another."""
+
+    def times(k: int) -> None:
+        for _ in range(k):
+            comm.Allreduce(flat, total)
+
+    return times

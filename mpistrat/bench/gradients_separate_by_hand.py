@@ -1,0 +1,65 @@
+"""Many arrays that lie anywhere: small ones are packed, large ones go in pieces that stay in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+PIECE = 1 << 20  # float32 numbers: 4 MiB
+SMALL = 16 << 10  # 64 KiB: below, a message of its own costs more than a copy
+
+
+class Separate:
+    """The sum of each over all ranks, in memory that is kept.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    arrays : sequence of numpy.ndarray of float32
+
+    Attributes
+    ----------
+    totals : list of numpy.ndarray
+    """
+
+    def __init__(self, comm: Any, arrays: Sequence[np.ndarray]):
+        self._comm = comm
+        self.totals: list[Any] = [None] * len(arrays)
+        self._packs: list[tuple[list[np.ndarray], np.ndarray]] = []
+        self._pieces: list[tuple[np.ndarray, np.ndarray]] = []
+        small: list[int] = []
+        for i, array in enumerate(arrays):
+            if array.size >= SMALL:
+                self.totals[i] = np.zeros(array.shape, np.float32)
+                flat, total = array.reshape(-1), self.totals[i].reshape(-1)
+                for start in range(0, array.size, PIECE):
+                    self._pieces.append((flat[start : start + PIECE], total[start : start + PIECE]))
+                continue
+            if sum(arrays[j].size for j in small) + array.size > PIECE:
+                self._pack(arrays, small)
+                small = []
+            small.append(i)
+        if small:
+            self._pack(arrays, small)
+
+    def _pack(self, arrays: Sequence[np.ndarray], members: Sequence[int]) -> None:
+        mine = [arrays[i].reshape(-1) for i in members]
+        pack = np.zeros(sum(map(len, mine)), np.float32)
+        self._packs.append((mine, pack))
+        start = 0
+        for i in members:
+            self.totals[i] = pack[start : start + arrays[i].size].reshape(arrays[i].shape)
+            start += arrays[i].size
+
+    def times(self, k: int) -> None:
+        """Do it k times."""
+        all_reduce = self._comm.Allreduce
+        for _ in range(k):
+            for mine, pack in self._packs:
+                np.concatenate(mine, out=pack)
+                all_reduce(MPI.IN_PLACE, pack)
+            for mine_, total in self._pieces:
+                all_reduce(mine_, total)

@@ -1,0 +1,62 @@
+"""Sizes and rates as people write them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+_BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def size(text: str) -> int:
+    """Bytes, as an argument.
+
+    Examples
+    --------
+    >>> size("64KiB")
+    65536
+    """
+    found = re.fullmatch(r"(\d+)\s*([KMG]iB|B|)", text)
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive number of bytes, such as 64KiB, not {text!r}")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def sizes(text: str) -> list[int]:
+    """Sizes with commas between them.
+
+    Examples
+    --------
+    >>> sizes("4KiB,1MiB")
+    [4096, 1048576]
+    """
+    return [size(part) for part in text.split(",")]
+
+
+def rate(text: str) -> float:
+    """Bits per second, with the suffixes of ``tc``, as bytes per second.
+
+    Examples
+    --------
+    >>> rate("1gbit")
+    125000000.0
+    """
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([kmg]?bit)", text.lower())
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be bits per second, such as 1gbit or 940mbit, not {text!r}")
+    return float(found[1]) * _BITS[found[2]] / 8
+
+
+def in_words(nbytes: int) -> str:
+    """A size in the largest unit that divides it.
+
+    Examples
+    --------
+    >>> in_words(1 << 20), in_words(1000)
+    ('1 MiB', '1000 B')
+    """
+    for unit in ("GiB", "MiB", "KiB"):
+        if nbytes % _BYTES[unit] == 0:
+            return f"{nbytes // _BYTES[unit]} {unit}"
+    return f"{nbytes} B"

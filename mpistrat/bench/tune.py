@@ -1,0 +1,102 @@
+"""From which size on which all-reduce algorithm is the fastest here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mpistrat.bench import launch, sizes
+from mpistrat.bench.allreduce import algorithms, interleaved_for
+
+SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("tune", __doc__ or "", repetitions=9)
+    parser.add_argument(
+        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"of the array ({SIZES})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2, help="for one size: repeat less often than that (%(default)g)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what was measured, keep nothing")
+    arguments = parser.parse_args(argv)
+    status = launch.launched("tune", arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    import numpy as np
+    from mpi4py import MPI
+
+    import mpistrat
+    from mpistrat.bench.timing import median
+    from mpistrat.collectives import costs
+    from mpistrat.collectives.choose import ALGORITHMS, choose
+    from mpistrat.runtime.device import Device
+    from mpistrat.runtime.topology import Topology
+
+    comm = MPI.COMM_WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    topology = Topology.of(strategy.comm)
+    names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
+    if not names:
+        print("one rank reduces nothing: start several, as in mpistrat bench tune -n 4")
+        return 1
+    points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    lines = [
+        "bytes         built-in choice     fastest             " + "".join(f"{name:>20}" for name in names)
+    ]
+    for nbytes in sorted(set(arguments.sizes)):
+        ways = {name: _all_reduce(strategy, nbytes, name) for name in names}
+        for name, samples in interleaved_for(comm, ways, arguments.repetitions, arguments.seconds).items():
+            points[name].append((nbytes, median(samples)))
+        chosen = choose(topology, nbytes, np.dtype(np.float32), Device("cpu")).name
+        fastest = min(names, key=lambda name: points[name][-1][1])
+        taken = "".join(f"{points[name][-1][1] * 1e6:>17.1f} us" for name in names)
+        lines.append(f"{nbytes:<14}{chosen:<20}{fastest:<20}{taken}")
+    if comm.rank == 0:
+        print("\n".join([f"tune, {comm.size} ranks", *lines]))
+        if not arguments.dry_run:
+            _keep(costs.path_of(topology), costs.to_json(topology, points))
+            print(f"kept in {costs.path_of(topology)}; {costs.VARIABLE}=1 makes programs heed it")
+        if arguments.json:
+            _keep(arguments.json, costs.to_json(topology, points))
+    return 0
+
+
+def _all_reduce(strategy: Any, nbytes: int, name: str) -> Callable[[int], object]:
+    import numpy as np
+
+    import mpistrat
+    from mpistrat.experimental import CommunicationOptions
+
+    value = np.zeros(max(1, nbytes // 4), np.float32)
+    options = CommunicationOptions(implementation=name)
+
+    def times(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            replica.all_reduce("SUM", value, options)
+
+    return lambda k: strategy.run(partial(times, k))
+
+
+def _keep(path: Any, text: str) -> None:
+    from pathlib import Path
+
+    from mpistrat.data.atomic import appearing
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path, replace=True) as temporary:
+        temporary.write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""`mpistrat bench allreduce`, `gradients` and `tune` measure what they say, of sums that are right."""
+
+import argparse
+import json
+import math
+
+import pytest
+
+from mpistrat.bench import gradients_shapes, sizes
+from mpistrat.bench.allreduce import least_bytes
+from mpistrat.bench.gradients_shapes import NETWORKS
+from mpistrat.collectives import costs
+
+BY_HAND = {"one call", "4 MiB pieces", "not blocking"}
+PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", *BY_HAND}
+BUFFER = {"mpistrat", "mpistrat, hierarchical", "4 MiB pieces, in place", *BY_HAND}
+
+
+@pytest.mark.mpich
+def test_allreduce(run_ranks, tmp_path):
+    rows, chart = tmp_path / "rows.json", tmp_path / "chart.png"
+    arguments = ["--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1", "--wire", "1gbit"]
+    arguments += ["--algorithm", "hierarchical", "--algorithm", "mpi", "--json", rows]
+    try:
+        import matplotlib  # noqa: F401
+
+        arguments += ["--plot", chart]
+    except ModuleNotFoundError:
+        chart = None
+    ended = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, limit=100).check()
+    ended.shows("allreduce, 2 ranks\n", "mpistrat takes")
+    found = {}
+    for row in json.loads(rows.read_text()):
+        assert list(row) == ["subject", "case", "way", "bytes", "seconds", "n"]
+        assert (row["subject"], row["n"]) == ("allreduce", 2)
+        assert row["seconds"] > 0
+        found.setdefault((row["case"], row["bytes"]), []).append(row["way"])
+        if row["way"] == "the wire":
+            assert row["seconds"] == pytest.approx(row["bytes"] / 125e6)
+    ways = {"plain array": PLAIN, "buffer": BUFFER, "bound": {"a copy in memory", "the wire"}}
+    assert {key: set(value) for key, value in found.items()} == {
+        (case, nbytes): ways[case] for case in ways for nbytes in (100, 1 << 20)
+    }
+    assert sum(map(len, found.values())) == sum(map(len, (*ways.values(), *ways.values())))
+    if chart is not None:
+        assert chart.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.mpich
+def test_gradients(run_ranks, tmp_path):
+    rows = tmp_path / "rows.json"
+    arguments = ["--repetitions", "1", "--network", "ResNet-50", "--part", "20", "--json", rows]
+    run_ranks(2, "-m", "mpistrat.bench.gradients", *arguments, limit=100).check()
+    found = {}
+    for row in json.loads(rows.read_text()):
+        assert row["seconds"] > 0
+        assert row["bytes"] == 4 * sum(map(math.prod, gradients_shapes.resnet50()[::20]))
+        found.setdefault(row["case"], set()).add(row["way"])
+    separate = {"mpistrat", "small ones packed, others in 4 MiB pieces", "one buffer, one call"}
+    in_place = {"mpistrat", "one buffer, 4 MiB pieces"}
+    assert found == {"ResNet-50, separate arrays": separate, "ResNet-50, in place": in_place}
+
+
+def test_networks():
+    """The numbers of arrays and of parameters that are published."""
+    assert [
+        (len(shapes), sum(map(math.prod, shapes))) for shapes in (make() for make in NETWORKS.values())
+    ] == [
+        (161, 25_557_032),
+        (199, 109_482_240),
+    ]
+
+
+WRONG = """
+import sys
+import numpy as np
+from mpistrat.bench import {subject}, {module}
+{patch}
+sys.exit({subject}.main({arguments}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("subject", "module", "patch", "arguments", "said"),
+    [
+        (
+            "allreduce",
+            "allreduce_one_call_by_hand",
+            "allreduce_one_call_by_hand.all_reduce = lambda comm, send, receive: lambda k: None",
+            ["--sizes", "64B"],
+            "rank 1: plain array, one call: element 1 is 0, not 3",
+        ),
+        (
+            "gradients",
+            "gradients_one_buffer_by_hand",
+            "gradients_one_buffer_by_hand.in_pieces = lambda comm, flat: lambda k: None",
+            ["--part", "50", "--network", "ResNet-50"],
+            "rank 1: in place, one buffer, 4 MiB pieces: the total of tensor 0 is not 3",
+        ),
+    ],
+)
+def test_wrong_sums_are_found(run_ranks, tmp_path, subject, module, patch, arguments, said):
+    program = tmp_path / "wrong.py"
+    program.write_text(WRONG.format(subject=subject, module=module, patch=patch, arguments=arguments))
+    ended = run_ranks(2, program, limit=100)
+    assert ended.status not in (0, None), str(ended)
+    ended.shows(said)
+    assert "mpistrat takes" not in ended.output
+
+
+def test_unknown_algorithm(run_alone):
+    ended = run_alone("-m", "mpistrat.bench.allreduce", "--here", "--algorithm", "no such")
+    assert ended.status not in (0, None)
+    ended.shows("'no such' is no all-reduce algorithm: use one of ")
+
+
+@pytest.mark.parametrize("text", ["", "4", "0KiB", "4 KB", "-1MiB", "1.5MiB"])
+def test_size(text):
+    if text == "4":
+        assert sizes.size(text) == 4
+    else:
+        with pytest.raises(argparse.ArgumentTypeError):
+            sizes.size(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "0gbit", "fast", "1gb"])
+def test_rate(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        sizes.rate(text)
+
+
+def test_least_bytes():
+    assert least_bytes((2,), 100) == 100
+    assert least_bytes((4,), 100) == 150
+    assert least_bytes((2, 2), 100) == 100
+    assert least_bytes((3, 1, 2), 300) == 400
+
+
+def test_tune(run_ranks, tmp_path, monkeypatch):
+    """It keeps what it measured where it is looked for, and nothing if it should not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = [
+        "-m",
+        "mpistrat.bench.tune",
+        "--sizes",
+        "1KiB,64KiB",
+        "--repetitions",
+        "1",
+        "--seconds",
+        "0.1",
+    ]
+    run_ranks(2, *arguments, "--dry-run", limit=60).check()
+    assert list(tmp_path.iterdir()) == []
+    ended = run_ranks(2, *arguments, limit=60).check()
+    (path,) = tmp_path.glob("mpistrat/*")
+    ended.shows("tune, 2 ranks\n", "\n1024 ", "\n65536 ", f"kept in {path}")
+    content = json.loads(path.read_text())
+    points = costs.parse(path.read_text(), content["for"])
+    assert content["for"][1] == [2]
+    assert {"mpi", "hierarchical", "leader"} <= set(points)
+    for pairs in points.values():
+        assert [nbytes for nbytes, _ in pairs] == [1024, 65536]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 0},
+        {"for": ["another", [2]]},
+        {"points": {"mpi": [[1024, -1.0]]}},
+        {"points": {"mpi": [[0, 1.0]]}},
+        {"points": {"mpi": [[1024, float("inf")]]}},
+        {"points": {"mpi": []}},
+        {"points": {"mpi": [[1024]]}},
+        {"points": []},
+    ],
+)
+def test_costs_of_another_place_are_refused(change):
+    content = {"format": 1, "for": ["Open MPI", [2]], "points": {"mpi": [[2048, 2e-5], [1024, 1e-5]]}}
+    assert costs.parse(json.dumps(content), content["for"]) == {"mpi": [(1024, 1e-5), (2048, 2e-5)]}
+    with pytest.raises(ValueError):
+        costs.parse(json.dumps({**content, **change}), ["Open MPI", [2]])

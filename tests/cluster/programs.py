@@ -1,0 +1,233 @@
+"""What the ranks on the nodes run: ``python programs.py NAME``. Rank 0 prints one line of JSON."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+from nodes import HEADER
+
+import mpistrat
+from mpistrat.runtime.topology import Topology
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+SHORT, LONG = (1, 1_001, 16_385), (131_072, 300_001)
+CASES = [
+    (length, dtype) for length in SHORT for dtype in ("float32", "float64", "complex64", "int32", "float16")
+]
+CASES += [(length, dtype) for length in LONG for dtype in ("float32", "float16")]
+COUNTED = (1 << 20, (1 << 20) + 4, 5_000_012)  # bytes
+REDUCTIONS = 4
+
+
+def say(what):
+    """What every rank has to say, by rank."""
+    told = WORLD.gather(what)
+    if RANK == 0:
+        print(json.dumps(told), flush=True)
+
+
+def in_replica(strategy, method, *arguments):
+    return strategy.run(lambda: getattr(mpistrat.get_replica_context(), method)(*arguments))
+
+
+# --- what must be right --------------------------------------------------------------------------------
+
+
+def values(length, dtype, rank):
+    """Small whole numbers, which any order adds up to the same."""
+    return ((np.arange(length) * 7 + 3 * rank) % 11).astype(dtype)
+
+
+def all_reduce(strategy):
+    """A name for each reduction that does not give what NumPy gives for all ranks' values."""
+    wrong = []
+    for length, dtype in CASES:
+        total = sum(values(length, dtype, rank) for rank in range(SIZE))
+        mean = total.astype(np.float64 if dtype == "int32" else dtype)
+        mean /= mean.dtype.type(SIZE)
+        buffer = strategy.experimental_buffers_like(np.empty(length, dtype))
+        for op, expected in (("SUM", total), ("MEAN", mean)):
+            for turn in ("first", "second"):
+                buffer[...] = values(length, dtype, RANK)
+                for kind, value in (("array", values(length, dtype, RANK)), ("buffer", buffer)):
+                    got = in_replica(strategy, "all_reduce", op, value)
+                    if got.dtype != expected.dtype or not np.allclose(got, expected, rtol=1e-6, atol=0):
+                        wrong.append(f"{turn} {op} of {kind}: {length} x {dtype}")
+    return wrong
+
+
+def many_arrays(strategy):
+    shapes = [(3,), (), (70_000,), (5, 7), (0, 2), (400, 300), (11,)] * 3
+    wrong = []
+    for turn in ("first", "second"):
+        mine = [np.full(shape, RANK + i, np.float32) for i, shape in enumerate(shapes)]
+        totals = in_replica(strategy, "all_reduce", "SUM", mine)
+        for i, total in enumerate(totals):
+            if total.shape != shapes[i] or not (total == SIZE * (SIZE - 1) // 2 + SIZE * i).all():
+                wrong.append(f"{turn} {i}")
+    return wrong
+
+
+def gather(strategy):
+    wrong = []
+    for width in (3, 9_000):
+        for turn in ("first", "second"):
+            mine = np.arange((RANK + 1) * width).reshape(RANK + 1, width) + RANK
+            expected = np.concatenate(
+                [np.arange((r + 1) * width).reshape(r + 1, width) + r for r in range(SIZE)]
+            )
+            got = {
+                "strategy": strategy.gather(mine, axis=0),
+                "replica": in_replica(strategy, "all_gather", mine, 0),
+            }
+            wrong += [
+                f"{turn} {name}, {width} wide" for name in got if not np.array_equal(got[name], expected)
+            ]
+    return wrong
+
+
+def broadcast(strategy):
+    wrong = []
+    for length in (3, 200_001):
+        for turn in ("first", "second"):
+            with strategy.scope():
+                variable = mpistrat.Variable(np.arange(length) * 1.5 + RANK)
+            if not np.array_equal(np.asarray(variable), np.arange(length) * 1.5):
+                wrong.append(f"{turn} of {length}")
+    return wrong
+
+
+def mismatch(strategy):
+    """What each rank is told if the last node has another shape, dtype, or another call altogether."""
+    last = RANK in Topology.of(strategy.comm).nodes[-1]
+    calls = {
+        "shape": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(1000 + last)),
+        "large": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(300_000 + last)),
+        "dtype": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(5, "f4" if last else "i4")),
+        "call": lambda: (
+            strategy.gather(np.ones(5), 0) if last else strategy.reduce("SUM", np.ones(5), axis=None)
+        ),
+    }
+    told = {}
+    for name, call in calls.items():
+        try:
+            call()
+            told[name] = "nothing"
+        except (RuntimeError, ValueError) as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    told["afterwards"] = float(strategy.reduce("SUM", 1.0, axis=None))
+    return told
+
+
+# --- bytes on the wire -----------------------------------------------------------------------------------
+
+
+def sent():
+    """Bytes that this node has sent to others, but for headers of packets."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            nbytes, packets = map(int, numbers.split()[8:10])
+            return nbytes - HEADER * packets
+    raise RuntimeError("this node has no eth0")
+
+
+def bytes_of(reduction):
+    """Bytes that this node sends for one reduction."""
+    reduction()
+    WORLD.Barrier()
+    before = sent()
+    WORLD.Barrier()
+    for _ in range(REDUCTIONS):
+        reduction()
+    WORLD.Barrier()
+    after = sent()
+    WORLD.Barrier()
+    return (after - before) / REDUCTIONS
+
+
+def traffic(strategy):
+    """By kind and size of array: bytes that this node sends, as a multiple of that size."""
+    found = {}
+    for nbytes in COUNTED:
+        array = np.ones(nbytes // 4, np.float32)
+        buffer = strategy.experimental_buffers_like(array)
+        for kind, value in (("array", array), ("buffer", buffer)):
+            used = bytes_of(lambda value=value: in_replica(strategy, "all_reduce", "SUM", value))
+            found[f"{kind} of {nbytes}"] = used / nbytes
+    array, total = np.ones((2, 1 << 18), np.float32)
+    found[f"mpi of {array.nbytes}"] = bytes_of(lambda: WORLD.Allreduce(array, total)) / array.nbytes
+    return found
+
+
+def everything():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    topology = Topology.of(strategy.comm)
+    say(
+        {
+            "host": os.uname().nodename,
+            "nodes": topology.nodes,
+            "node_rank": topology.node.rank,
+            "rail": topology.rail.size,
+            "all_reduce": all_reduce(strategy),
+            "many_arrays": many_arrays(strategy),
+            "gather": gather(strategy),
+            "broadcast": broadcast(strategy),
+            "traffic": traffic(strategy),
+            "mismatch": mismatch(strategy),
+        }
+    )
+
+
+# --- faults ------------------------------------------------------------------------------------------------
+
+
+def reduce_for_ever():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    value = np.ones(100_000, np.float32)
+    for step in range(1 << 30):
+        in_replica(strategy, "all_reduce", "MEAN", value)
+        if step == 3 and RANK == 0:
+            print("in step", flush=True)
+        yield step
+
+
+def goes_on():
+    for _ in reduce_for_ever():
+        pass
+
+
+def killed():
+    for step in reduce_for_ever():
+        if step == 10 and RANK == SIZE - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises():
+    for step in reduce_for_ever():
+        if step == 10 and RANK == SIZE - 1:
+            raise ValueError("on purpose")
+
+
+def late():
+    """The last node is late: all others are told who did not come."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    if RANK in Topology.of(strategy.comm).nodes[-1]:
+        time.sleep(1.2)
+    told = ""
+    try:
+        in_replica(strategy, "all_reduce", "SUM", np.ones(1000), options)
+    except (TimeoutError, RuntimeError) as error:
+        told = f"{type(error).__name__}: {error}"
+    say(told)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

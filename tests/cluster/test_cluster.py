@@ -1,0 +1,129 @@
+"""All-reduce and its sisters on several nodes: right, on no more bytes than needed, ended by what goes wrong.
+
+``python -m pytest tests/cluster``. The nodes are namespaces of this machine, so it needs root on Linux.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+LIMIT = 60
+LAYOUTS = [
+    pytest.param((2, 2, 2, 2), id="4x2"),
+    pytest.param((4, 4), id="2x4"),
+    pytest.param((3, 1, 2), id="3,1,2", marks=pytest.mark.mpich),
+]
+
+
+@pytest.fixture(scope="session", params=LAYOUTS)
+def layout(request):
+    """How many ranks each node has."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def told(cluster, layout):
+    """What each rank found, by rank, in one run for all tests of a layout."""
+    status, output = cluster.run(layout, PROGRAMS, "everything", limit=LIMIT, OMP_NUM_THREADS="1")
+    assert status == 0, output
+    return json.loads(output.splitlines()[-1])
+
+
+def nodes_of(layout):
+    """The ranks of each node."""
+    ends = [sum(layout[: i + 1]) for i in range(len(layout))]
+    return [list(range(end - n, end)) for end, n in zip(ends, layout, strict=True)]
+
+
+def test_topology(told, layout):
+    nodes = nodes_of(layout)
+    assert [each["nodes"] for each in told] == [nodes] * len(told)
+    for i, ranks in enumerate(nodes):
+        for node_rank, rank in enumerate(ranks):
+            assert told[rank]["host"] == f"node{i}"
+            assert told[rank]["node_rank"] == node_rank
+            assert told[rank]["rail"] == sum(n > node_rank for n in layout)
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "many_arrays", "gather", "broadcast"])
+def test_right(told, what):
+    assert [each[what] for each in told] == [[]] * len(told)
+
+
+def test_bytes_on_the_wire(told, layout):
+    """Every node sends 2 (nodes - 1) / nodes times the array: the least that any algorithm can do with.
+
+    Headers of packets are not counted; those of MPI's own messages, and what the ranks say to agree, are
+    within the hundredth.
+    """
+    least = 2 * (len(layout) - 1) / len(layout)
+    for ranks in nodes_of(layout):
+        traffic = told[ranks[0]]["traffic"]
+        ours = {case: multiple for case, multiple in traffic.items() if not case.startswith("mpi")}
+        assert len(ours) == 6
+        for case, multiple in ours.items():
+            assert least <= multiple <= 1.01 * least, (case, traffic)
+
+
+def test_the_network_is_used(told):
+    """By the library's own all-reduce too: it does not know that the nodes are one machine."""
+    assert min(each["traffic"][f"mpi of {1 << 20}"] for each in told) >= 1 / 2
+
+
+def test_mismatch_is_told_on_all_ranks(told, layout):
+    last = nodes_of(layout)[-1]
+    ranks = f"rank{'s' * (len(last) > 1)} {last[0]}" + (f"-{last[-1]}" if len(last) > 1 else "")
+    for rank, each in enumerate(told):
+        said = each["mismatch"]
+        assert said.pop("afterwards") == len(told)
+        assert set(said) == {"shape", "large", "dtype", "call"}
+        for case, text in said.items():
+            kind = "MismatchError" if case == "call" else "ValueMismatchError"
+            assert text.startswith(f"{kind}: rank {rank}: the ranks met "), text
+            assert f"  {ranks}: " in text, text
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("name", ["killed", "raises"])
+def test_job_ends_with_one_of_its_ranks(cluster, name):
+    status, output = cluster.run((2, 1, 1), PROGRAMS, name, limit=30)
+    assert status not in (0, None), output
+    if name == "raises":
+        assert "ValueError: on purpose" in output
+
+
+def test_late_ranks_are_named(cluster):
+    status, output = cluster.run((2, 1, 2), PROGRAMS, "late", limit=30)
+    told = [line for line in output.splitlines() if line.startswith("[")]
+    assert told, (status, output)
+    for text in json.loads(told[0])[:3]:
+        assert text.startswith("TimeoutError: "), text
+        assert "ranks 3-4 of 5 did not come within 0.5 s" in text
+
+
+def test_job_ends_with_one_of_its_cables(cluster):
+    """If the daemons of mpirun are told to look after each other, as those of Open MPI can be."""
+    times = [("time", 2), ("intvl", 1), ("probes", 3)]
+    options = [word for name, n in times for word in ("--prtemca", f"oob_tcp_keepalive_{name}", str(n))]
+    started = cluster.start((1, 1, 1), PROGRAMS, "goes_on", options=options)
+    started.wait_for("in step\n", limit=30)
+    cluster.cut(2)
+    try:
+        assert started.wait(limit=30) is not None, f"it went on for 30 s: {started.output()}"
+        assert "daemon" in started.output()
+    finally:
+        cluster.heal(2)
+        cluster.clear()
+        started.wait(10)
+
+
+@pytest.mark.mpich
+def test_nothing_is_left_behind(cluster):
+    """After all of the above, and a moment for daemons to end."""
+    end = time.monotonic() + 10
+    while (found := cluster.processes()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert found == {}
