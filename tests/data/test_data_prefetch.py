@@ -12,8 +12,8 @@ import weakref
 import numpy as np
 import pytest
 
-from mpistrat.runtime.reused import Buffers
 from mpistrat.data.prefetch import Prefetched
+from mpistrat.runtime.reused import Buffers
 
 
 def readers():
