@@ -250,7 +250,8 @@ class StrategyExtended:
     def _all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
     ) -> list[Any]:
-        return self._ops.all_reduce_arrays(op, values, self._merge(options))
+        merged = self._options if options is None else self._options.merge(options)
+        return self._ops.all_reduce_arrays(op, values, merged)
 
     def _flatten(self, name: str, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         if nest.is_nested(value):

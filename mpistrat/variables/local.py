@@ -115,7 +115,11 @@ def _assign(variable: LocalVariable, value: Any) -> None:
 
 def _assign_add(variable: LocalVariable, value: Any) -> None:
     mine = variable._array
-    np.add(mine, variable._fitting(value), out=mine, casting="unsafe")
+    value = variable._fitting(value)
+    if value.dtype is mine.dtype:
+        np.add(mine, value, mine)
+    else:
+        np.add(mine, value, out=mine, casting="unsafe")
 
 
 def _assign_sub(variable: LocalVariable, value: Any) -> None:
