@@ -120,8 +120,8 @@ def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]
         gap = offset - (last.offset + last.length * last.dtype.itemsize) if last else 0
         if gap < 0:
             raise ValueError("two of the buffers to be reduced overlap: give each once")
-        if last and last.dtype == dtype and gap < _ALIGNMENT and gap % dtype.itemsize == 0:
-            joined[-1] = Stretch(last.offset, last.length + gap // dtype.itemsize + count, dtype)
+        if last and last.dtype == dtype and gap == 0:
+            joined[-1] = Stretch(last.offset, last.length + count, dtype)
         else:
             joined.append(Stretch(offset, count, dtype))
     return tuple(joined)

@@ -78,7 +78,7 @@ def plan(
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Leave the reduction over all ranks in the buffers of each."""
     home = plan.home
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         if not (home.shared and all(map(_stays, plan.buckets))):
             _reduce_through_copies(topology, plan, timeout_seconds)
         else:

@@ -79,9 +79,10 @@ class PendingAllReduce:
             nap = min(_LONGEST_NAP, nap + 1e-5)
 
     def _complete(self) -> None:
+        with np.errstate(all="ignore"):
+            self._result = self._finish()
         self._requests = []
         self._topology.in_flight.discard(self)
-        self._result = self._finish()
         del self._finish
 
     def __repr__(self) -> str:
@@ -100,6 +101,8 @@ def all_reduce_async(
 
     ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket.
     """
+    for pending in list(topology.in_flight):
+        pending.test()  # those that nobody waits for are let go
     key = tuple((value.dtype, value.shape) for value in values)
     plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
     packed = [packing.packed(bucket, values) for bucket in plan.buckets]

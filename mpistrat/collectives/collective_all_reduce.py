@@ -134,10 +134,12 @@ class CollectiveAllReduce(CrossDeviceOps):
             else:
                 groups.setdefault(home.number, (home, []))[1].append(value)
         for home, buffers in groups.values():
-            key = (op, algorithm, home.number, len(buffers))
+            key = (op, algorithm, *map(id, buffers))
             plan = self._plans_in_place.get(key)
             if plan is None or not plan.is_for(buffers):
                 plan = arena_all_reduce.plan(topology, op, home, buffers, algorithm)
+                if len(self._plans_in_place) > 1024:
+                    self._plans_in_place.clear()
                 self._plans_in_place[key] = plan
             arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
         if rest:

@@ -74,6 +74,8 @@ def _in_any_order(topology: Topology, combine: np.ufunc, send: np.ndarray, recei
 def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
     memory = topology.memory
     if memory is None:
+        if send is receive:
+            send = send.copy()  # it is read again where the first pass was not exact
         exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, _exchange(topology.world))
         return
     own, rows = memory.slots(send.dtype, len(send))

@@ -163,7 +163,7 @@ def _bucket(
 def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
     out: list[Any] = [None] * len(arrays)
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities are values, as they are to MPI
+    with np.errstate(all="ignore"):  # infinities are values, as they are to MPI
         for bucket in plan.buckets:
             if len(bucket.members) == 1:
                 i = bucket.members[0]
@@ -234,6 +234,8 @@ def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
     views: list[np.ndarray] = []
     for where, length, shape in bucket.runs:
         part = total[where]
+        if not shape:
+            part = part.copy()  # a number must not keep the whole message
         if length == 1 or not shape:
             views.extend(each.reshape(shape) for each in np.split(part, length))
         else:

@@ -62,7 +62,7 @@ def reduce_scatter(
     # Between nodes to agree takes two barriers, after which it would be this slot's turn again.
     meets = tiers and len(flat) > 0 and len(topology.nodes) == 1
     what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
-    with np.errstate(invalid="ignore", over="ignore"), topology.turn(what, meets, timeout_seconds):
+    with np.errstate(all="ignore"), topology.turn(what, meets, timeout_seconds):
         if topology.size == 1:
             total = flat.astype(wire)
         elif tiers:

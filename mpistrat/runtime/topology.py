@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -71,6 +72,7 @@ class Topology:
     _agreement: Agreement
     _pending = False
     _operation: Operation
+    _meetings = 0  # of this turn, after the first
     _given_up = ""
 
     def __init__(self, parent: Any):
@@ -205,6 +207,7 @@ class Topology:
                     operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
                 )
             self._operation = operation
+            self._meetings = 0
             if meets:
                 self._pending = True
                 return self
@@ -249,10 +252,19 @@ class Topology:
         elif self._pending:
             agreed = self._agreement.agree(self._operation)
         else:
-            self.memory.meet()  # type: ignore[union-attr]
+            self._meet_again()
             return
         self._pending = False
         if not agreed:
+            self._disagree(self._operation)
+
+    def _meet_again(self) -> None:
+        """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
+        memory = self.memory
+        assert memory is not None
+        self._meetings += 1
+        word = self._operation.word | self._meetings << 33
+        if memory.meet_saying(word) != word.to_bytes(8, sys.byteorder) * memory.size:
             self._disagree(self._operation)
 
     def __enter__(self) -> Topology:
@@ -317,7 +329,8 @@ class Topology:
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
         for pending in list(self.in_flight):  # all ranks began it: it ends
-            pending.wait()
+            with contextlib.suppress(TimeoutError):
+                pending.wait()
         while True:
             try:
                 with self.turn(_END):
@@ -375,3 +388,11 @@ def _delete(comm: Any, keyval: int, topology: Topology) -> None:
         MPI = mpi.start()
         if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
             topology.free()
+
+
+def _refuse_in_child() -> None:
+    """A forked process would take its parent's place in barriers and in shared memory."""
+    Topology._given_up = "in a forked process: only those that MPI started may communicate"
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)

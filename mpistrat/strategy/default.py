@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from mpistrat import context, data
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.strategy.extended import StrategyExtended
@@ -71,6 +73,11 @@ class _DefaultExtended(StrategyExtended):
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return values
+
+    def _all_reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
+    ) -> list[Any]:
+        return list(values)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Scope in which new variables go where a variable is: here."""

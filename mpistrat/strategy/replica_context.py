@@ -208,6 +208,8 @@ class ReplicaContext:
             if isinstance(leaf, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
         merged = extended._merge(options)
+        if merged.algorithm in ("ordered", "exact"):
+            raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
 
         def give_back(totals: list[Any]) -> Any:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])

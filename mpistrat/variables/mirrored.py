@@ -66,6 +66,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
         value = self._component._fitting(value)
         if op is None:
             return broadcast(extended._topology, [value])[0]
+        if id(value.base) in extended._topology.arenas:
+            value = value.copy()  # a buffer would be reduced where it is
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
@@ -91,7 +93,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"variable {self.name!r}: a PerReplica value differs between replicas, and the copies of a mirrored "
                 "variable must not: reduce it first, or assign in strategy.run"
             )
-        self._component._update(method, component(value))
+        value = value._read() if isinstance(value, DistributedVariable) else component(value)
+        self._component._update(method, value)
         self._after_local_write(method)
 
     def _after_local_write(self, method: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
-from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
+from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
 
 
@@ -41,7 +41,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"variable {self.name!r}: {method} of a sync-on-read variable writes one replica's copy: call it in "
                 "strategy.run"
             )
-        value = component(value) if not isinstance(value, PerReplica) else value.values[0]
+        value = value._read() if isinstance(value, DistributedVariable) else component(value)
         if self._aggregation is VariableAggregation.SUM:
             if method != "assign":
                 raise ValueError(

@@ -1,6 +1,7 @@
 """Ways a user asks for: algorithms by name, further operations, limited patience."""
 
 import hashlib
+import os
 import time
 
 import ml_dtypes
@@ -240,3 +241,98 @@ def test_waiting_for_a_limited_time():
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), communication_options=options)
     got = in_replica(strategy, lambda replica: replica.experimental_all_reduce_async("SUM", 1.0).wait())
     assert got == SIZE
+
+
+# --- what must not be mixed up -----------------------------------------------------------------------------
+
+
+def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
+    """Rank 1 leaves a reduction in its third piece, and makes another one of the same shape."""
+    strategy = on_nodes(monkeypatch, "0000")
+    value = np.ones(400_000)
+    if SIZE == 1 or strategy.extended._topology.memory is None:
+        return
+    topology = strategy.extended._topology
+    original, calls = type(topology)._meet_again, []
+
+    def fails(self):
+        calls.append(1)
+        if len(calls) == 3 and RANK == 1:
+            raise MemoryError("in the middle")
+        original(self)
+
+    monkeypatch.setattr(type(topology), "_meet_again", fails)
+    if RANK == 1:
+        with pytest.raises(MemoryError):
+            strategy.reduce("SUM", value, axis=None)
+    with pytest.raises(RuntimeError, match="number"):
+        strategy.reduce("SUM", value, axis=None)
+
+
+def test_what_lies_between_two_parts_of_a_buffer_is_left_alone(strategy):
+    buffer = strategy.experimental_buffers_like(np.zeros(20))
+    buffer[:] = 1
+    strategy.reduce("SUM", [buffer[:8], buffer[10:]], axis=None)
+    assert (buffer[8:10] == 1).all()
+    assert (buffer[:8] == SIZE).all()
+    assert (buffer[10:] == SIZE).all()
+
+
+def test_variables_take_a_copy_of_a_buffer(strategy):
+    with strategy.scope():
+        variable = mpistrat.Variable(np.zeros(3), aggregation=mpistrat.VariableAggregation.SUM)
+        metric = mpistrat.Variable(
+            np.zeros(3),
+            synchronization=mpistrat.VariableSynchronization.ON_READ,
+            aggregation=mpistrat.VariableAggregation.SUM,
+        )
+    buffer = strategy.experimental_buffers_like(np.zeros(3))
+    buffer[:] = 1
+    strategy.run(lambda: variable.assign_add(buffer))
+    assert (buffer == 1).all()
+    assert (variable == SIZE).all()
+    strategy.run(lambda: metric.assign_add(np.full(3, RANK + 1.0)))
+    variable.assign(metric)
+    assert (np.asarray(variable) == SIZE * (SIZE + 1) / 2).all()
+
+
+def test_forked_processes_are_refused(strategy):
+    if SIZE == 1:
+        return
+    strategy.reduce("SUM", 1.0, axis=None)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            strategy.reduce("SUM", 1.0, axis=None)
+            text = "no error"
+        except BaseException as error:
+            text = repr(error)
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read) as file:
+        assert "forked process" in file.read()
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+
+
+def test_a_number_does_not_keep_its_message(strategy):
+    arrays = [np.float64(1.0), *[np.ones(1000) for _ in range(5)]]
+    total = strategy.reduce("SUM", arrays, axis=None)[0]
+    base = total.base if isinstance(total, np.ndarray) else None
+    assert base is None or base.nbytes <= 64
+
+
+@pytest.mark.parametrize("name", ["ordered", "exact"])
+def test_guarantees_are_not_dropped(strategy, name):
+    options = CommunicationOptions(implementation=name)
+    with pytest.raises(ValueError, match=name):
+        in_replica(
+            strategy, lambda replica: replica.experimental_all_reduce_async("SUM", np.ones(3), options)
+        )
+
+
+def test_the_default_strategy_returns_its_input():
+    value = np.ones(3)
+    assert mpistrat.get_replica_context().all_reduce("SUM", value) is value

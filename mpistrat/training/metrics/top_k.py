@@ -37,7 +37,7 @@ class SparseTopKCategoricalAccuracy(Accuracy):
     def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         labels = sparse_labels(y_true, y_pred).astype(np.int64)
         own = np.take_along_axis(y_pred, labels[..., None], -1)
-        return (y_pred > own).sum(-1) < self._k
+        return ((y_pred > own).sum(-1) < self._k) & np.isfinite(own[..., 0])
 
 
 class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
