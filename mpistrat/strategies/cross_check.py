@@ -28,14 +28,14 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     ------
     RuntimeError
         If they differ.
-    RuntimeError, ValueError
-        On the rank where the resolver itself raises that; a RuntimeError on the others.
+    Exception
+        On the rank where the resolver itself raises it; a RuntimeError on the others.
     """
     error: Exception | None = None
     said = None
     try:
         said = _differences(resolver, topology, world)
-    except (RuntimeError, ValueError) as raised:
+    except Exception as raised:  # whatever a client of a cloud raises: the others wait
         error, said = raised, (f"the resolver fails: {raised}", "")
     told = topology.all_gather_object(said)
     if error is not None:
