@@ -35,6 +35,8 @@ class GCEClusterResolver(ClusterResolver):
         If that package is not installed, and no service is given.
     """
 
+    _asks_a_service = True
+
     def __init__(
         self,
         project: str,

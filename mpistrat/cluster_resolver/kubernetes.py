@@ -44,6 +44,8 @@ class KubernetesClusterResolver(ClusterResolver):
         If ``executable_location`` is no such member.
     """
 
+    _asks_a_service = True
+
     def __init__(
         self,
         job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.cross_check import asked_once
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training import preemption_exit
@@ -101,7 +102,6 @@ class PreemptionCheckpointHandler:
     ):
         if termination_config is not None and not isinstance(termination_config, TerminationConfig):
             raise TypeError(f"termination_config must be a TerminationConfig, not {termination_config!r}")
-        _refuse_parameter_servers(cluster_resolver)
         self._config = termination_config or TerminationConfig()
         self._strategy: Any = get_strategy() if has_strategy() else None
         self._runs: Any = np.zeros((), np.int64)
@@ -125,6 +125,7 @@ class PreemptionCheckpointHandler:
             if self._strategy is None
             else self._strategy.extended._topology
         )
+        _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
         self._notices: dict[int, Notice] | None = None  # of an end that is agreed on and has not come yet
         self._deadline = 0.0
@@ -327,11 +328,11 @@ class PreemptionCheckpointHandler:
         preemption_exit.leave(self._topology.broadcast_object(status))
 
 
-def _refuse_parameter_servers(cluster_resolver: Any) -> None:
+def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None:
     if cluster_resolver is None:
         return
     try:
-        jobs = cluster_resolver.cluster_spec().jobs
+        jobs = asked_once(cluster_resolver, topology).cluster_spec().jobs
     except RuntimeError:  # it does not know where all ranks are
         return
     if "ps" in jobs:
