@@ -94,7 +94,7 @@ def talk(talk: Any, options: Options) -> list[int] | None:
         end = time.monotonic() + _PATIENCE
         while not (sees := os.path.exists(place)) and time.monotonic() < end:
             time.sleep(0.05)
-    told = talk.comm.gather(sees)
+    told = talk.collect(sees)
     if path is not None:
         path.unlink(missing_ok=True)
     return None if told is None else [rank for rank, each in enumerate(told) if not each]

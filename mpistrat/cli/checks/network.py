@@ -66,7 +66,7 @@ def _measured(talk: Talk, pairs: list[list[tuple[int, int]]]) -> list[Pair] | No
                 if talk.rank == a:
                     found.append((a, b, *measured))
         talk.meet()
-    told = talk.comm.gather(found)
+    told = talk.collect(found)
     return None if told is None else [Pair(*pair) for each in told for pair in each]
 
 
