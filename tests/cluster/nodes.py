@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 # Also for what is started by hand, and for what the nodes run.
@@ -62,8 +62,12 @@ class Started:
 
     def wait_for(self, text: str, limit: float) -> None:
         """Wait until a text is in the output."""
+        self.wait_until(lambda: text in self.output(), text, limit)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, limit: float) -> None:
+        """Wait until something is so."""
         try:
-            namespaces.wait_for(lambda: text in self.output(), text, limit)
+            namespaces.wait_for(condition, what, limit)
         except TimeoutError as error:
             raise TimeoutError(f"{error}, in vain:\n{self.output()}") from None
 

@@ -88,7 +88,7 @@ def talk(talk: Any, options: Options) -> list[int] | None:
             path.touch(exist_ok=False)
         except OSError:
             path = None
-    place = talk.comm.bcast(None if path is None else str(path))
+    place = talk.tell(None if path is None else str(path))
     sees = True
     if place is not None and talk.rank in talk.leaders:
         end = time.monotonic() + _PATIENCE
