@@ -183,7 +183,7 @@ class Cluster(namespaces.Nodes):
         namespaces.checked(self.run("munged", *(f"--{name}={munge / file}" for name, file in paths.items())))
         namespaces.checked(self.run("slurmctld"))
         for i in range(self.nodes):
-            self.shared("mkdir", f"{directory}/spool/node{i}", f"{directory}/tmp/node{i}")
+            self.shared("mkdir", *(str(directory / kind / f"node{i}") for kind in ("spool", "tmp")))
             namespaces.checked(self.run("slurmd", "-N", f"node{i}", node=i))
         namespaces.wait_for(self._all_idle, "all nodes to be idle", 30)
 
