@@ -9,6 +9,8 @@ import numpy as np
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
+WHOLE = 1 << 62  # bytes of a piece where an algorithm cuts its messages itself
+
 
 class Algorithm(ABC):
     """One way to combine arrays over the ranks of a topology.
