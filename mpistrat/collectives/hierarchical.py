@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import WHOLE, Algorithm
+from mpistrat.collectives.algorithm import WHOLE, Algorithm, agreement_cost
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
@@ -29,13 +29,14 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Copies and sums in memory, and the wire's share, each step of the ring with its latency."""
+        """Copies and sums in memory, or on the wire if that is slower, and each step of the ring with its latency."""
         nodes = len(topology.nodes)
         largest = max(topology.ranks_per_node)
         inside = 5e-7 + min(largest, 3) * nbytes / 12e9
         if nodes == 1:
             return inside
-        return inside + 2 * (nodes - 1) * 20e-6 + 2 * (nodes - 1) / nodes * nbytes / 9e8
+        wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
+        return agreement_cost(topology) + 2 * (nodes - 1) * 20e-6 + max(inside, wire)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None

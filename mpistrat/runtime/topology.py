@@ -64,11 +64,14 @@ class Topology:
         What the ranks of this node share; None on all ranks if those of one node cannot.
     in_flight : set
         Asynchronous collectives that are not done.
+    costs : dict or None
+        What collectives were measured to cost here, once somebody has looked.
     arenas : dict
         Places of arrays that are reduced where they are, by the identity of their memory.
     """
 
     memory: NodeMemory | None = None
+    costs: Any = None
     _agreement: Agreement
     _pending = False
     _operation: Operation

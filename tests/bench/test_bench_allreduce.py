@@ -136,6 +136,16 @@ def test_least_bytes():
     assert least_bytes((3, 1, 2), 300) == 400
 
 
+CHOSEN = """
+import numpy as np, mpistrat
+from mpistrat.collectives.choose import choose
+from mpistrat.runtime.device import Device
+topology = mpistrat.MultiWorkerMirroredStrategy().extended._topology
+names = [choose(topology, nbytes, np.dtype("f4"), Device("cpu")).name for nbytes in (1000, 100_000)]
+print(",".join(names))
+"""
+
+
 def test_tune(run_ranks, tmp_path, monkeypatch):
     """It keeps what it measured where it is looked for, and nothing if it should not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -160,6 +170,14 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
     assert {"mpi", "hierarchical", "leader"} <= set(points)
     for pairs in points.values():
         assert [nbytes for nbytes, _ in pairs] == [1024, 65536]
+    content["points"] = {"mpi": [[1024, 1e-5], [65536, 9e-5]], "leader": [[1024, 2e-5], [65536, 8e-5]]}
+    path.write_text(json.dumps(content))
+    program = tmp_path / "chosen.py"
+    program.write_text(CHOSEN)
+    built_in = run_ranks(2, program, limit=60).check().output.split()
+    tuned = run_ranks(2, program, limit=60, MPISTRAT_TUNED="1").check().output.split()
+    assert built_in == 2 * ["hierarchical,hierarchical"]
+    assert tuned == 2 * ["mpi,leader"]
 
 
 @pytest.mark.parametrize(
