@@ -219,7 +219,7 @@ def _concatenate(bucket: Bucket, arrays: Sequence[np.ndarray], message: np.ndarr
 
 def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """A copy of a bucket's arrays, one behind the other in the dtype of the wire."""
-    message = np.empty(bucket.length, bucket.wire)
+    message = _results.empty((bucket.length,), bucket.wire)
     _concatenate(bucket, arrays, message)
     return message
 
