@@ -62,7 +62,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
     if len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
         combine_rows(combine, rows, receive)
         return
-    result = memory.result[: receive.nbytes].view(receive.dtype)
+    result = memory.total(receive.dtype, len(receive))
     part = slice(len(send) * memory.rank // memory.size, len(send) * (memory.rank + 1) // memory.size)
     combine_rows(combine, [row[part] for row in rows], result[part])
     topology.meet()

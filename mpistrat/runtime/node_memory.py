@@ -60,6 +60,7 @@ class NodeMemory:
         self._said = said[:headers].cast("q"), said[headers : 2 * headers].cast("q")
         self.verdict = said[2 * headers : 2 * headers + _HEADER].cast("q")
         self._views: dict[tuple[int, np.dtype, int], tuple[np.ndarray, list[np.ndarray]]] = {}
+        self._totals: dict[tuple[np.dtype, int], np.ndarray] = {}
         self.generation = 0
         self._barrier = node.Barrier
 
@@ -76,6 +77,15 @@ class NodeMemory:
                 self._views.clear()
             rows = [row[: count * dtype.itemsize].view(dtype) for row in self._slots[generation]]
             found = self._views[key] = rows[self.rank], rows
+        return found
+
+    def total(self, dtype: np.dtype, count: int) -> np.ndarray:
+        """The beginning of `result`, as an array of ``count`` elements."""
+        found = self._totals.get((dtype, count))
+        if found is None:
+            if len(self._totals) > 1024:
+                self._totals.clear()
+            found = self._totals[dtype, count] = self.result[: count * dtype.itemsize].view(dtype)
         return found
 
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
