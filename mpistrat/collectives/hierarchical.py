@@ -10,6 +10,7 @@ from mpistrat.collectives.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
+_PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
 # Below this many bytes a second barrier costs more than every rank's adding up all.
 _ALL_BY_EACH_BYTES = 128 << 10
 
@@ -40,7 +41,7 @@ class HierarchicalAllReduce(Algorithm):
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
-        return topology.memory.slot_bytes if len(topology.nodes) == 1 else WHOLE
+        return min(_PIECE_BYTES, topology.memory.slot_bytes) if len(topology.nodes) == 1 else WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         if len(topology.nodes) == 1:

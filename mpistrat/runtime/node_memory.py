@@ -9,9 +9,14 @@ import numpy as np
 from mpistrat.runtime.shared_memory import share
 
 _HEADER = 8  # bytes that a rank says what it does in
-_SLOT_BYTES = 512 << 10  # a piece that stays in the cache of a core
+_SLOT_BYTES = 3 << 20  # two pieces, one after the other
 _WIRE_SLOT_BYTES = 4 << 20  # a piece that keeps the wire between nodes busy
 _FEWEST_SLOT_BYTES = 64 << 10
+# Up to here the same place is taken each time, which stays in the cache.
+_SMALL_BYTES = 1 << 20
+_LINE = 64  # of a cache
+
+_Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
 
 
 def slot_sizes(between_nodes: bool) -> list[int]:
@@ -59,9 +64,10 @@ class NodeMemory:
         said = memoryview(shared.common.data)[results:]
         self._said = said[:headers].cast("q"), said[headers : 2 * headers].cast("q")
         self.verdict = said[2 * headers : 2 * headers + _HEADER].cast("q")
-        self._views: dict[tuple[int, np.dtype, int], tuple[np.ndarray, list[np.ndarray]]] = {}
+        self._views: dict[_Key, tuple[np.ndarray, list[np.ndarray]]] = {}
         self._totals: dict[tuple[np.dtype, int], np.ndarray] = {}
         self.generation = 0
+        self._meetings = 0
         self._barrier = node.Barrier
 
     def slots(
@@ -70,13 +76,15 @@ class NodeMemory:
         """This rank's slot to write to, and all ranks', as arrays of ``count`` elements."""
         if generation is None:
             generation = self.generation
-        key = (generation, dtype, count)
-        found = self._views.get(key)
-        if found is None:
-            if len(self._views) > 1024:
-                self._views.clear()
-            rows = [row[: count * dtype.itemsize].view(dtype) for row in self._slots[generation]]
-            found = self._views[key] = rows[self.rank], rows
+        key = (generation, dtype, count, 0)
+        return self._views.get(key) or self._views_at(key, 0)
+
+    def _views_at(self, key: _Key, start: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        if len(self._views) > 1024:
+            self._views.clear()
+        generation, dtype, count, _ = key
+        rows = [row[start : start + count * dtype.itemsize].view(dtype) for row in self._slots[generation]]
+        found = self._views[key] = rows[self.rank], rows
         return found
 
     def total(self, dtype: np.dtype, count: int) -> np.ndarray:
@@ -89,15 +97,26 @@ class NodeMemory:
         return found
 
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
-        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met."""
-        found = self._views.get((self.generation, values.dtype, len(values)))
-        own, rows = found or self.slots(values.dtype, len(values))
-        own[...] = values
-        return rows
+        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met.
+
+        Large values take other places of the slot in turn: reading what is still dirty in the cache of another core
+        can be several times slower than reading what has left it.
+        """
+        place = stride = 0
+        if values.nbytes > _SMALL_BYTES:
+            stride = -(-values.nbytes // _LINE) * _LINE
+            place = (self._meetings >> 1) % max(1, self.slot_bytes // stride)
+        key = (self.generation, values.dtype, len(values), place)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views_at(key, place * stride)
+        found[0][...] = values
+        return found[1]
 
     def meet(self) -> None:
         """Wait for all ranks of the node: what they wrote may be read now."""
         self.generation ^= 1
+        self._meetings += 1
         self._barrier()
 
     def meet_saying(self, word: int) -> bytes:
@@ -105,5 +124,6 @@ class NodeMemory:
         said = self._said[self.generation]
         said[self.rank] = word
         self.generation ^= 1
+        self._meetings += 1
         self._barrier()
         return said.tobytes()

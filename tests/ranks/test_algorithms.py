@@ -28,6 +28,7 @@ def nodes(request, monkeypatch):
     """A strategy whose ranks are spread over nodes, and whose pieces are small."""
     node = int(request.param[RANK])
     monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
     for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
         monkeypatch.setattr(node_memory, name, 12_000)
     monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)

@@ -33,6 +33,7 @@ def topology(request, monkeypatch):
     monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
     if request.param == "no shared memory":
         monkeypatch.setattr(Topology, "_share_memory", lambda self, MPI: None)
+    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
     for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
         monkeypatch.setattr(node_memory, name, SLOT_BYTES)
     monkeypatch.setattr(broadcasting, "_ALONE_BYTES", 30_000)
