@@ -365,7 +365,14 @@ class StrategyExtended:
         return v.read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions."""
+        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        """
+        require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
 
     def call_for_each_replica(
