@@ -110,3 +110,19 @@ def test_docstrings_run(name, tmp_path, monkeypatch):
     tests = doctest.DocTestFinder().find(module, name)
     if sum(runner.run(test, out=output.write).failed for test in tests):
         pytest.fail(output.getvalue(), pytrace=False)
+
+
+# What users import; the other lines of the house are its own.
+INSIDE = re.compile(
+    r"mpistrat\.(bench|cli|collectives|context|nest|runtime|strateg|training\.|values|variables)"
+)
+PUBLIC = [
+    name for name in modules() if not INSIDE.match(name) and hasattr(importlib.import_module(name), "__all__")
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name):
+    module = importlib.import_module(name)
+    public = [each for each in module.__all__ if callable(getattr(module, each))]
+    assert [each for each in public if ">>>" not in (getattr(module, each).__doc__ or "")] == []

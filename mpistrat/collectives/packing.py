@@ -24,8 +24,8 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 # New memory costs a page fault for every 4 KiB of a result, which is more than adding it up. A step's results
-# are as many as its gradients, and those of two steps may be held at a time.
-_results = Buffers(kept_of_a_size=128, sizes=64)
+# are as many as its gradients.
+_results = Buffers()
 _SMALL = 4096  # elements: of these new memory is the cheapest
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
