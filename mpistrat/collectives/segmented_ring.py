@@ -18,7 +18,7 @@ _AHEAD = 16  # receives that wait at a time: the wire carries some while others 
 # Own segments overtake those that are passed on, so they are told apart.
 _OWN, _PASSED_ON = 1, 2
 
-_scratch = Buffers(kept_of_a_size=2, sizes=8)
+_scratch = Buffers()
 
 
 def _nothing(where: slice) -> None:
