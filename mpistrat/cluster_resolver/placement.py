@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -111,8 +112,10 @@ class Placement:
         """
         if self.node_of_rank is None:
             return None
-        nodes = dict.fromkeys(self.node_of_rank)
-        return tuple(tuple(rank for rank, on in enumerate(self.node_of_rank) if on == node) for node in nodes)
+        by_node: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.node_of_rank):
+            by_node.setdefault(node, []).append(rank)
+        return tuple(map(tuple, by_node.values()))
 
     def facts(self) -> tuple[Fact, ...]:
         """All that is known, with its origin.
@@ -193,9 +196,10 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         tasks = [(task_type, task_id)]
     rank = tasks.index((task_type, task_id))
     hosts = [cluster.task_address(*task).rpartition(":")[0] for task in tasks]
-    nodes = list(dict.fromkeys(hosts))
-    counts = tuple(map(hosts.count, nodes))
-    node = nodes.index(hosts[rank])
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    counted = Counter(hosts)
+    counts = tuple(counted[host] for host in numbers)
+    node = numbers[hosts[rank]]
     names = (
         "size",
         "rank",
@@ -211,13 +215,13 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         GIVEN,
         len(tasks),
         rank,
-        nodes=tuple(nodes),
+        nodes=tuple(numbers),
         node=node,
         host=hosts[rank],
         local_rank=hosts[:rank].count(hosts[rank]),
         local_size=counts[node],
         ranks_per_node=counts,
-        node_of_rank=tuple(map(nodes.index, hosts)),
+        node_of_rank=tuple(numbers[host] for host in hosts),
         sources=dict.fromkeys(names, GIVEN),
     )
 

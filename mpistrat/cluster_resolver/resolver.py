@@ -33,6 +33,7 @@ class ClusterResolver(ABC):
     """
 
     reason: str = ""
+    _asks_a_service: bool = False  # over the network: then one rank asks, and tells the others
     _task_type: str | None = None
     _task_id: int | None = None
 
