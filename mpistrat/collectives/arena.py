@@ -141,7 +141,9 @@ def offset(array: np.ndarray) -> int:
 
 
 def _address(array: Any) -> int:
-    return array.__array_interface__["data"][0]
+    """Where an array of NumPy or CuPy begins."""
+    described = getattr(array, "__array_interface__", None) or array.__cuda_array_interface__
+    return described["data"][0]
 
 
 def _aligned(nbytes: int) -> int:
