@@ -96,6 +96,18 @@ def native(value: Any) -> Any:
     return to_cupy(value) if on_gpu(value) else to_host(value)
 
 
+def off_gpu(value: Any) -> Any:
+    """A value as it is, but a copy on the host of one on a GPU."""
+    return to_host(value) if on_gpu(value) else value
+
+
+def placed(value: Any, device: Device) -> Any:
+    """A value as an array of the library of a device: NumPy's, or CuPy's on that GPU."""
+    if device.kind == "cpu" or on_gpu(value):
+        return native(value)
+    return pinned.upload(to_host(value), device.index)
+
+
 def device_of(array: Any) -> Device:
     """Where an array of NumPy or CuPy lives."""
     return Device("cpu") if isinstance(array, np.ndarray) else Device("cuda", int(array.device.id))

@@ -71,6 +71,12 @@ class Device(NamedTuple):
                 )
         return self
 
+    def use(self) -> Device:
+        """Make it the one on which this thread makes new arrays of CuPy, if it is a GPU."""
+        if self.kind == "cuda":
+            cupy_for(f"device {self}").cuda.Device(self.index).use()
+        return self
+
     @classmethod
     def own(cls, name: str | Device, local_rank: int, local_size: int) -> Device:
         """The device of a rank: that of the name, or where it is a kind alone, the rank's of that kind.

@@ -17,7 +17,7 @@ _ELEMENTS = 8192  # of a block
 _MOST_TABLES = 256
 
 # How a dtype lies in memory, what it is computed in, and the functions between the two.
-_FLOATS = {
+FLOATS = {
     "float16": ("unsigned short", "float", "from_half", "to_half"),
     "bfloat16": ("unsigned short", "float", "from_bfloat", "to_bfloat"),
     "float32": ("float", "float", "", ""),
@@ -178,8 +178,8 @@ _SIZES = {
 
 
 def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
-    if dtype.name in _FLOATS:
-        return _FLOATS[dtype.name]
+    if dtype.name in FLOATS:
+        return FLOATS[dtype.name]
     bits = _BITS[min(dtype.itemsize, 8)]
     return bits, bits, "", ""
 

@@ -12,6 +12,7 @@ from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.on_gpu import place
 from mpistrat.variables.variable import Variable
 
 
@@ -24,7 +25,8 @@ class DistributedVariable(Variable, DistributedValues):
         extended = self._strategy.extended
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
-        self._component = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
+        own = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
+        self._component = place(own, extended._variable_device)
 
     def _is_own(self) -> bool:
         """Whether this is a place where a variable is this replica's copy: a replica or an update context."""
