@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import arena, gpu_packing
+from mpistrat.collectives.gpu_direct import GpuDirectRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.collectives.gpu_packing import Job
 from mpistrat.collectives.gpu_pinned import PinnedRoute
@@ -19,7 +20,7 @@ from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
-ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), PinnedRoute())}
+ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
 
 
 def all_reduce(
