@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mpistrat.collectives import arena, gpu_packing
 from mpistrat.collectives.gpu_direct import GpuDirectRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
@@ -18,7 +16,6 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import ReduceOp
 
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
 
@@ -171,11 +168,9 @@ class _Alone(Route):
                 gpu_packing.finish(job, gpu_packing.widened(job))
 
 
-def chosen(topology: Topology, device: Device, nbytes: int, dtype: Any = np.float32) -> str:
-    """The name of the route that an all-reduce of that many bytes goes. Collective."""
-    routes = _routes(topology, device, None)
-    bucket = gpu_packing.bucket(
-        ReduceOp.SUM, ((np.dtype(dtype), (max(1, nbytes // 4),)),), [0], topology.size
+def obstacles(topology: Topology, device: Device) -> dict[str, str]:
+    """Of each route, in the order of preference, why the ranks cannot go it; empty if they can. Collective."""
+    _routes(topology, device, None)
+    return (
+        dict(topology.gpu_obstacles.get(device.index, {})) if topology.size > 1 else dict.fromkeys(ROUTES, "")
     )
-    able = [each.name for each in routes if each.supports(bucket.wire, bucket.combine)]
-    return able[0] if able else "identity"
