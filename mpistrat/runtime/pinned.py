@@ -161,8 +161,8 @@ def download(array: Any) -> np.ndarray:
     return out
 
 
-def upload(array: np.ndarray, device: int) -> Any:
-    """A copy of an array of the host on a GPU."""
+def upload(array: np.ndarray, device: int, wait: bool = False) -> Any:
+    """A copy of an array of the host on a GPU, there for what the caller's stream does next; or when this returns."""
     cupy = cupy_for("an array on a GPU")
     with staging(device) as stage:
         out = cupy.empty(array.shape, array.dtype)
@@ -175,6 +175,8 @@ def upload(array: np.ndarray, device: int) -> Any:
                 slot.left.synchronize()
                 slot.up[: len(part)] = part
                 stage.send(slot, slot.up[: len(part)], int(out.data.ptr) + start)
+        if wait:
+            stage.settle()
     return out
 
 

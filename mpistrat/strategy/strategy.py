@@ -356,7 +356,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
-        return data.DistributedDataset(dataset, self._extended._topology, options)
+        made = data.DistributedDataset(dataset, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -380,7 +381,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
-        return data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        made = data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     # --- buffers ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 _local = threading.local()
+_one_at_a_time = threading.RLock()
 _streams = {}
 _kept = []
 
@@ -83,9 +84,10 @@ class Stream:
         self.queue.append(work)
 
     def advance(self, place):
-        while self.done_so_far < place:
-            self.done_so_far += 1
-            self.queue.pop(0)()
+        with _one_at_a_time:
+            while self.done_so_far < place:
+                self.done_so_far += 1
+                self.queue.pop(0)()
 
     def synchronize(self):
         self.advance(self.done_so_far + len(self.queue))
