@@ -96,7 +96,29 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["nodes"] = len(topology.nodes)
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
+    ranks["arrays on GPUs"] = _routes(topology)
     return topology.rank, describe(topology)
+
+
+def _routes(topology: Any) -> str:
+    """How arrays on the ranks' GPUs are reduced, and why not otherwise."""
+    from mpistrat.collectives.gpu_all_reduce import obstacles
+    from mpistrat.runtime.device import Device
+
+    place = next(ranks for ranks in topology.nodes if topology.rank in ranks)
+    problem, device = "", Device("cpu")
+    try:
+        device = Device.own("cuda", place.index(topology.rank), len(place)).use()
+    except RuntimeError as error:
+        problem = str(error)
+    for rank, text in enumerate(topology.all_gather_object(problem)):
+        if text:
+            return f"none (rank {rank}: {text})"
+    if topology.size == 1:
+        return "one rank: nothing to exchange"
+    found = obstacles(topology, device)
+    chosen = next(name for name, text in found.items() if not text)
+    return "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
 
 
 def _devices() -> str:

@@ -30,6 +30,9 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # names that arrays on GPUs can be reduced by
+
+
 def choose(
     topology: Topology, nbytes: int, dtype: np.dtype, device: Device, name: str | None = None
 ) -> Algorithm:
@@ -59,9 +62,9 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
         named = [each for each in ALGORITHMS.values() if not each.by_name_only]
     elif name in ALGORITHMS:
         named = [ALGORITHMS[name]]
-    elif name == "nccl":
+    elif name in GPU_ROUTES:
         raise RuntimeError(
-            f"implementation NCCL combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
+            f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
         )
     else:
         raise ValueError(f"{name!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")

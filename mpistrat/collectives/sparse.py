@@ -7,6 +7,7 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.runtime import arrays
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
@@ -30,9 +31,10 @@ def all_reduce_slices(
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     with topology.turn(what, timeout_seconds=timeout_seconds):
         pass
-    rows = all_gather(topology, value.values, 0, timeout_seconds)
-    indices = all_gather(topology, value.indices, 0, timeout_seconds)
+    rows = all_gather(topology, arrays.to_host(value.values), 0, timeout_seconds)
+    indices = all_gather(topology, arrays.to_host(value.indices), 0, timeout_seconds)
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
         rows = np.asarray(wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
+    rows, indices = arrays.from_host(rows, value.values), arrays.from_host(indices, value.indices)
     return IndexedSlices(rows, indices, value.dense_shape)

@@ -15,6 +15,7 @@ from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
 from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+from mpistrat.runtime.device import Device
 
 PREFETCH = 2
 """How many batches are read ahead where `Dataset.prefetch` says nothing."""
@@ -24,6 +25,13 @@ class Distributed:
     """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
 
     _division: Division
+    _device = Device("cpu")  # that batches are fetched to
+
+    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
+        """Let batches come on a device, unless the options say otherwise."""
+        if options is None or options.experimental_fetch_to_device:
+            self._device = device
+        return self
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._division = division

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
+from mpistrat.data.on_device import fetched, handed_over
 from mpistrat.data.pace import Pace
 from mpistrat.data.prefetch import Prefetched
 from mpistrat.data.state import Position, state_of
@@ -155,14 +156,17 @@ class DistributedIterator:
         if division.steps is not None and step >= division.steps:
             self._ahead = None
             raise StopIteration
+        device = self._dataset._device
         if not self._dataset._prefetch or division.communicates:
-            return division.batch(step, epoch)
+            return fetched(division.batch(step, epoch), device)
         if self._ahead is None or not self._ahead.usable:
             steps = itertools.count(step) if division.steps is None else range(step, division.steps)
             batches = map(partial(division.batch, iteration=epoch), steps)
+            if device.kind != "cpu":
+                batches = map(partial(fetched, device=device), batches)
             self._ahead = Prefetched(batches, self._dataset._prefetch)
         try:
-            return next(self._ahead)
+            return handed_over(next(self._ahead), device)
         except BaseException:
             self._ahead = None
             raise

@@ -153,7 +153,8 @@ class InputOptions(_InputOptions):
     Parameters
     ----------
     experimental_fetch_to_device : bool, optional
-        Whether batches are moved to the replica's device; None means True.
+        Whether batches are moved to the replica's device: copied there ahead of time, where that is a GPU. None means
+        True.
     experimental_replication_mode : InputReplicationMode
         How often the input function is called.
     experimental_place_dataset_on_device : bool

@@ -68,6 +68,10 @@ class Topology:
         What collectives were measured to cost here, once somebody has looked.
     arenas : dict
         Places of arrays that are reduced where they are, by the identity of their memory.
+    gpu_obstacles : dict of dict of str
+        Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
+    gpu_communicators : dict
+        NCCL's communicators, by GPU.
     """
 
     memory: NodeMemory | None = None
@@ -96,6 +100,8 @@ class Topology:
         self._turn = threading.Lock()
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
+        self.gpu_obstacles: dict[int, dict[str, str]] = {}
+        self.gpu_communicators: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
@@ -238,12 +244,16 @@ class Topology:
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
-            self._given_up = f"after a time-out: the ranks are not in step any more, end the program ({text})"
+            self.give_up(text)
             self._turn.release()
             raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
         except BaseException:
             self._turn.release()
             raise
+
+    def give_up(self, text: str) -> None:
+        """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""
+        self._given_up = f"after a time-out: the ranks are not in step any more, end the program ({text})"
 
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
@@ -357,6 +367,7 @@ class Topology:
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         self.memory = None
+        self.gpu_communicators.clear()
         self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
@@ -372,6 +383,7 @@ class Alone(Topology):
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.sequence = 0
         self.arenas, self.in_flight = {}, set()
+        self.gpu_obstacles, self.gpu_communicators = {}, {}
         self._turn = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:

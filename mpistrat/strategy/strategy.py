@@ -11,6 +11,8 @@ import numpy as np
 
 from mpistrat import context, data, nest
 from mpistrat.collectives.arena import buffers
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import Device
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import chief_first
@@ -18,7 +20,15 @@ from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
 from mpistrat.strategy.scope import Scope
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, ValueContext, reducible
+from mpistrat.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReduceOp,
+    ValueContext,
+    component,
+    reducible,
+)
 from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
@@ -313,7 +323,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
-        return data.DistributedDataset(dataset, self._extended._topology, options)
+        made = data.DistributedDataset(dataset, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -337,17 +348,19 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
-        return data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        made = data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     # --- buffers ---------------------------------------------------------------------
 
     def experimental_buffers_like(self, tree: Any) -> Any:
         """Zeroed arrays of the same shapes and dtypes, which reductions change where they are.
 
-        They live in memory that the ranks of a node share. What is written there (by ``out=``, say) is reduced
-        without a copy, and several times as fast as other arrays: `ReplicaContext.all_reduce`, `reduce` and
-        the optimizers leave the result *in the arrays themselves*, and return these. A view of one that is
-        not contiguous, and a mean of integers, are reduced into new arrays as ever.
+        They live in memory that the ranks of a node share; those like arrays on a GPU, on that GPU. What is written
+        there (by ``out=``, say) is reduced without a copy, and several times as fast as other arrays:
+        `ReplicaContext.all_reduce`, `reduce` and the optimizers leave the result *in the arrays themselves*, and
+        return these. A view of one that is not contiguous, and a mean of integers, are reduced into new arrays as
+        ever.
 
         Collective. The memory is freed with the last array of the tree; it outlives the strategy.
 
@@ -380,9 +393,15 @@ class Strategy(FormerNames):
         (True, 2.0)
         """
         leaves, rebuild = self._extended._flatten("experimental_buffers_like", tree)
-        arrays = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
-        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in arrays]
-        return rebuild(buffers(self._extended._topology, like))
+        given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+        on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
+        if on_gpu and len(on_gpu) < len(leaves):
+            raise ValueError(
+                f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the others"
+            )
+        device = arrays.require_one_device(on_gpu, self._extended._device) if on_gpu else Device("cpu")
+        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
+        return rebuild(buffers(self._extended._topology, like, device))
 
     # --- copies ----------------------------------------------------------------------
 

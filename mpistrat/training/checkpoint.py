@@ -58,7 +58,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     """
     named = named_variables(variables)
     require_cross_replica(_strategy_of(named), "save", "call it outside of strategy.run")
-    values = {name: variable.read_value() for name, variable in named.items()}
+    values = {name: variable.numpy() for name, variable in named.items()}
     strategy = _strategy_of(named)
     strategy.extended._topology.on_first(lambda: _write(values, Path(path)))
 
