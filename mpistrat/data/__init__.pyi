@@ -10,6 +10,7 @@ from .from_function import DistributedDatasetsFromFunction as DistributedDataset
 from .iterable import IterableDataset as IterableDataset
 from .iterator import DistributedIterator as DistributedIterator
 from .iterator import Optional as Optional
+from .options import AUTOTUNE as AUTOTUNE
 from .options import SHARD_HINT as SHARD_HINT
 from .options import AutoShardPolicy as AutoShardPolicy
 from .options import DistributeOptions as DistributeOptions

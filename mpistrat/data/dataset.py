@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.chain import Chain
+from mpistrat.data.options import AUTOTUNE, PREFETCH
 from mpistrat.data.plan import Plan
 from mpistrat.data.policies import INFINITE_CARDINALITY, Division, divide
 from mpistrat.data.prefetch import Prefetched
@@ -265,7 +266,7 @@ class Dataset(Chain):
     def __iter__(self) -> Iterator[Any]:
         elements = self._plan.elements(next(self._iterations))
         prefetch = self.options().prefetch
-        return Prefetched(elements, prefetch) if prefetch else elements
+        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch) if prefetch else elements
 
     # --- inside the package ---------------------------------------------------------------
 

@@ -10,14 +10,11 @@ from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.iterator import DistributedIterator, Place
-from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.options import AUTOTUNE, InputOptions, InputReplicationMode, check_input_options
 from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
 from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
-
-PREFETCH = 2
-"""How many batches are read ahead where `Dataset.prefetch` says nothing."""
 
 
 class Distributed:
@@ -27,7 +24,7 @@ class Distributed:
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._division = division
-        self._prefetch = PREFETCH if prefetch is None else prefetch
+        self._prefetch = AUTOTUNE if prefetch is None else prefetch
         self._peers = peers
         # Equal on all replicas, as this is where they are in step.
         self._number: int = getattr(peers, "sequence", 0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
@@ -100,6 +99,7 @@ class DistributedIterator:
     def _begin(self, position: Position) -> None:
         self._place = self._dataset._newest = Place(position)
         self._ahead: Prefetched | None = None
+        self._read_ahead: deque[Any] = deque()
         self._pace: Pace | None = None
         self._ended = False
 
@@ -146,15 +146,17 @@ class DistributedIterator:
             raise StopIteration
         if not self._dataset._prefetch or division.communicates:
             return division.batch(step, epoch)
+        if self._read_ahead:
+            return self._read_ahead.popleft()
         if self._ahead is None or not self._ahead.usable:
-            steps = itertools.count(step) if division.steps is None else range(step, division.steps)
-            batches = map(partial(division.batch, iteration=epoch), steps)
-            self._ahead = Prefetched(batches, self._dataset._prefetch)
+            most, together = division.ahead(step, epoch, self._dataset._prefetch)
+            self._ahead = Prefetched(division.batches(step, epoch, together), most)
         try:
-            return next(self._ahead)
+            self._read_ahead.extend(next(self._ahead))
         except BaseException:
             self._ahead = None
             raise
+        return self._read_ahead.popleft()
 
     def get_next_as_optional(self) -> Optional:
         """The next batch of this replica, or an empty optional after the last step.

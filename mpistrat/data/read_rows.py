@@ -57,6 +57,8 @@ class RowsOfChunks:
         self._rows = layout.chunk[0]
         self._row_bytes = row_bytes
         self._offsets, _ = layout.places()
+        # The chunks that another one than the next follows in the file.
+        self._gaps = np.flatnonzero(self._offsets[1:] != self._offsets[:-1] + self._rows * row_bytes)
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Rows from ``first`` on."""
@@ -79,21 +81,14 @@ class RowsOfChunks:
     def _runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """Offset and size of the runs of bytes that rows lie in."""
         size, low, high = self._rows, first // self._rows, -(-last // self._rows)
-        offsets = self._offsets[low:high]
-        if high - low == 1:
-            return [
-                (int(offsets[0]) + (first - low * size) * self._row_bytes, (last - first) * self._row_bytes)
-            ]
-        cuts = [
-            0,
-            *(np.flatnonzero(offsets[1:] != offsets[:-1] + size * self._row_bytes) + 1).tolist(),
-            high - low,
-        ]
+        gaps = self._gaps
+        if len(gaps):
+            gaps = gaps[gaps.searchsorted(low) : gaps.searchsorted(high - 1)]
         runs = []
-        for start, stop in pairwise(cuts):
-            begin, end = max(first, (low + start) * size), min(last, (low + stop) * size)
-            inside = (begin - (low + start) * size) * self._row_bytes
-            runs.append((int(offsets[start]) + inside, (end - begin) * self._row_bytes))
+        for start, stop in pairwise([low, *(gaps + 1).tolist(), high]):
+            begin, end = max(first, start * size), min(last, stop * size)
+            offset = int(self._offsets[start]) + (begin - start * size) * self._row_bytes
+            runs.append((offset, (end - begin) * self._row_bytes))
         return runs
 
 

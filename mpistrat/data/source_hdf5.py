@@ -19,6 +19,8 @@ from mpistrat.data.spec import ArraySpec
 from mpistrat.runtime import launch, mpi
 from mpistrat.runtime.reused import Buffers
 
+_AT_ONCE_BYTES = 4 << 20
+
 
 class Hdf5Source(Source):
     """The rows of several files, one after another.
@@ -72,7 +74,7 @@ class Hdf5Source(Source):
         if not len(rows):
             return self._rebuild(out)
         first, last = int(rows[0]), int(rows[-1])
-        if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        if last - first == len(rows) - 1 and 0 not in (rows[1:] > rows[:-1]).tobytes():
             for number, start, stop in self._in_files(first, last + 1):
                 begin = int(manifest.offsets[number])
                 self._reader.read_run(
@@ -151,6 +153,11 @@ class Hdf5Source(Source):
     def blocks(self) -> Blocks:
         """Chunks, or about 1.5 MiB of rows."""
         return self._manifest.blocks()
+
+    def at_once(self) -> int:
+        """As many rows as make 4 MiB: more would be read slower, as a ring of such buffers fits no cache."""
+        columns = self._manifest.records[0].columns
+        return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
 
     def identity(self) -> dict[str, Any]:
         """Names, lengths and sizes of the files."""

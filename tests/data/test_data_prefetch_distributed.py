@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import mpistrat
 from mpistrat.data import (
+    AUTOTUNE,
     AutoShardPolicy,
     DataFileError,
     Dataset,
@@ -171,7 +172,8 @@ def test_the_number_is_checked():
     assert Dataset.range(3).prefetch(5).with_options(Options()).options().prefetch == 5
     assert Options().prefetch is None
     with pytest.raises(ValueError, match="number of batches"):
-        Options().prefetch = -1
+        Options().prefetch = -2
+    assert Dataset.range(3).prefetch(5).prefetch(-1).options().prefetch == AUTOTUNE
 
 
 def test_map_sees_the_strategy_and_may_not_communicate():
