@@ -6,6 +6,7 @@ from .errors import DatasetMismatchError as DatasetMismatchError
 from .errors import DatasetNotFoundError as DatasetNotFoundError
 from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
+from .errors import NotFiniteError as NotFiniteError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .iterable import IterableDataset as IterableDataset
 from .iterator import DistributedIterator as DistributedIterator

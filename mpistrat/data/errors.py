@@ -15,6 +15,10 @@ class ChecksumError(DataFileError):
     """The stored checksum of a dataset does not match its data."""
 
 
+class NotFiniteError(ValueError):
+    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``)."""
+
+
 class FilterUnavailableError(RuntimeError):
     """A dataset is stored with a compression filter that this installation lacks."""
 

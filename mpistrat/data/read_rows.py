@@ -108,14 +108,18 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         for start, stop in pairwise([0, *cuts, len(where)]):
             _through_memory(file, offsets[start:stop], size, out, where[start:stop])
         return
-    places, begins, between = (where * size).tolist(), offsets.tolist(), gaps.tolist()
-    for start, stop in pairwise([0, *cuts, len(places)]):
-        pieces = [view[places[start] : places[start] + size]]
+    # Pieces that follow each other in the file and in memory are one.
+    new = np.flatnonzero((gaps != 0) | (where[1:] != where[:-1] + 1)) + 1
+    firsts, lasts = np.append(0, new), np.append(new - 1, len(where) - 1)
+    begins, ends = (where[firsts] * size).tolist(), ((where[lasts] + 1) * size).tolist()
+    between, at = gaps[lasts[:-1]].tolist(), offsets[firsts].tolist()
+    for start, stop in pairwise([0, *firsts.searchsorted(cuts).tolist(), len(begins)]):
+        pieces = [view[begins[start] : ends[start]]]
         for i in range(start + 1, stop):
             if between[i - 1]:
                 pieces.append(memoryview(bytearray(between[i - 1])))
-            pieces.append(view[places[i] : places[i] + size])
-        file.read(begins[start], pieces)
+            pieces.append(view[begins[i] : ends[i]])
+        file.read(at[start], pieces)
 
 
 def _through_memory(

@@ -12,7 +12,9 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.blocks import Blocks
 from mpistrat.data.contracts import Peers, Source
+from mpistrat.data.errors import NotFiniteError
 from mpistrat.data.file_list import FileList
+from mpistrat.data.finite import first_not_finite
 from mpistrat.data.manifest import Manifest, Manifests
 from mpistrat.data.read_hdf5 import Reader
 from mpistrat.data.spec import ArraySpec
@@ -34,6 +36,7 @@ class Hdf5Source(Source):
         structure: Any,
         manifest: Manifest | None = None,
         reader: Reader | None = None,
+        check_finite: bool = False,
     ):
         self._manifests = manifests
         self._structure = structure
@@ -42,9 +45,16 @@ class Hdf5Source(Source):
         self._identified: tuple[Manifest, dict[str, Any]] | None = None
         self._reader = reader or Reader()
         self._buffers = Buffers()
+        self._check_finite = check_finite
 
     @classmethod
-    def open(cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None) -> Hdf5Source:
+    def open(
+        cls,
+        files: Any,
+        datasets: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Hdf5Source:
         """The source of these files.
 
         Alone, a process looks for the files and describes the first at once. Several ranks would all do so:
@@ -53,7 +63,7 @@ class Hdf5Source(Source):
         structure = _checked_structure(datasets)
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
-        source = cls(Manifests(FileList(files), names, kept_in), structure)
+        source = cls(Manifests(FileList(files), names, kept_in), structure, check_finite=check_finite)
         if not _among_several():
             source._manifests.begin()
         return source
@@ -85,7 +95,21 @@ class Hdf5Source(Source):
                 )
         else:
             self._read_rows(rows, out)
+        if self._check_finite:
+            self._refuse_not_finite(rows, out)
         return self._rebuild(out)
+
+    def _refuse_not_finite(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        manifest = self._manifest
+        for column, values in zip(manifest.records[0].columns, out, strict=True):
+            if found := first_not_finite(values):
+                row, value = int(rows[found[0]]), found[1]
+                number = int(manifest.offsets.searchsorted(row, side="right")) - 1
+                raise NotFiniteError(
+                    f"file {manifest.files[number]!r}, dataset {column.name!r}: row "
+                    f"{row - int(manifest.offsets[number])} has the value {value}; fix: write the row again, or "
+                    "leave check_finite out to read it as it is"
+                )
 
     def _read_rows(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         order = np.argsort(rows, kind="stable")
@@ -144,7 +168,7 @@ class Hdf5Source(Source):
         """The rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
-        return Hdf5Source(self._manifests, self._structure, part, self._reader)
+        return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite)
 
     def agree(self, peers: Peers) -> None:
         """Build the manifest together; always collective, whoever has one already."""

@@ -51,7 +51,7 @@ def files(tmp_path_factory):
     batch=st.integers(3, 12),
     shuffle=st.booleans(),
     mapped=st.booleans(),
-    ahead=st.integers(1, 4),
+    ahead=st.sampled_from([AUTOTUNE, 1, 2, 4, 9]),
     leave=st.integers(0, 3),
 )
 def test_the_same_with_and_without(files, replicas, replicas_, policy, batch, shuffle, mapped, ahead, leave):
