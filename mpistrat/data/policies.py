@@ -97,10 +97,9 @@ class Division:
         """How many lists of `batches` may wait, and how many batches are best in one, like that of a step."""
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
-        # Two lists or more, so that one is read while another is used.
-        best = max(1, self.source.at_once() // max(1, len(self.rows(step, iteration))))
-        most = min(max(PREFETCH, 2 * best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
-        together = max(1, min(most // 2, best))
+        best = self.source.at_once() // max(1, len(self.rows(step, iteration)))
+        most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
+        together = max(1, min(most if most <= PREFETCH else most // 2, best))
         return most // together, together
 
     def rebuilt(self, transforms: Sequence[Transform]) -> Division:

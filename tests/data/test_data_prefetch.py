@@ -12,7 +12,10 @@ import weakref
 import numpy as np
 import pytest
 
+import mpistrat
+from mpistrat.data import prefetch
 from mpistrat.data.prefetch import Prefetched
+from mpistrat.runtime import threads
 from mpistrat.runtime.reused import Buffers
 
 
@@ -52,6 +55,66 @@ def test_no_further_ahead_than_said():
         assert len(made) <= 3 + taken
         assert next(ahead) == taken
     ahead.close()
+
+
+# --- who makes an element: the thread, or its user if he has nothing else to do --------------
+
+
+def named(count, names):
+    for i in range(count):
+        names.append(threading.current_thread().name)
+        yield i
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
+    names = []
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    ahead = Prefetched(named(60, names), most)
+    assert [next(ahead) for _ in range(20)] == list(range(20))
+    # The first comes from nowhere at once; those after it are often enough when there are as many as that.
+    by_thread = prefetch._OFTEN + most
+    assert names == ["mpistrat-read"] * by_thread + ["MainThread"] * (20 - by_thread)
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
+    assert list(ahead) == list(range(20, 60))
+    assert names[20:] == ["mpistrat-read"] * 40
+
+
+def test_changing_makers_change_nothing(monkeypatch):
+    names = []
+    ahead = Prefetched(named(300, names), 2)
+    for i in range(300):
+        monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0 if i // 10 % 2 else -1.0)
+        assert next(ahead) == i
+    with pytest.raises(StopIteration):
+        next(ahead)
+    assert len(names) == 300
+    assert set(names) == {"mpistrat-read", "MainThread"}
+
+
+def test_its_user_makes_them_as_the_thread_would(monkeypatch):
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    strategy = mpistrat.OneDeviceStrategy("cpu:0")
+    seen = []
+
+    def elements():
+        for i in range(20):
+            seen.append((mpistrat.get_strategy() is strategy, threading.get_ident() in threads.without))
+            yield i
+        raise Broken("here")
+
+    with strategy.scope():
+        ahead = Prefetched(elements(), 2)
+    assert [next(ahead) for _ in range(20)] == list(range(20))
+    assert seen == [(True, True)] * 20
+    assert mpistrat.get_strategy() is not strategy
+    threads.refuse("reduce")
+    with pytest.raises(Broken, match="here"):
+        next(ahead)
+    with pytest.raises(StopIteration):
+        next(ahead)
+    ahead._thread.join(10)
+    assert not ahead._thread.is_alive()
 
 
 class Broken(Exception):
