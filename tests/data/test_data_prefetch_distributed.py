@@ -1,6 +1,7 @@
 """Distributed datasets that read ahead give what they give without."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -211,10 +212,10 @@ for layout in ("plain", "gzip"):
     for epoch in range(50):
         for batch in distributed:
             nbytes = max(batch.nbytes, 1)
-        taken.append(memory("VmRSS"))
+        if epoch % 10 == 9:
+            taken.append(memory("VmRSS"))
     ring = (2 + 2) * batch.nbytes * 9 // 8
-    early, late = np.median(taken[5:15]), np.median(taken[-10:])
-    print(layout, memory("VmHWM") - before - ring, int(late - early))
+    print(layout, memory("VmHWM") - before - ring, taken[-1] - taken[0])
 """
 
 
@@ -230,9 +231,13 @@ def test_memory_is_flat_over_fifty_epochs(tmp_path):
         text=True,
         timeout=100,
         check=False,
+        # What malloc keeps of what was freed goes up and down by 20 MiB with the threads that meet: here it keeps none.
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         _, beyond_ring, growth = line.split()
         assert int(beyond_ring) <= 64 << 20, line
-        assert int(growth) <= 16 << 20, line  # 8 chunks, of 12 in each of 40 epochs
+        assert int(growth) <= 16 << 20, (
+            line
+        )  # 2 buffers more than once, or 8 chunks of 12 in each of 40 epochs
