@@ -30,6 +30,7 @@ class Distributed:
         self._number: int = getattr(peers, "sequence", 0)
         self._next: Position = Position(division, 0)
         self._newest: Place | None = None
+        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self, self._next_position())

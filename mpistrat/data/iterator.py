@@ -142,6 +142,8 @@ class DistributedIterator:
     def _read(self) -> Any:
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
+            if self._ahead is not None:
+                self._dataset._at_once = self._ahead.at_once
             self._ahead = None
             raise StopIteration
         if not self._dataset._prefetch or division.communicates:
@@ -150,7 +152,7 @@ class DistributedIterator:
             return self._read_ahead.popleft()
         if self._ahead is None or not self._ahead.usable:
             most, together = division.ahead(step, epoch, self._dataset._prefetch)
-            self._ahead = Prefetched(division.batches(step, epoch, together), most)
+            self._ahead = Prefetched(division.batches(step, epoch, together), most, self._dataset._at_once)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ class Prefetched:
         Used by the thread from now on, and by nobody else.
     most : int
         How many elements may wait.
+    at_once : bool
+        Whether the user is expected to come back at once. The thread starts when he does not.
 
     Examples
     --------
@@ -45,19 +48,25 @@ class Prefetched:
     [0, 1, 4, 9]
     """
 
-    def __init__(self, elements: Iterator[Any], most: int):
+    def __init__(self, elements: Iterator[Any], most: int, at_once: bool = False):
         self._pid = os.getpid()
-        self._hand_over = _HandOver(elements, most, list(context.stack()))
+        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()))
         self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
         _end_with_program(self._hand_over, self._thread)
         weakref.finalize(self, self._hand_over.close).atexit = False
-        self._thread.start()
+        if not at_once:
+            self._thread.start()
 
     def __iter__(self) -> Prefetched:
         return self
 
     def __next__(self) -> Any:
         return self._hand_over.take(self._thread)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the elements are made by who takes them."""
+        return self._hand_over.all_room_kept
 
     @property
     def usable(self) -> bool:
@@ -76,17 +85,17 @@ class _HandOver:
     he comes back at once, and makes the elements himself when he has all of it: then the thread has none.
     """
 
-    def __init__(self, elements: Iterator[Any], most: int, modes: list[context.Mode]):
+    def __init__(self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode]):
         self._pid = os.getpid()
         self._elements = elements
         self._modes = modes
         self._room: SimpleQueue[None] = SimpleQueue()
         self._waiting: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._closed = False
-        self._most, self._kept = most, 0
-        self._taken, self._at_once = 0.0, 0
-        for _ in range(most):
-            self._room.put(None)
+        self._most, self._kept = most, most
+        self._taken, self._at_once = (math.inf, _OFTEN) if at_once else (0.0, 0)
+        if not at_once:
+            self._give_room()
 
     def make_all(self) -> None:
         """Make elements while they are wanted: what the thread does."""
@@ -118,7 +127,7 @@ class _HandOver:
             raise StopIteration
         at_once = time.perf_counter() - self._taken < _AT_ONCE
         self._at_once = self._at_once + 1 if at_once else 0
-        if self._kept == self._most and at_once:
+        if at_once and self.all_room_kept:
             element, error = self._make()
         else:
             element, error = self._wait(thread)
@@ -135,6 +144,8 @@ class _HandOver:
         """What the thread has made next."""
         if not self._at_once:
             self._give_room()
+            if thread.ident is None:
+                thread.start()
         while True:
             try:
                 found = self._waiting.get(timeout=_LOOK_EVERY)
@@ -148,6 +159,11 @@ class _HandOver:
         if self._at_once < _OFTEN:
             self._give_room()
         return found
+
+    @property
+    def all_room_kept(self) -> bool:
+        """Whether the thread has no room to make anything."""
+        return self._kept == self._most
 
     def _give_room(self) -> None:
         while self._kept:
@@ -179,4 +195,5 @@ def _end_all() -> None:
     """No thread may be inside a library when that is torn down."""
     for thread, hand_over in list(_running.items()):
         hand_over.close()
-        thread.join(_JOINED_WITHIN)
+        if thread.ident is not None:
+            thread.join(_JOINED_WITHIN)

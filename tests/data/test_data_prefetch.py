@@ -80,6 +80,25 @@ def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
     assert names[20:] == ["mpistrat-read"] * 40
 
 
+def test_a_thread_that_nobody_needs_is_not_started(monkeypatch):
+    names = []
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    ahead = Prefetched(named(40, names), 2, at_once=True)
+    assert [next(ahead) for _ in range(10)] == list(range(10))
+    assert ahead.at_once
+    assert names == ["MainThread"] * 10
+    assert not readers()
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
+    assert [next(ahead) for _ in range(10)] == list(range(10, 20))
+    assert not ahead.at_once
+    assert set(names[10:]) == {"mpistrat-read"}
+    assert len(readers()) == 1
+    ahead.close()
+    unused = Prefetched(named(40, names), 2, at_once=True)
+    unused.close()
+    assert not unused._thread.is_alive()
+
+
 def test_changing_makers_change_nothing(monkeypatch):
     names = []
     ahead = Prefetched(named(300, names), 2)

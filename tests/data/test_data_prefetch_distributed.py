@@ -21,6 +21,7 @@ from mpistrat.data import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
     Options,
+    prefetch,
 )
 from mpistrat.runtime import threads
 
@@ -140,6 +141,30 @@ def test_a_file_that_goes_bad_is_told_at_its_step(tmp_path, replicas):
             next(iterator)
 
     replicas(1, replica)
+
+
+def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch):
+    """The thread of the first epoch is the last, until the program takes its time."""
+    names, yielded = [], []
+
+    def named(x):
+        names.append(threading.current_thread().name != "mpistrat-read")
+        return x
+
+    def replica(peer):
+        distributed = DistributedDataset(Dataset.from_hdf5(files, "y").batch(1).map(named).prefetch(1), peer)
+        epochs = []
+        for at_once in (10.0, 10.0, -1.0, -1.0):
+            monkeypatch.setattr(prefetch, "_AT_ONCE", at_once)
+            epochs.append([int(batch[0]) for batch in distributed])
+            yielded.append((any(names), all(names)))
+            names.clear()
+        return epochs
+
+    ((first, *others),) = replicas(1, replica)
+    assert len(first) == 30
+    assert others == [first] * 3
+    assert yielded == [(True, False), (True, True), (False, False), (False, False)]
 
 
 def test_no_thread_is_left(files, replicas):
