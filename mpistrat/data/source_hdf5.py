@@ -21,7 +21,7 @@ from mpistrat.data.spec import ArraySpec
 from mpistrat.runtime import launch, mpi
 from mpistrat.runtime.reused import Buffers
 
-_AT_ONCE_BYTES = 8 << 20
+_AT_ONCE_BYTES = 4 << 20
 
 
 class Hdf5Source(Source):
@@ -179,7 +179,7 @@ class Hdf5Source(Source):
         return self._manifest.blocks()
 
     def at_once(self) -> int:
-        """As many rows as make 8 MiB: more would be read slower, as a ring of such buffers fits no cache."""
+        """As many rows as make 4 MiB: larger buffers would not stay in a cache, and be filled slower."""
         columns = self._manifest.records[0].columns
         return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
 
