@@ -18,7 +18,7 @@ from mpistrat.runtime import threads
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
-_AT_ONCE = 50e-6  # about what it takes to wake a thread
+_AT_ONCE = 150e-6  # handing over takes as long: two threads wake each other, and want the interpreter
 _OFTEN = 4
 
 
