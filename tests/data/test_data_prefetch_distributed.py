@@ -258,7 +258,7 @@ def test_memory_is_flat_over_fifty_epochs(tmp_path):
         timeout=100,
         check=False,
         # What malloc keeps of what was freed goes up and down by 20 MiB with the threads that meet: here it keeps none.
-        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"},
     )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
