@@ -10,15 +10,12 @@ from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.iterator import DistributedIterator, Place
-from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.options import AUTOTUNE, InputOptions, InputReplicationMode, check_input_options
 from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
 from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
 from mpistrat.runtime.device import Device
-
-PREFETCH = 2
-"""How many batches are read ahead where `Dataset.prefetch` says nothing."""
 
 
 class Distributed:
@@ -35,12 +32,13 @@ class Distributed:
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._division = division
-        self._prefetch = PREFETCH if prefetch is None else prefetch
+        self._prefetch = AUTOTUNE if prefetch is None else prefetch
         self._peers = peers
         # Equal on all replicas, as this is where they are in step.
         self._number: int = getattr(peers, "sequence", 0)
         self._next: Position = Position(division, 0)
         self._newest: Place | None = None
+        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self, self._next_position())

@@ -51,6 +51,10 @@ class ChecksumError(DataFileError):
     """
 
 
+class NotFiniteError(ValueError):
+    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``)."""
+
+
 class FilterUnavailableError(RuntimeError):
     """A dataset is stored with a compression filter that this installation lacks.
 

@@ -8,6 +8,12 @@ from typing import Any, NamedTuple
 SHARD_HINT = -1
 """Stands in ``dataset.shard(SHARD_HINT, SHARD_HINT)`` for replica count and id under AutoShardPolicy.HINT."""
 
+AUTOTUNE = -1
+"""Stands in ``dataset.prefetch(AUTOTUNE)`` for as many batches as suit their size."""
+
+PREFETCH, MOST_PREFETCH = 2, 16
+"""How many batches that is, and for small ones at most."""
+
 
 class InputReplicationMode(enum.Enum):
     """How often an input function is called: with one replica per process the two are the same.
@@ -301,7 +307,7 @@ class Options:
     experimental_distribute : DistributeOptions
         What concerns distribution.
     prefetch : int or None
-        How many batches are read ahead.
+        How many batches are read ahead, `AUTOTUNE` (-1) for as many as suit their size.
 
     Examples
     --------
@@ -333,8 +339,8 @@ class Options:
 
     @prefetch.setter
     def prefetch(self, value: int | None) -> None:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ValueError(f"prefetch must be a number of batches or None, not {value!r}")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < AUTOTUNE):
+            raise ValueError(f"prefetch must be a number of batches, AUTOTUNE (-1) or None, not {value!r}")
         self._prefetch = value
 
     def merge(self, other: Options) -> Options:

@@ -49,10 +49,10 @@ def odd_filter(path):
     path.write_bytes(content.replace((32000).to_bytes(2, "little"), (31999).to_bytes(2, "little")))
 
 
-def distributed(strategy, files, datasets="x", policy="DATA"):
+def distributed(strategy, files, datasets="x", policy="DATA", **options_of_files):
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
-    dataset = Dataset.from_hdf5(files, datasets).batch(6).with_options(options)
+    dataset = Dataset.from_hdf5(files, datasets, **options_of_files).batch(6).with_options(options)
     return strategy.experimental_distribute_dataset(dataset)
 
 
@@ -248,6 +248,21 @@ def flipped_while_read():
             f.write(bytes([byte[0] ^ 8]))
 
     spoilt(flip)
+
+
+def not_finite():
+    """A row with NaN in it, in file 1: nothing is wrong with the file, and who checks is told."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    files = [FOLDER / f"{i}.h5" for i in range(4)]
+    if RANK == 0:
+        for path in files:
+            write(path, rows=600)
+        with h5py.File(files[1], "r+") as f:
+            f["x"][301, 1] = np.nan
+    WORLD.Barrier()
+    for batch in distributed(strategy, files, check_finite=True):
+        assert np.isfinite(batch).all()
+        strategy.reduce("SUM", float(len(batch)), axis=None)
 
 
 def killed():

@@ -126,10 +126,16 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
     def replica(peer):
         monkeypatch.setattr(ContiguousRows, "owner", peer.rank, raising=False)
         dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(8)
-        list(DistributedDataset(dataset, peer))
+        for ahead, read in (
+            (0, [(k, k + 8) for k in range(0, 40, 8)]),
+            (4, [(0, 8), (8, 24), (24, 40)]),  # two lists of two may wait
+            (-1, [(0, 8), (8, 40)]),
+        ):
+            seen.clear()
+            assert len(list(DistributedDataset(dataset.prefetch(ahead), peer))) == 5
+            assert seen == {0: read}, ahead
 
     replicas(1, replica)
-    assert seen == {0: [(k, k + 8) for k in range(0, 40, 8)]}
     seen.clear()
 
     class Second:
@@ -143,7 +149,7 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
 
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x")
     record = dataset._source._manifests.first()
-    list(DistributedDataset(dataset.batch(8), Second()))
+    list(DistributedDataset(dataset.batch(8).prefetch(0), Second()))
     assert seen == {0: [(k + 4, k + 8) for k in range(0, 40, 8)]}
 
 

@@ -15,13 +15,13 @@ MIB = 1 << 20
 def made(monkeypatch):
     """The sizes of all memory that was made anew."""
     sizes = []
-    new_memory = reused._new_memory
+    new_memory = reused.new_memory
 
     def counted(size):
         sizes.append(size)
         return new_memory(size)
 
-    monkeypatch.setattr(reused, "_new_memory", counted)
+    monkeypatch.setattr(reused, "new_memory", counted)
     return sizes
 
 
