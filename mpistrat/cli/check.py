@@ -51,7 +51,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
         raise SystemExit(_probe(limit))
     from mpistrat.cli.checks import CHECKS
     from mpistrat.cli.checks.finding import Options, Verdict
-    from mpistrat.cli.checks.mailbox import Mailbox, key_of
+    from mpistrat.cli.checks.mailbox import key_of
     from mpistrat.cli.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
 
@@ -59,8 +59,8 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
         placement = resolve().placement
     except (RuntimeError, ValueError) as error:
         raise click.ClickException(f"the environment of this process cannot be read: {error}") from error
-    mailbox = Mailbox(key_of(os.environ, placement) if placement.size > 1 else None)
-    with Watcher(Options(data, limit), placement.rank, placement.size, mailbox) as watcher:
+    key = key_of(os.environ, placement) if placement.size > 1 else None
+    with Watcher(Options(data, limit), placement.rank, placement.size, key) as watcher:
         job = watcher.run()
         if job is None:
             return

@@ -79,10 +79,12 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     except (ImportError, RuntimeError) as error:  # no libmpi; or each task is alone, which the text explains
         library["library"] = f"not usable: {error}"
         return 0, "none without MPI"
+    from mpistrat.collectives import costs
     from mpistrat.collectives.choose import describe
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(MPI.COMM_WORLD)
+    costs.heed(topology)
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]

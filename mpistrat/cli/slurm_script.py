@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mpistrat.runtime.exit_status import RESTART
+
 _THREADS = " ".join(f'{name}_NUM_THREADS="$threads"' for name in ("OMP", "OPENBLAS", "MKL"))
 _COLUMN = 36  # of the comments
 
@@ -66,7 +68,7 @@ class Script:
         Signal that the ranks get before the limit, and how many seconds before it. Makes the job one that can
         be requeued.
     container : str or None
-        Image of Apptainer; a path as ``python``.
+        Image of Apptainer; a path as ``python``, or an address such as ``docker://name``.
     options : sequence of str
         Further options of sbatch, for all components.
     """
@@ -154,12 +156,13 @@ def _directives(script: Script) -> Iterator[str]:
             )
         for option in component.options:
             yield line(option)
-    yield "set -euo pipefail"
     yield ""
 
 
 def _places(script: Script) -> Iterator[str]:
-    yield "# `module load` what your site's MPI and Python need before this line."
+    yield "# `module load` what your site's MPI and Python need here: many modules fail after the next line."
+    yield "set -euo pipefail"
+    yield ""
     if script.container is not None:
         yield f"image=${{IMAGE:-{_file(script.container)}}}"
         yield "# The Python that has mpistrat, in the image."
@@ -181,8 +184,12 @@ def _program(path: str) -> str:
 
 
 def _file(path: str) -> str:
-    """A file for the shell."""
-    return shlex.quote(path) if path.startswith("/") else f"$SLURM_SUBMIT_DIR/{shlex.quote(path)}"
+    """A file, or the address of an image, for the shell."""
+    return (
+        shlex.quote(path)
+        if path.startswith("/") or "://" in path
+        else f"$SLURM_SUBMIT_DIR/{shlex.quote(path)}"
+    )
 
 
 def _environment(script: Script) -> Iterator[str]:
@@ -235,5 +242,17 @@ def _start(script: Script) -> Iterator[str]:
         yield f"    command+=({command})"
         yield "done"
         command = '"${command[@]}"'
-    yield "# A task that ends with an error takes the others with it."
-    yield f'exec srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+    if script.signal is None:
+        yield "# A task that ends with an error takes the others with it."
+        yield f'exec srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+        return
+    yield "# A task that ends takes the others with it, but leaves them a minute to end as well, and with their status."
+    yield "status=0"
+    yield f'srun --mpi="$mpi" --kill-on-bad-exit=0 --wait=60 {command} || status=$?'
+    where = "in the image" if script.container is not None else "on the nodes, say"
+    yield f"# {RESTART}: the ranks have saved, but could not requeue the job: there is no scontrol {where}."
+    yield "# Not after any other status: a job that was cancelled ends with another one, and stays away."
+    yield f'if [ "$status" -eq {RESTART} ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID" || :'
+    yield "fi"
+    yield 'exit "$status"'

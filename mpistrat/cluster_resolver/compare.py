@@ -11,7 +11,7 @@ from mpistrat.cluster_resolver.placement import EMPTY, GIVEN, Fact, Placement, t
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 
 _OF_NODES = ("num_nodes", "ranks_by_node", "ranks_per_node", "local_rank", "local_size")
-_GUESSED = ("assumed:", "evenly")
+_GUESSED = "assumed:"
 
 
 class Contradiction(NamedTuple):
@@ -60,7 +60,7 @@ def facts_of(placement: Placement) -> dict[str, Fact]:
     for name in ("size", "rank", *_OF_NODES):
         value = getattr(placement, name)
         source = placement.sources.get(_read_as(name), "")
-        guessed = any(word in source for word in _GUESSED)
+        guessed = _GUESSED in source
         # Addresses that somebody wrote down may be several names of one machine.
         if value is not None and not guessed and not (source == GIVEN and name in _OF_NODES):
             facts[name] = Fact(name, value, source)

@@ -7,13 +7,25 @@ if there are none of them, ``nvidia-smi``.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpistrat.cluster_resolver.variables import integer
+
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NONE = ("NoDevFiles", "none", "void")
+# How many GPUs each task has, or how many tasks each GPU.
+_DEALT = (
+    ("SLURM_GPUS_PER_TASK", r"^(?:[^:,]*:)?(\d+)$", False),
+    ("SLURM_TRES_PER_TASK", r"gres[/:]gpu(?:[:=][a-zA-Z][^:=,]*)?[:=](\d+)", False),
+    ("SLURMD_TRES_BIND", r"gpu:per_task:(\d+)", False),
+    ("SLURMD_TRES_BIND", r"gpu:single:(\d+)", True),
+    ("SLURM_GPU_BIND", r"\bper_task:(\d+)", False),
+    ("SLURM_GPU_BIND", r"\bsingle:(\d+)", True),
+)
 
 
 class Visible(NamedTuple):
@@ -92,6 +104,33 @@ def count(environ: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU ") for line in ended.stdout.splitlines())
 
 
+def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[int, str] | None:
+    """How many GPUs a step of Slurm has on this node, and which variable says so; None if none does.
+
+    ``SLURM_STEP_GPUS`` does not: it has those of the task.
+
+    Examples
+    --------
+    >>> on_node({"SLURM_GPUS_ON_NODE": "4"})
+    (4, 'SLURM_GPUS_ON_NODE')
+    >>> on_node({"SLURM_GPUS_PER_TASK": "a100:2"}, local_size=2)
+    (4, 'SLURM_GPUS_PER_TASK')
+    >>> on_node({"SLURMD_TRES_BIND": "gpu:single:2"}, local_size=4)
+    (2, 'SLURMD_TRES_BIND')
+    """
+    number = integer(environ, "SLURM_GPUS_ON_NODE")
+    if number is not None:
+        return number, "SLURM_GPUS_ON_NODE"
+    if local_size is None:
+        return None
+    for name, pattern, tasks_of_a_gpu in _DEALT:
+        found = re.search(pattern, environ.get(name, ""))
+        if found is not None and int(found[1]) > 0:
+            number = int(found[1])
+            return (-(-local_size // number) if tasks_of_a_gpu else number * local_size), name
+    return None
+
+
 def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int | None = None) -> Share | None:
     """Which of the GPUs that a process sees are this rank's, None if it sees none.
 
@@ -102,7 +141,8 @@ def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int |
     local_rank, local_size : int
         Which of the node's ranks it is, and how many there are.
     on_node : int, optional
-        How many GPUs the job has on this node. A rank that sees fewer was given them for itself.
+        How many GPUs the job has on this node. A rank that sees fewer was given them for itself, or together with
+        its neighbours, if they are more than its part.
 
     Examples
     --------
@@ -110,13 +150,16 @@ def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int |
     Share(first=2, number=2)
     >>> share(("1",), 1, 2, on_node=2)  # the scheduler has dealt them out
     Share(first=0, number=1)
+    >>> share(("2", "3"), 3, 4, on_node=4)  # the GPUs of one socket (--gpu-bind=closest), on which two ranks are
+    Share(first=1, number=1)
     >>> share(("0",), 1, 2)  # more ranks than GPUs: neighbours share one
     Share(first=0, number=1)
     """
     if not ids:
         return None
     if on_node is not None and len(ids) < on_node:
-        return Share(0, len(ids))
+        users = max(1, round(len(ids) * local_size / on_node))
+        local_rank, local_size = local_rank % users, users
     each = len(ids) // local_size
     if each == 0:
         return Share(local_rank * len(ids) // local_size, 1)
@@ -143,9 +186,14 @@ class Own(NamedTuple):
 
 
 def placed(
-    environ: Mapping[str, str], local_rank: int | None, local_size: int | None, on_node: int | None
+    environ: Mapping[str, str],
+    local_rank: int | None,
+    local_size: int | None,
+    on_node: tuple[int, str] | None,
 ) -> tuple[Own, dict[str, str]]:
     """The GPUs of a rank, and for each fact what it was read from.
+
+    ``on_node`` is how many the job has on this node, and what says so.
 
     Examples
     --------
@@ -161,9 +209,9 @@ def placed(
         return Own(), {}
     how = seen.variable
     number = len(seen.ids)
-    private = on_node is not None and number < on_node
+    there, of_node = (None, "") if on_node is None else on_node
     if number > 1:
-        how += ", SLURM_GPUS_ON_NODE" if private else ", the local rank"
+        how += f", {of_node}" if there is not None and number < there else ", the local rank"
     sources = {"gpus": seen.variable, **dict.fromkeys(("gpu", "device", "gpus_per_rank"), how)}
     if number == 0:
         return Own((), None, "cpu:0", 0), sources
@@ -171,7 +219,7 @@ def placed(
         local_rank, local_size = 0, 1
     if local_rank is None or local_size is None or local_rank >= local_size:
         return Own(seen.ids), sources
-    own = share(seen.ids, local_rank, local_size, on_node)
+    own = share(seen.ids, local_rank, local_size, there)
     assert own is not None
     gpu, device = seen.ids[own.first], f"cuda:{own.first}"
     if any(each.startswith("MIG-") for each in seen.ids):

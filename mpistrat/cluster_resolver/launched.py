@@ -213,7 +213,11 @@ def _on_nodes(
         local_rank = layout.ranks_on(where, own).index(placement.rank) if local_rank is None else local_rank
         local_size = counts[own]
     sources = dict.fromkeys(("nodes", "node", "host"), allocation.variable)
-    sources.update(dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why), ranks_per_node=of_counts)
+    # Slots are what the scheduler expects: --map-by and the like may have dealt out the ranks in another way.
+    sources.update(
+        dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why),
+        ranks_per_node=f"assumed: {of_counts}",
+    )
     return (
         replace(
             placement,

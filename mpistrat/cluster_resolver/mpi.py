@@ -107,7 +107,7 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
     known = placement_in(topology)
     assert known.node is not None
     nodes = tuple(names[ranks[0]] for ranks in topology.nodes)
-    on_node = slurm_step.gpus_on_node(environ, known.rank, known.size)
+    on_node = slurm_step.gpus_on_node(environ, known.rank, known.size, known.local_size)
     own, of_gpus = gpus.placed(environ, known.local_rank, known.local_size, on_node)
     _, job = allocations_of(environ)
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -20,6 +21,11 @@ class Fact(NamedTuple):
         Its value.
     source : str
         The variable or variables it was read from, or how it follows from the others.
+
+    Examples
+    --------
+    >>> [fact.name for fact in Placement("mpirun", 2, 1, host="n1").facts()]
+    ['launcher', 'size', 'rank', 'host']
     """
 
     name: str
@@ -63,6 +69,12 @@ class Placement:
         The name of the job for its scheduler; ``12_3`` is task 3 of the array 12.
     sources : mapping
         For each of these its origin, see `Fact`.
+
+    Examples
+    --------
+    >>> where = Placement("srun", size=3, rank=2, nodes=("n1", "n2"), node_of_rank=(0, 0, 1), node=1)
+    >>> where.num_nodes, where.ranks_by_node, where.local_rank
+    (2, ((0, 1), (2,)), None)
     """
 
     launcher: str
@@ -100,8 +112,10 @@ class Placement:
         """
         if self.node_of_rank is None:
             return None
-        nodes = dict.fromkeys(self.node_of_rank)
-        return tuple(tuple(rank for rank, on in enumerate(self.node_of_rank) if on == node) for node in nodes)
+        by_node: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.node_of_rank):
+            by_node.setdefault(node, []).append(rank)
+        return tuple(map(tuple, by_node.values()))
 
     def facts(self) -> tuple[Fact, ...]:
         """All that is known, with its origin.
@@ -182,9 +196,10 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         tasks = [(task_type, task_id)]
     rank = tasks.index((task_type, task_id))
     hosts = [cluster.task_address(*task).rpartition(":")[0] for task in tasks]
-    nodes = list(dict.fromkeys(hosts))
-    counts = tuple(map(hosts.count, nodes))
-    node = nodes.index(hosts[rank])
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    counted = Counter(hosts)
+    counts = tuple(counted[host] for host in numbers)
+    node = numbers[hosts[rank]]
     names = (
         "size",
         "rank",
@@ -200,13 +215,13 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         GIVEN,
         len(tasks),
         rank,
-        nodes=tuple(nodes),
+        nodes=tuple(numbers),
         node=node,
         host=hosts[rank],
         local_rank=hosts[:rank].count(hosts[rank]),
         local_size=counts[node],
         ranks_per_node=counts,
-        node_of_rank=tuple(map(nodes.index, hosts)),
+        node_of_rank=tuple(numbers[host] for host in hosts),
         sources=dict.fromkeys(names, GIVEN),
     )
 

@@ -157,7 +157,8 @@ class SlurmClusterResolver(ClusterResolver):
         if local_rank is None and step.node_of_rank is not None:
             local_rank, sources["local_rank"] = self._local_rank(), step.why
         local_size = None if step.node is None else step.counts[step.node]
-        on_node = self._gpus_per_node or self._on_node()
+        given = self._gpus_per_node
+        on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
         own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
         job = slurm_job.job(environ)
         allocation = slurm_job.nodes_of_job(environ)
@@ -219,7 +220,9 @@ class SlurmClusterResolver(ClusterResolver):
             )
 
     def _on_node(self) -> int | None:
-        return integer(self._environ, "SLURM_GPUS_ON_NODE")
+        node = self._step.node
+        told = gpus.on_node(self._environ, None if node is None else self._step.counts[node])
+        return told and told[0]
 
     def _gpus_of_node(self) -> int:
         """What the step has on this node. A task may see fewer: then the others are for the others."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpistrat.cluster_resolver import layout
+from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
 from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
 
@@ -23,6 +23,7 @@ SIZE = "SLURM_STEP_NUM_TASKS"
 RANK = "SLURM_PROCID"
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
 _JOB_NODELIST = "SLURM_JOB_NODELIST"
+_GROUP = ("PACK_GROUP", "HET_GROUP")  # srun writes the first in a job of its own, sbatch both
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,13 @@ def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(parsed(environ, name, expand_hostlist) or ())
 
 
-def gpus_on_node(environ: Mapping[str, str], rank: int, size: int) -> int | None:
-    """How many GPUs the step has on this node; None if the ranks are not the tasks of the step."""
+def gpus_on_node(
+    environ: Mapping[str, str], rank: int, size: int, local_size: int | None
+) -> tuple[int, str] | None:
+    """How many GPUs the step has on this node, and what says so; None if the ranks are not the tasks of the step."""
     if environ.get(RANK) != str(rank) or environ.get(SIZE) != str(size):
         return None
-    return integer(environ, "SLURM_GPUS_ON_NODE")
+    return gpus.on_node(environ, local_size)
 
 
 def left_over(environ: Mapping[str, str]) -> str | None:
@@ -167,28 +170,34 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     ``sbatch`` hands on the environment it is called in, also that of a step (``srun --pty bash``, say), and does
     not clear it: the batch script then sees a step that it is not in.
     """
+    parts = groups(environ)
     nodes, of_job = (
         parsed(environ, NODELIST, expand_hostlist),
         parsed(environ, _JOB_NODELIST, expand_hostlist),
     )
-    if nodes and of_job and not set(nodes) <= set(of_job):
+    if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
         return f"{NODELIST}={environ[NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
-    both = ((SIZE, "SLURM_NTASKS"), (COUNTS, "SLURM_TASKS_PER_NODE"))  # equal in a step
-    if all(environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both):
+    both = ((SIZE, "SLURM_NTASKS"), (COUNTS, "SLURM_TASKS_PER_NODE"))
+    # Equal in a step, but of heterogeneous jobs the second may be those of another component than the step's.
+    if not parts and all(
+        environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both
+    ):
         return ", ".join(f"{own}={environ[own]} but {job}={environ[job]}" for own, job in both)
     return None
 
 
 def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The nodes of each group of a heterogeneous job; empty for other jobs."""
+    """The nodes of each group of a heterogeneous job; empty for other jobs, also if they were submitted in one."""
+    numbers = range(integer(environ, "SLURM_HET_SIZE") or 0)
+    of_jobs = {environ.get(f"SLURM_JOB_ID_{kind}_{number}") for kind in _GROUP for number in numbers} - {None}
+    if of_jobs and environ.get("SLURM_JOB_ID") not in of_jobs:
+        return []
     found = []
-    for number in range(integer(environ, "SLURM_HET_SIZE") or 0):
-        # srun writes the first name in a job of its own, sbatch both.
-        for name in (f"SLURM_JOB_NODELIST_PACK_GROUP_{number}", f"SLURM_JOB_NODELIST_HET_GROUP_{number}"):
-            hosts = parsed(environ, name, expand_hostlist)
-            if hosts:
-                found.append(tuple(hosts))
-                break
+    for number in numbers:
+        names = (f"SLURM_JOB_NODELIST_{kind}_{number}" for kind in _GROUP)
+        hosts = next(filter(None, (parsed(environ, name, expand_hostlist) for name in names)), None)
+        if hosts:
+            found.append(tuple(hosts))
     return found
 
 

@@ -74,7 +74,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             out[i] = arrays.from_host(total, values[i])
         for i, value in enumerate(values):
             if isinstance(value, IndexedSlices):
-                out[i] = all_reduce_slices(self._ranks, op, value)
+                out[i] = all_reduce_slices(self._ranks, op, value, options.timeout_seconds)
         return out
 
     all_reduce = _combine

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -34,6 +35,20 @@ def path_of(topology: Topology) -> Path:
 def to_json(topology: Topology, points: Points) -> str:
     """The text of the file."""
     return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
+
+
+def heed(topology: Topology) -> None:
+    """Let `choose` go by what was measured here, if that is asked for. Collective when first called."""
+    if topology.costs is None:
+        topology.costs = read(topology) or {}
+
+
+def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
+    """Seconds that a message takes: measured, where anything was measured here, else predicted."""
+    if not topology.costs:
+        return algorithm.cost(topology, nbytes)
+    points = topology.costs.get(algorithm.name)
+    return seconds(points, nbytes) if points else math.inf
 
 
 def read(topology: Topology) -> Points | None:

@@ -73,17 +73,6 @@ class Distributed:
         self._division, self._next = resumed(self._division, state)
         self._newest = None
 
-    def __len__(self) -> int:
-        if self._division.steps is None:
-            raise TypeError(
-                "an endless dataset, or one made of an iterable, has no length: use take(), or repeat() with a "
-                "count, on a dataset of rows"
-            )
-        return self._division.steps
-
-    def __bool__(self) -> bool:
-        return True
-
     @property
     def cardinality(self) -> int:
         """How many steps an epoch has, on every replica.

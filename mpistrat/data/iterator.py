@@ -92,6 +92,17 @@ class DistributedIterator:
     Every replica makes the same number of steps; one without rows in a step gets an empty batch. Reading
     communicates nothing, so replicas may be at different steps. The next batches are read meanwhile, by
     a thread that ends with the iterator (`Dataset.prefetch`).
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> dataset = mpistrat.data.Dataset.range(6).batch(4)
+    >>> iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    >>> iterator.get_next(), next(iterator)
+    (array([0, 1, 2, 3]), array([4, 5]))
+    >>> iterator.get_next_as_optional().has_value()
+    False
     """
 
     def __init__(self, dataset: Distributed, position: Position):

@@ -10,7 +10,14 @@ SHARD_HINT = -1
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called: with one replica per process the two are the same."""
+    """How often an input function is called: with one replica per process the two are the same.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.InputOptions().experimental_replication_mode
+    <InputReplicationMode.PER_WORKER: 'PER_WORKER'>
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -38,6 +45,16 @@ class AutoShardPolicy(enum.IntEnum):
     OFF
         Every replica sees every row, in sub-batches of the size of a replica's share: an epoch has as
         many times more steps as there are replicas.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> options = mpistrat.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    >>> dataset = mpistrat.data.Dataset.range(4).batch(2).with_options(options)
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> sum(len(batch) for batch in strategy.experimental_distribute_dataset(dataset))
+    4
     """
 
     OFF = -1

@@ -13,6 +13,7 @@ import numpy as np
 _LEAST = 128 << 10  # bytes; smaller arrays cost nothing to allocate
 _MOST = 256 << 20  # larger ones are rare, and not to be kept
 _HUGE_PAGE = 2 << 20
+_ASKED, _MADE = 4096, 256 << 20  # arrays, bytes: after so many, memory that was not needed is given back
 
 
 class Buffers:
@@ -22,10 +23,8 @@ class Buffers:
     the caller's for as long as it, or a view of it, is held; its memory is taken again after that. Any
     thread may ask, and any may let go.
 
-    Parameters
-    ----------
-    kept_of_a_size, sizes : int
-        How many pieces of memory wait to be taken again: of one size, and of how many sizes.
+    Memory that waits to be taken is given back when it was not needed for a while: of each size, what waited all
+    the time while 4,096 arrays were asked for, or while 256 MiB of new memory were made.
 
     Examples
     --------
@@ -39,10 +38,9 @@ class Buffers:
     (True, True)
     """
 
-    def __init__(self, kept_of_a_size: int = 4, sizes: int = 8):
-        self._kept_of_a_size = kept_of_a_size
-        self._sizes = sizes
-        self._free: dict[int, deque[np.ndarray]] = {}
+    def __init__(self) -> None:
+        self._free: dict[int, _Free] = {}  # few: there are eight sizes between a number and its double
+        self._asked = self._made = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An array with any values in it."""
@@ -54,18 +52,47 @@ class Buffers:
         capacity = -(-nbytes // step) * step
         free = self._free.get(capacity)
         if free is None:
-            if len(self._free) >= self._sizes:
-                self._free = {}
-            free = self._free[capacity] = deque(maxlen=self._kept_of_a_size)
+            free = self._free.setdefault(capacity, _Free())
         try:
             memory = free.pop()
         except IndexError:
             memory = _new_memory(capacity)
+            self._made += capacity
+        if len(free) < free.least:
+            free.least = len(free)
+        self._asked += 1
+        if self._asked >= _ASKED or self._made >= _MADE:
+            self._give_back()
         array = np.asarray(_Lease(memory, free))
         return array[:nbytes].view(dtype).reshape(shape)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[int, int]]:
-        return Buffers, (self._kept_of_a_size, self._sizes)
+    def _give_back(self) -> None:
+        """What waited since the last time that this was called was not needed."""
+        self._asked = self._made = 0
+        for free in list(self._free.values()):
+            with contextlib.suppress(IndexError):  # another thread takes as well
+                for _ in range(free.least):
+                    free.popleft()
+            free.least = len(free)
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()
+
+
+class _Free(deque[np.ndarray]):
+    """Pieces of memory of one size that nobody holds, the longest unused first.
+
+    Attributes
+    ----------
+    least : int
+        How many there were at least, of late.
+    """
+
+    __slots__ = ("least",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.least = 0
 
 
 def _new_memory(size: int) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpistrat.runtime import arrival, failure, mpi, threads
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
-from mpistrat.runtime.node_memory import NodeMemory
+from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
 from mpistrat.runtime.operation import (
     MismatchError,
     Operation,
@@ -64,6 +64,8 @@ class Topology:
         What the ranks of this node share; None on all ranks if those of one node cannot.
     in_flight : set
         Asynchronous collectives that are not done.
+    costs : dict or None
+        What collectives were measured to cost here, once somebody has looked.
     arenas : dict
         Places of arrays that are reduced where they are, by the identity of their memory.
     gpu_obstacles : dict of dict of str
@@ -73,6 +75,7 @@ class Topology:
     """
 
     memory: NodeMemory | None = None
+    costs: Any = None
     _agreement: Agreement
     _pending = False
     _operation: Operation
@@ -144,13 +147,18 @@ class Topology:
         return world.Split_type(mpi.start().COMM_TYPE_SHARED, key=world.rank)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
-        memory = None
-        try:
-            memory = NodeMemory(self.node, between_nodes=len(self.nodes) > 1)
-        except NoSharedMemoryError as error:
-            if self.node.rank == 0:
-                _log.warning("%s; collectives go without it and are slower", error)
-        return memory if self.world.allreduce(memory is not None, MPI.LAND) else None
+        between_nodes = len(self.nodes) > 1
+        for slot_bytes in slot_sizes(between_nodes):
+            memory = problem = None
+            try:
+                memory = NodeMemory(self.node, slot_bytes, between_nodes)
+            except NoSharedMemoryError as error:
+                problem = error
+            if self.world.allreduce(memory is not None, MPI.LAND):
+                return memory
+        if problem is not None and self.node.rank == 0:
+            _log.warning("%s; collectives go without it and are slower", problem)
+        return None
 
     def _way_to_agree(self) -> Agreement:
         if self.memory is None:

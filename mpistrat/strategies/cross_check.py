@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from mpistrat.cluster_resolver import SimpleClusterResolver
 from mpistrat.cluster_resolver.choose import resolve
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
 from mpistrat.cluster_resolver.launched import LaunchedClusterResolver
 from mpistrat.cluster_resolver.mpi import placement_in
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
+
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:
@@ -29,12 +36,13 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     RuntimeError
         If they differ.
     Exception
-        On the rank where the resolver itself raises it; a RuntimeError on the others.
+        On the rank where the resolver itself raises it; a RuntimeError, or the same, on the others.
     """
+    told_resolver = asked_once(resolver, topology)
     error: Exception | None = None
     said = None
     try:
-        said = _differences(resolver, topology, world)
+        said = _differences(told_resolver, topology, world)
     except Exception as raised:  # whatever a client of a cloud raises: the others wait
         error, said = raised, (f"the resolver fails: {raised}", "")
     told = topology.all_gather_object(said)
@@ -51,15 +59,47 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     )
 
 
+def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
+    """The same resolver, or what one that asks a service over the network told rank 0. Collective.
+
+    Thousands of ranks that ask at the same time are more than such a service answers, and may get different answers.
+
+    Raises
+    ------
+    Exception
+        What the resolver raises on rank 0; elsewhere the same, or a RuntimeError.
+    """
+    cluster = topology.on_first(
+        lambda: resolver.cluster_spec().as_dict() if resolver._asks_a_service else None
+    )
+    if cluster is None or not resolver._asks_a_service:
+        return resolver
+    return SimpleClusterResolver(ClusterSpec(cluster), task_type=resolver.task_type, task_id=resolver.task_id)
+
+
 def resolver_of(topology: Topology) -> ClusterResolver:
-    """What the environment says about the ranks of a topology, or, where that is something else, what MPI says."""
+    """What the environment says about the ranks of a topology, or, where that is something else, what MPI says.
+
+    The environment of a strategy on a part of the job describes the whole job, which is no contradiction.
+    """
     known = placement_in(topology)
     try:
         resolver = resolve()
-        if not contradictions(told_by(resolver), known):
+        told = told_by(resolver)
+        found = contradictions(told, known)
+        if not found:
             return resolver
-    except (RuntimeError, ValueError):
-        pass
+        why = f"{'; '.join(map(str, found))}. {likely_cause(found, known)}"
+        world = mpi.start().COMM_WORLD
+        if world.size > topology.size and not contradictions(told, Placement("MPI", world.size, world.rank)):
+            why = ""
+    except (RuntimeError, ValueError) as error:
+        why = str(error)
+    if why and topology.rank == 0 and why not in _warned:
+        _warned.add(why)
+        _log.warning(
+            "strategy.cluster_resolver says what MPI says, and not what the environment does: %s", why
+        )
     return LaunchedClusterResolver(known)
 
 

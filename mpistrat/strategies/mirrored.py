@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.collectives import CrossDeviceOps
+from mpistrat.collectives import CrossDeviceOps, costs
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -54,6 +54,7 @@ class MirroredStrategy(Strategy):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+        costs.heed(topology)
         if len(topology.nodes) > 1:
             raise RuntimeError(
                 f"MirroredStrategy works on the ranks of one node, and its {topology.size} ranks are on "

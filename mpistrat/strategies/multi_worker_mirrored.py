@@ -6,7 +6,7 @@ import os
 from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
-from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives import CommunicationOptions, costs
 from mpistrat.runtime import affinity, mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.own_device import own_device
@@ -66,6 +66,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise TypeError(f"cluster_resolver must be a ClusterResolver, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
         topology = Topology.of(world if comm is None else comm)
+        costs.heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:

@@ -268,17 +268,19 @@ class StrategyExtended:
         merged = self._options if options is None else self._options.merge(options)
         return self._ops.all_reduce_arrays(op, values, merged)
 
-    def _flatten(self, name: str, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    def _flatten(
+        self, name: str, value: Any, options: CommunicationOptions | None = None
+    ) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         if nest.is_nested(value):
-            self._agree_on_structure(name, value)
+            self._agree_on_structure(name, value, options)
         return nest.flatten(value)
 
-    def _agree_on_structure(self, name: str, value: Any) -> None:
+    def _agree_on_structure(self, name: str, value: Any, options: CommunicationOptions | None = None) -> None:
         """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
         words = nest.describe(value)
         if words is not None and self._topology.size > 1:
             what = operation(name, "of the structure", words)
-            with self._topology.turn(what, timeout_seconds=self._options.timeout_seconds):
+            with self._topology.turn(what, timeout_seconds=self._merge(options).timeout_seconds):
                 pass
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -378,7 +380,14 @@ class StrategyExtended:
         return v.read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions."""
+        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        """
+        require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
 
     def call_for_each_replica(

@@ -15,11 +15,13 @@ import numpy as np
 
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.cross_check import asked_once
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training import preemption_exit
 from mpistrat.training.checkpoint import load, named_variables, save
 from mpistrat.training.preemption_config import TerminationConfig
+from mpistrat.training.preemption_pace import Pace
 from mpistrat.training.preemption_watcher import PreemptionWatcher
 
 FILE = "preemption.h5"
@@ -36,8 +38,8 @@ class Notice(NamedTuple):
     ----------
     text : str
     comes_back : bool
-        Whether the job is to be started again. Who sends SIGTERM has decided that already: a cancelled job is to
-        stay away, and one that Slurm preempts is put back by Slurm.
+        Whether the job may come back. Who sends SIGTERM has decided that already: a cancelled job is to stay away,
+        and one that Slurm preempts Slurm puts back, as a rule.
     """
 
     text: str
@@ -50,7 +52,8 @@ class PreemptionCheckpointHandler:
     It watches for SIGTERM, SIGUSR1 and SIGUSR2, for the end of a Slurm job's time, and for what
     ``termination_config`` says. At the beginning of each `run` the ranks agree on whether any of them was told,
     which costs one small all-reduce. If so, they save, replica 0 puts a job of Slurm back into the queue, and all
-    end. The program that is then started again finds the checkpoint when it makes its handler, and goes on.
+    end. The program that is then started again finds the checkpoint when it makes its handler, and goes on. A run
+    that is told to stop before its first step is over fails instead, or the job would come back for ever.
 
     Parameters
     ----------
@@ -99,7 +102,6 @@ class PreemptionCheckpointHandler:
     ):
         if termination_config is not None and not isinstance(termination_config, TerminationConfig):
             raise TypeError(f"termination_config must be a TerminationConfig, not {termination_config!r}")
-        _refuse_parameter_servers(cluster_resolver)
         self._config = termination_config or TerminationConfig()
         self._strategy: Any = get_strategy() if has_strategy() else None
         self._runs: Any = np.zeros((), np.int64)
@@ -123,12 +125,13 @@ class PreemptionCheckpointHandler:
             if self._strategy is None
             else self._strategy.extended._topology
         )
+        _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
         self._notices: dict[int, Notice] | None = None  # of an end that is agreed on and has not come yet
         self._deadline = 0.0
         self._watches_time = True
-        self._longest_save = self._longest_step = 0.0
-        self._last_check: float | None = None
+        self._pace = Pace()
+        self._progress = False  # whether this run of the program has got anywhere
         if restore is not None:
             restore()
 
@@ -168,12 +171,13 @@ class PreemptionCheckpointHandler:
             self._runs.assign_add(1)
         else:
             self._runs += 1
+        self._progress = True
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Save and leave if any rank was told to stop: for loops that do not use `run`.
 
-        All ranks call it the same number of times, once per step.
+        All ranks call it the same number of times, at the end of each step.
 
         Parameters
         ----------
@@ -190,6 +194,7 @@ class PreemptionCheckpointHandler:
                 f"variables are saved without arguments, not with {args or kwargs}: give a function that saves, or "
                 "TerminationConfig(save_fn=...)"
             )
+        self._progress = True
         self._check(args, kwargs)
 
     @contextlib.contextmanager
@@ -199,6 +204,7 @@ class PreemptionCheckpointHandler:
         All ranks enter and leave it. An error that leaves it is not held up: nothing is saved then.
         """
         yield
+        self._progress = True
         self._check((), {})
 
     # --- what is saved ---------------------------------------------------------------
@@ -232,32 +238,30 @@ class PreemptionCheckpointHandler:
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._strategy is not None:
             require_cross_replica(self._strategy, "run", "call it outside of strategy.run")
-        now = time.monotonic()
-        if self._last_check is not None:
-            self._longest_step = max(self._longest_step, now - self._last_check)
+        self._pace.check()
         if self._notices is None:
             if not self._notified():
-                self._last_check = now
                 return
+            now = time.monotonic()
             self._save(args, kwargs)
             if self._config.grace_period > 0:
                 left = self._seconds_left()
                 grace = self._config.grace_period if left is None else min(self._config.grace_period, left)
                 self._deadline = now + grace
-                self._last_check = time.monotonic()
                 return
         else:
-            if not self._grace_is_over(now):
-                self._last_check = now
+            if not self._grace_is_over():
                 return
             self._save(args, kwargs)
         self._leave()
 
-    def _grace_is_over(self, now: float) -> bool:
+    def _grace_is_over(self) -> bool:
         """Whether it is time for the second checkpoint: by the clock of replica 0, or because of SIGTERM."""
         assert self._notices is not None
-        over = self._topology.rank == 0 and now >= self._deadline - self._needed()
-        cut_short = signal.SIGTERM in self._watcher.signals[1:]
+        over = self._topology.rank == 0 and time.monotonic() >= self._deadline - self._pace.needed
+        # Where SIGTERM began it, it comes to the ranks one after the other.
+        began_with_it = not all(notice.comes_back for notice in self._notices.values())
+        cut_short = not began_with_it and signal.SIGTERM in self._watcher.signals
         if self._topology.all_true(not (over or cut_short)):
             return False
         for rank, was_cut in enumerate(self._topology.all_gather_object(cut_short)):
@@ -282,9 +286,9 @@ class PreemptionCheckpointHandler:
         if watcher_fn is not None and watcher_fn():
             return Notice("termination_watcher_fn", True)
         left = self._seconds_left()
-        if left is None or self._last_check is None or not self._watches_time:
+        if left is None or not self._pace.is_known or not self._watches_time:
             return None
-        if left < _MARGIN + self._needed():
+        if left < _MARGIN + self._pace.needed:
             return Notice(f"{left:.0f} s before the end of the job's time", True)
         return None
 
@@ -292,19 +296,15 @@ class PreemptionCheckpointHandler:
         """Until the job's time is over. Clocks differ between nodes: replica 0 alone looks."""
         return preemption_exit.seconds_left(os.environ) if self._topology.rank == 0 else None
 
-    def _needed(self) -> float:
-        """Seconds for another step and a checkpoint, with some reserve."""
-        return 2 * (self._longest_save + self._longest_step)
-
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start = time.monotonic()
         self._save_fn(*args, **kwargs)
         self._topology.barrier()  # nobody ends the job while another one writes
-        self._longest_save = max(self._longest_save, time.monotonic() - start)
+        self._pace.saved(time.monotonic() - start)
 
     def _leave(self) -> None:
         assert self._notices is not None
-        notices, self._notices, self._last_check = self._notices, None, None
+        notices, self._notices = self._notices, None
         comes_back = all(notice.comes_back for notice in notices.values())
         if self._topology.rank == 0:
             rank, notice = next(iter(notices.items()))
@@ -319,26 +319,20 @@ class PreemptionCheckpointHandler:
             self._config.exit_fn()
             self._watcher.clear()
             self._watches_time = False  # or it would be over again after each step
+            self._pace.begin_anew()
             return
-        requeued = False
-        if comes_back:
-            why_not = self._topology.broadcast_object(
-                preemption_exit.requeue(os.environ) if self._topology.rank == 0 else None
-            )
-            requeued = why_not is None
-            if self._topology.rank == 0:
-                if requeued:
-                    _log.warning("the job was put back into the queue")
-                else:
-                    _log.warning("the job is not put back into the queue: %s", why_not)
-        preemption_exit.leave(requeued)
+        status = None
+        if self._topology.rank == 0:
+            status, why = preemption_exit.end(os.environ, comes_back=comes_back, progress=self._progress)
+            _log.warning("%s", why)
+        preemption_exit.leave(self._topology.broadcast_object(status))
 
 
-def _refuse_parameter_servers(cluster_resolver: Any) -> None:
+def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None:
     if cluster_resolver is None:
         return
     try:
-        jobs = cluster_resolver.cluster_spec().jobs
+        jobs = asked_once(cluster_resolver, topology).cluster_spec().jobs
     except RuntimeError:  # it does not know where all ranks are
         return
     if "ps" in jobs:

@@ -1,4 +1,4 @@
-"""How a job that was told to stop ends: put back into the queue, or with a status that says so."""
+"""How a job that was told to stop ends: put back into the queue, or with a status that says what shall become of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-# The status of a program that has saved and wants to be started again.
-RESTART = 42
+from mpistrat.runtime.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
 
 
 def seconds_left(environ: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
@@ -43,31 +42,83 @@ def job_to_requeue(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def requeue(environ: Mapping[str, str]) -> str | None:
-    """Put the job of this process back into the queue of Slurm.
+def end(environ: Mapping[str, str], *, comes_back: bool, progress: bool) -> tuple[int, str]:
+    """Do for the job of this process what its end asks for. Of all ranks, one calls it.
+
+    Parameters
+    ----------
+    environ : mapping
+    comes_back : bool
+        Whether those who told it to stop leave it to the job to come back.
+    progress : bool
+        Whether this run of the program has got anywhere.
 
     Returns
     -------
-    str or None
-        Why that was not possible; None if it was.
+    tuple of (int, str)
+        The exit status of all ranks, and why it is this one.
     """
+    preempted = not comes_back and _is_preempted(environ)
+    if not comes_back and not preempted:
+        return STAY_AWAY, f"SIGTERM says that the job shall stay away: status {STAY_AWAY}"
+    if not progress and not preempted:
+        return NO_PROGRESS, (
+            "the job is not put back into the queue: this run of it was told to stop before its first step was over, "
+            f"and so would all others be; status {NO_PROGRESS}. Give it more time, or have it signalled later"
+        )
+    why_not = _requeue(environ)
+    if why_not is None:
+        return DONE, "the job was put back into the queue"
+    return (
+        RESTART,
+        f"the job is not put back into the queue: {why_not}; status {RESTART} asks to be started again",
+    )
+
+
+def leave(status: int) -> None:
+    """End this rank's program."""
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def _requeue(environ: Mapping[str, str]) -> str | None:
+    """Put the job of this process back into the queue of Slurm: why that was not possible, None if it was."""
     job = job_to_requeue(environ)
     if job is None:
         return "this is no job of Slurm (SLURM_JOB_ID is not set)"
+    return _scontrol(environ, "requeue", job)[1]
+
+
+def _is_preempted(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm has sent SIGTERM to make room for another job, and is still to end this one (``GraceTime``).
+
+    Slurm puts back, or cancels, the jobs that are there when that time is over. One that has ended by itself before is
+    over for good, unless it puts itself back.
+    """
+    job = job_to_requeue(environ)
+    if job is None:
+        return False
+    said, _ = _scontrol(environ, "show", "job", "--oneliner", job)
+    facts = dict(word.partition("=")[::2] for word in said.partition("\n")[0].split())
+    since = facts.get("PreemptTime", "")
+    # Also when an earlier run of the job was preempted: both are like 2026-11-21T12:25:58.
+    return (
+        facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
+    )
+
+
+def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | None]:
+    """What ``scontrol`` printed, and what went wrong, None if nothing did."""
     program = shutil.which("scontrol", path=environ.get("PATH", os.defpath))
     if program is None:
-        return "there is no scontrol on PATH on this node"
+        return "", "there is no scontrol on PATH on this node"
     try:
         ended = subprocess.run(
-            [program, "requeue", job], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    said = (ended.stderr + ended.stdout).strip()
-    return f"scontrol requeue {job}: {said or f'status {ended.returncode}'}" if ended.returncode else None
-
-
-def leave(requeued: bool) -> None:
-    """End this rank's program: successfully if the job will come back, else with status 42."""
-    sys.stdout.flush()
-    sys.exit(0 if requeued else RESTART)
+        return "", str(error)
+    if ended.returncode == 0:
+        return ended.stdout, None
+    said = " ".join((ended.stderr + ended.stdout).split())
+    return "", f"scontrol {' '.join(arguments)}: {said or f'status {ended.returncode}'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import Any
 
@@ -21,11 +20,9 @@ from mpistrat.values import (
     component,
     reducible,
 )
+from mpistrat.variables import distributed
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.variable import Variable
-
-# MPISTRAT_DEBUG=variables: compare the copies after every write that does not communicate by itself.
-_COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 _ADDITIVE = ("scatter_add", "scatter_sub")
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
@@ -56,6 +53,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _combined(self, method: str, value: Any) -> Any:
         """The replicas' values as one."""
+        self._agree_on_variable(method)
         extended, op = self._strategy.extended, self._reduction
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
@@ -110,8 +108,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""
-        if not _COMPARES:
+        if not distributed.COMPARES:
             return
+        self._agree_on_variable(method)
         topology = self._strategy.extended._topology
         own = self._own_copy()
         checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(own).tobytes()))

@@ -24,6 +24,7 @@ class SyncOnReadVariable(DistributedVariable):
             return self._own_copy()
         extended, own = self._strategy.extended, self._own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            self._agree_on_variable("read")
             return arrays.from_host(broadcast(extended._topology, [arrays.to_host(own)])[0], own)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
@@ -31,6 +32,7 @@ class SyncOnReadVariable(DistributedVariable):
                 "strategy.run, or by strategy.experimental_local_results"
             )
         op = ReduceOp.from_variable_aggregation(self._aggregation)
+        self._agree_on_variable("read")
         return extended._all_reduce(op, [own], None)[0]
 
     def _update_in_replica(self, method: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from mpistrat.cli.checks import (
     start,
 )
 from mpistrat.cli.checks.finding import Job, Options, Verdict
-from mpistrat.cli.checks.mailbox import Mailbox, key_of
+from mpistrat.cli.checks.mailbox import Inbox, Outbox, key_of
 from mpistrat.cli.checks.talk import rounds
 from mpistrat.cluster_resolver import Placement
 
@@ -191,14 +192,16 @@ def test_clocks(found, verdict, text):
     [
         ([], OK, ["one node"]),
         ([[0, 1, 1e-5, 1e9]], OK, ["worst bandwidth 1.0 GB/s (n0-n1); worst latency 10 us (n0-n1)"]),
-        ([[0, 1, 1e-5, 1e6]], FIX, ["1 MB/s (n0-n1)"]),
+        ([[0, 1, 1e-5, 1e6, True]], FIX, ["1 MB/s (n0-n1)"]),
         (
-            [[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 1e8], [1, 2, 1e-5, 1.1e8]],
+            [[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 1e8, True], [1, 2, 1e-5, 1.1e8, True]],
             FIX,
-            ["worst bandwidth 100 MB/s (n0-n2), best 1.0 GB/s (n0-n1)", "n2 is in all slow pairs"],
+            ["worst bandwidth 100 MB/s (n0-n2), usual 1.0 GB/s", "n2 is in all slow pairs"],
         ),
         ([[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 3e8], [1, 2, 1e-5, 1e9]], OK, ["worst bandwidth 300 MB/s (n0-n2)"]),
         ([[0, 1, 2e-3, 1e9]], LOOK, ["2000 us"]),
+        # Slow when it was measured together with others, and not a second time.
+        ([[0, 1, 1e-5, 1e9], [0, 2, 2e-5, 9e8, True], [1, 2, 1e-5, 1e9]], OK, ["worst bandwidth 900 MB/s"]),
     ],
 )
 def test_network(pairs, verdict, texts):
@@ -206,6 +209,20 @@ def test_network(pairs, verdict, texts):
     assert finding.verdict is verdict
     for text in texts:
         assert text in finding.found + finding.advice
+
+
+def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
+    """A healthy cluster of 24 nodes, four on a switch: within a switch they are six times as fast."""
+    pairs = [
+        network.Pair(a, b, 1e-5, 25e9 if a // 4 == b // 4 else 4e9)
+        for one_round in rounds(range(24), 16)
+        for a, b in one_round
+    ]
+    assert network._slow(pairs) == []
+    bad = [pair._replace(rate=0.5e9) if 7 in pair[:2] else pair for pair in pairs]
+    assert {frozenset(pair[:2]) for pair in network._slow(bad)} == {
+        frozenset(pair[:2]) for pair in pairs if 7 in pair[:2]
+    }
 
 
 def test_layout():
@@ -253,11 +270,17 @@ def test_rounds(nodes, most):
             "SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_RESTART_COUNT=1",
         ),
         ({"SLURM_JOB_ID": "4"}, 1, None),  # mpiexec on several nodes: nothing tells two of them apart
-        ({}, 2, f"n0 {os.getppid()}"),
     ],
 )
 def test_key(environ, local_size, expected):
     assert key_of(environ, Placement("x", 2, 0, host="n0", local_size=local_size)) == expected
+
+
+def test_key_of_ranks_of_one_parent():
+    """Numbers of processes repeat; their numbers and the times of their starts do not."""
+    words = key_of({}, Placement("x", 2, 0, host="n0", local_size=2)).split()
+    assert words[:2] == ["n0", str(os.getppid())]
+    assert float(words[2]) / os.sysconf("SC_CLK_TCK") <= float(Path("/proc/uptime").read_text().split()[0])
 
 
 class TestMailbox:
@@ -267,36 +290,94 @@ class TestMailbox:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def test_letters(self, tmp_path):
-        first, second = Mailbox("key"), Mailbox("key")
-        assert first.works
-        assert first.ranks() == {}
-        first.put("0", {"a": 1})
-        second.put("1", {"b": 2})
-        second.put("1", {"b": 3})
-        second.put("stop", True)
-        assert first.ranks() == {0: {"a": 1}, 1: {"b": 3}}
-        assert (first.get("stop"), first.get("read")) == (True, None)
-        first.leave("0", "stop", "read")
-        assert first.exists()
-        second.leave("1")
-        assert not first.exists()
+        outbox = Outbox("key", 1)
+        outbox.put({"a": 1})  # there is no inbox yet
+        inbox = Inbox("key")
+        assert inbox.works
+        assert outbox.works
+        inbox.collect()
+        assert inbox.letters == {}
+        assert not outbox.announced("stop")  # it looks, and sends again
+        inbox.announce("stop")
+        assert not outbox.announced("stop")  # it may be meant for others: nobody has read of this one
+        inbox.collect()
+        assert inbox.letters == {1: {"a": 1}}
+        assert outbox.announced("stop")
+        assert not outbox.announced("read")
+        outbox.put({"a": 2})
+        outbox.put({"a": 3})
+        inbox.collect()
+        assert inbox.letters == {1: {"a": 3}}
+        assert not inbox.all_have_gone()
+        outbox.put(None, goes=True)
+        assert inbox.all_have_gone()
+        assert inbox.letters == {1: {"a": 3}}
+        assert not outbox.is_closed()
+        inbox.close()
+        assert outbox.is_closed()
+        outbox.close()
+        assert os.listdir(tmp_path) == []
+
+    def test_a_letter_is_read_once(self):
+        inbox, outbox = Inbox("key"), Outbox("key", 2)
+        outbox.put("first")
+        inbox.collect()
+        inbox.letters.clear()
+        inbox.collect()
+        outbox.announced("stop")
+        inbox.collect()
+        assert inbox.letters == {}
+        inbox.close()
+
+    def test_what_a_killed_launch_has_left(self, tmp_path):
+        """With the same key, letters in its inbox and announcements to its ranks."""
+        old, sender, late = Inbox("key"), Outbox("key", 1), Outbox("key", 2)
+        sender.put({"trouble": "old"})
+        old.collect()
+        old.announce("stop")
+        old.announce("read")
+        sender.put({"trouble": "not read"})
+        fresh = Outbox("key", 1)
+        fresh.put("hello")  # into the inbox of the old launch, for there is no other one yet
+        assert not fresh.announced("stop")
+        assert not fresh.announced("read")
+        new = Inbox("key")
+        new.collect()
+        assert new.letters == {}
+        new.announce("read")
+        assert not fresh.announced("read")
+        new.collect()
+        assert new.letters == {1: "hello"}
+        assert fresh.announced("read")
+        late.close()
+        new.close()
+        fresh.close()
         assert os.listdir(tmp_path) == []
 
     def test_nobody_elses_directory(self, tmp_path):
-        box = Mailbox("key")
+        outbox, inbox = Outbox("key", 1), Inbox("key")
         (folder,) = tmp_path.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
-        box.leave()
+        inbox.close()
+        outbox.close()
         (tmp_path / "elsewhere").mkdir()
         folder.symlink_to(tmp_path / "elsewhere")
-        Mailbox("key").put("0", 1)
+        inbox, outbox = Inbox("key"), Outbox("key", 1)
+        inbox.announce("stop")
+        outbox.put(1)
         assert os.listdir(tmp_path / "elsewhere") == []
+        inbox.close()
+        outbox.close()
 
     def test_without_a_key(self):
-        box = Mailbox(None)
-        box.put("0", 1)
-        box.leave("0")
-        assert (box.works, box.ranks(), box.get("0"), box.exists()) == (False, {}, None, False)
+        inbox, outbox = Inbox(None), Outbox(None, 1)
+        outbox.put(1)
+        inbox.collect()
+        inbox.announce("stop")
+        assert (inbox.works, outbox.works, inbox.letters, inbox.all_have_gone()) == (False, False, {}, True)
+        assert (outbox.announced("stop"), outbox.is_closed()) == (False, True)
+        inbox.close()
+        outbox.close()
 
 
 def test_hosts(run_ranks, tmp_path):

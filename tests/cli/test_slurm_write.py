@@ -160,6 +160,43 @@ def test_container():
     assert started(script, IMAGE="/a b.sif")[0][-3] == "/a b.sif"
 
 
+@pytest.mark.parametrize("image", ["docker://ghcr.io/me/my-image:1.0", "oras://host/x", "library://a/b"])
+def test_container_by_its_address(image):
+    assert started(write("--mpi=pmix", "--container", image, "prog.py"))[0][-3] == image
+
+
+@pytest.mark.parametrize("options", ["", "--container a.sif"])
+@pytest.mark.parametrize(("status", "told"), [(0, ""), (42, "requeue 17\n"), (143, ""), (1, ""), (137, "")])
+def test_requeue(options, status, told):
+    """What the ranks end with decides, also where they have no scontrol of their own."""
+    script = write(f"--mpi=pmix --requeue --time=10 {options} prog.py")
+    words, _ = started(script, SLURM_JOB_ID="17")
+    assert words[:4] == ["srun", "--mpi=pmix", "--kill-on-bad-exit=0", "--wait=60"]
+    assert words[-1] == "prog.py"
+    (Path("bin") / "srun").write_text(f"#!/bin/sh\nexit {status}\n")
+    (Path("bin") / "scontrol").write_text('#!/bin/sh\necho "$@"; exit 1\n')  # it may refuse
+    (Path("bin") / "scontrol").chmod(0o755)
+    environ = {"PATH": f"{Path('bin').absolute()}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(Path.cwd())}
+    ended = subprocess.run(
+        ["bash", "script"],
+        env={**environ, "SLURM_JOB_ID": "17"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, told, "")
+
+
+def test_modules_are_loaded_before_errors_end_the_script():
+    """Those of many sites read variables that are not set."""
+    lines = write("--mpi=pmix", "prog.py").splitlines()
+    strict = lines.index("set -euo pipefail")
+    assert "module load" in lines[strict - 1]
+    lines.insert(strict, 'echo "loaded $NOT_SET"; false')
+    assert started("\n".join(lines))[0][-1] == "prog.py"
+
+
 @pytest.mark.parametrize(
     ("family", "plugin"), [("openmpi", "pmix"), ("mpich", "pmi2"), ("intel", "pmi2"), ("cray", "cray_shasta")]
 )

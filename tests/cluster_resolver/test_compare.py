@@ -106,6 +106,21 @@ def test_assumptions_are_not_compared():
     assert names(told, known(0, 0, 1, 1, 2, 2, rank=3)) == []
 
 
+def test_slots_are_an_assumption():
+    """mpirun --map-by node:oversubscribe -n 5 where Slurm has 3, 1 and 1 slots: 2, 2 and 1 ranks."""
+    environ = {
+        **recorded("mpirun-uneven", 4),
+        "OMPI_COMM_WORLD_RANK": "2",
+        "PMIX_RANK": "2",
+    }
+    resolver = resolve(environ)
+    assert resolver.placement.ranks_per_node == (3, 1, 1)
+    assert resolver.placement.sources["ranks_per_node"].startswith("assumed: ")
+    told = told_by(resolver)
+    assert {"size", "rank", "local_rank", "local_size"} == set(told)
+    assert names(told, known(0, 1, 2, 0, 1, rank=2)) == []
+
+
 WORKERS = ClusterSpec({"worker": ["localhost:1", "localhost:2"], "chief": ["a:1"], "ps": ["c:1"]})
 
 

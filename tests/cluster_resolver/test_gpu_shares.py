@@ -32,6 +32,14 @@ def step(local_rank, local_size, **more):
         ("MIG-1a,MIG-2b", "2", 0, 2, "MIG-1a", "cuda:0", 1),
         ("MIG-1a,MIG-2b", "2", 1, 2, "MIG-2b", None, 1),  # CUDA shows it the first one only
         ("MIG-GPU-8a/1/0,MIG-GPU-8a/2/0", "2", 1, 2, "MIG-GPU-8a/2/0", None, 1),
+        # --gpu-bind=closest: the ranks of a socket share its GPUs
+        ("0,1", "4", 0, 4, "0", "cuda:0", 1),
+        ("0,1", "4", 1, 4, "1", "cuda:1", 1),
+        ("2,3", "4", 2, 4, "2", "cuda:0", 1),
+        ("2,3", "4", 3, 4, "3", "cuda:1", 1),
+        ("4,5,6,7", "8", 2, 4, "4", "cuda:0", 2),
+        ("0,1", "8", 0, 3, "0", "cuda:0", 2),  # two for each of three, two are idle
+        ("GPU-8a,GPU-9b", "4", 1, 2, "GPU-8a", "cuda:0", 2),
         ("", "2", 0, 2, None, "cpu:0", 0),
         ("NoDevFiles", "0", 0, 2, None, "cpu:0", 0),
     ],
@@ -44,6 +52,28 @@ def test_own(seen, given, local_rank, local_size, gpu, device, number):
     assert (placement.gpu, placement.device, placement.gpus_per_rank) == (gpu, device, number)
     SlurmClusterResolver(auto_set_gpu=False, environ=environ).cluster_spec()
     assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("seen", "more", "gpu", "number", "source"),
+    [
+        ("2,3", {"SLURM_GPUS_PER_TASK": "2"}, "2", 2, "SLURM_GPUS_PER_TASK"),
+        ("2,3", {"SLURM_GPUS_PER_TASK": "a100:2"}, "2", 2, "SLURM_GPUS_PER_TASK"),
+        ("0,1", {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=2"}, "0", 2, "SLURM_TRES_PER_TASK"),
+        ("0,1", {"SLURM_TRES_PER_TASK": "cpu:2,gres/gpu:a100:2"}, "0", 2, "SLURM_TRES_PER_TASK"),
+        ("2,3", {"SLURMD_TRES_BIND": "gpu:per_task:2", "SLURM_STEP_GPUS": "2,3"}, "2", 2, "SLURMD_TRES_BIND"),
+        ("3", {"SLURM_GPU_BIND": "single:1", "SLURM_STEP_GPUS": "3"}, "3", 1, "CUDA_VISIBLE_DEVICES"),
+        # All tasks see all: --gpus-per-task=1 --gpu-bind=none
+        ("0,1", {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "none"}, "1", 1, "the local rank"),
+        ("0,1", {"SLURM_STEP_GPUS": "0,1"}, "1", 1, "the local rank"),
+        ("0,1", {}, "1", 1, "the local rank"),
+    ],
+)
+def test_without_the_number_of_the_node(seen, more, gpu, number, source):
+    """Slurm before 20.11, and jobs of plugins of their own, have no SLURM_GPUS_ON_NODE."""
+    placement = resolve(step(1, 2, CUDA_VISIBLE_DEVICES=seen, **more)).placement
+    assert (placement.gpu, placement.gpus_per_rank) == (gpu, number)
+    assert placement.sources["gpu"].endswith(source)
 
 
 def test_a_slice_of_its_own_is_the_first():

@@ -5,7 +5,7 @@ import os
 import pytest
 from recorded import recorded
 
-from mpistrat.cluster_resolver import SlurmClusterResolver
+from mpistrat.cluster_resolver import SlurmClusterResolver, resolve
 
 STEP = {
     "SLURM_PROCID": "3",
@@ -187,6 +187,62 @@ class TestDistributions:
     def test_like_cyclic(self, text):
         placement = own({**recorded("cyclic", 4), "SLURM_DISTRIBUTION": text}).placement
         assert placement.node_of_rank == (0, 1, 2, 0, 1, 2)
+
+
+HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID": "27",
+    "SLURM_JOB_ID_HET_GROUP_0": "27",
+    "SLURM_JOB_ID_HET_GROUP_1": "28",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
+}
+
+
+class TestComponents:
+    """A step of one component, where the job's variables are those of the batch script's."""
+
+    STEP = {
+        **HET,
+        "SLURM_JOB_NODELIST": "n0",
+        "SLURM_NTASKS": "1",
+        "SLURM_TASKS_PER_NODE": "1",
+        "SLURM_PROCID": "2",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NODEID": "1",
+        "SLURM_LOCALID": "0",
+    }
+
+    @pytest.mark.parametrize("job", ["27", "28"])
+    def test_is_not_left_over(self, job):
+        placement = resolve({**self.STEP, "SLURM_JOB_ID": job}).placement
+        assert (placement.launcher, placement.size, placement.rank) == ("srun", 4, 2)
+        assert (placement.nodes, placement.node_of_rank) == (("n1", "n2"), (0, 0, 1, 1))
+        assert placement.allocation == ("n0", "n1", "n2")
+
+    def test_one_component_alone(self):
+        """``srun --het-group=0`` of a job with other numbers in its other components."""
+        environ = {
+            **{name: text for name, text in self.STEP.items() if "HET" not in name},
+            **{name: text for name, text in HET.items() if not name.endswith("_1")},
+            "SLURM_HET_SIZE": "1",
+            "SLURM_STEP_NODELIST": "n0",
+            "SLURM_STEP_TASKS_PER_NODE": "4",
+            "SLURM_NODEID": "0",
+            "SLURM_LOCALID": "2",
+        }
+        placement = resolve(environ).placement
+        assert (placement.launcher, placement.size, placement.local_rank) == ("srun", 4, 2)
+
+    def test_left_over_from_a_heterogeneous_job(self):
+        """The batch script of a job that was submitted inside of such a step."""
+        environ = {**self.STEP, "SLURM_JOB_ID": "30"}
+        resolver = resolve(environ)
+        assert (resolver.placement.size, resolver.placement.allocation) == (1, ("n0",))
+        with pytest.raises(RuntimeError, match="those of another job"):
+            own(environ)
 
 
 class TestGpus:

@@ -109,7 +109,7 @@ def bad_files():
             if prepare:
                 prepare(files[1])
         WORLD.Barrier()
-        began, error = time.monotonic(), None
+        error = None
         try:
             make()
         except Exception as caught:
@@ -117,7 +117,6 @@ def bad_files():
         found = f"{type(error).__name__}: {error}"
         assert type(error).__name__ == kind, (name, found)
         assert re.search(text, str(error)), (name, found)
-        assert time.monotonic() - began < LIMIT, name
         told = WORLD.allgather(found)
         assert len(set(told)) == 1, (name, told)
 
@@ -172,7 +171,7 @@ def bad_files():
         if RANK == 0:
             write(files[1], rows=0)
         WORLD.Barrier()
-        assert len(distributed(strategy, files)) == 2
+        assert distributed(strategy, files).cardinality == 2
     told = WORLD.gather([str(each.message) for each in caught])
     if RANK == 0:
         assert [len(each) for each in told] == [1, 0, 0], told

@@ -63,12 +63,12 @@ def test_the_same_with_and_without(files, replicas, replicas_, policy, batch, sh
         dataset = dataset.map(lambda x, y: (x * 2, y)) if mapped else dataset
         distributed = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
         iterator = iter(distributed)
-        told = [[x.tolist() for x in next(iterator)] for _ in range(min(leave, len(distributed)))]
+        told = [[x.tolist() for x in next(iterator)] for _ in range(min(leave, distributed.cardinality))]
         state = iterator.state()
         again = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
         again.restore(state)
         told += [[x.tolist() for x in pair] for pair in again]
-        return told + [[x.tolist() for x in pair] for pair in distributed], state, len(distributed)
+        return told + [[x.tolist() for x in pair] for pair in distributed], state, distributed.cardinality
 
     with_thread = replicas(replicas_, lambda peer: epochs(peer, ahead))
     assert with_thread == replicas(replicas_, lambda peer: epochs(peer, 0))

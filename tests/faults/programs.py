@@ -428,7 +428,7 @@ def different_places():
 # --- communicators -------------------------------------------------------------------------------------
 
 
-def many_strategies():
+def strategies():
     before = None
     for i in range(3000):
         strategy = [mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy][i % 2]()
@@ -437,10 +437,9 @@ def many_strategies():
         if i == 10:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) <= before
-    say("all is well")
 
 
-def many_communicators():
+def parts_of_the_world():
     before = None
     for i in range(2100):
         part = WORLD.Split(RANK % 2, key=-RANK)
@@ -453,16 +452,22 @@ def many_communicators():
         part.Free()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1, axis=None) == SIZE
-    say("all is well")
 
 
-def many_copies_of_the_world():
+def copies_of_the_world():
     for i in range(2100):
         copy = WORLD.Dup()
         strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
         if i % 100 == 0:
             assert strategy.reduce("SUM", 1, axis=None) == SIZE
         copy.Free()
+
+
+def many_communicators():
+    """More of each kind than an MPI library has room for at one time."""
+    strategies()
+    parts_of_the_world()
+    copies_of_the_world()
     say("all is well")
 
 

@@ -1,17 +1,24 @@
 """A strategy compares what its resolver says with what MPI says."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 from mpi4py import MPI
 
 from mpistrat import ClusterSpec, MultiWorkerMirroredStrategy
 from mpistrat.cluster_resolver import (
     ClusterResolver,
+    KubernetesClusterResolver,
     MpiClusterResolver,
     SimpleClusterResolver,
     SlurmClusterResolver,
     TFConfigClusterResolver,
+    UnionResolver,
     resolve,
 )
+from mpistrat.experimental import PreemptionCheckpointHandler
+from mpistrat.strategies import cross_check
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -116,4 +123,92 @@ def test_part_of_the_job():
         assert strategy.num_replicas_in_sync == part.size
     found = MultiWorkerMirroredStrategy(comm=part).cluster_resolver
     assert (found.task_id, found.placement.size) == (part.rank, part.size)
+    part.Free()
+
+
+class Pods:
+    """A service that counts how often it is asked."""
+
+    def __init__(self, size):
+        self.size = size
+        self.asked = 0
+
+    def list_pod_for_all_namespaces(self, label_selector):
+        self.asked += 1
+        if not self.size:
+            raise ConnectionError("no answer")
+        status = SimpleNamespace(phase="Running", host_ip="10.0.0.1")
+        return SimpleNamespace(
+            items=[
+                SimpleNamespace(metadata=SimpleNamespace(name=f"pod{i}"), status=status)
+                for i in range(self.size)
+            ]
+        )
+
+
+def in_pods(size):
+    client = Pods(size)
+    resolver = KubernetesClusterResolver(override_client=client)
+    resolver.task_type, resolver.task_id = "worker", RANK
+    return resolver, client
+
+
+@pytest.mark.parametrize("union", [False, True])
+def test_one_rank_asks_a_service(comm, union):
+    """Not all, thousands of them at the same moment."""
+    resolver, client = in_pods(SIZE)
+    strategy = MultiWorkerMirroredStrategy(UnionResolver(resolver) if union else resolver)
+    assert comm.allgather(client.asked) == [1] + [0] * (SIZE - 1)
+    with strategy.scope():
+        PreemptionCheckpointHandler(resolver, lambda: None)
+    assert comm.allgather(client.asked) == [2] + [0] * (SIZE - 1)
+
+
+def test_answer_of_a_service_is_compared_on_every_rank():
+    with pytest.raises(RuntimeError, match=f"size is {SIZE + 1} according to the cluster specification"):
+        MultiWorkerMirroredStrategy(in_pods(SIZE + 1)[0])
+
+
+def test_service_that_does_not_answer():
+    with pytest.raises(ConnectionError, match="no answer"):
+        MultiWorkerMirroredStrategy(in_pods(0)[0])
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """``environment(size)``: as if srun had said that there are so many tasks."""
+    monkeypatch.setattr(cross_check, "_warned", set())
+
+    def make(size):
+        monkeypatch.setattr(
+            cross_check, "resolve", lambda: SlurmClusterResolver(environ=step(size, RANK), auto_set_gpu=False)
+        )
+
+    return make
+
+
+def test_environment_that_is_not_used_is_warned_of_once(environment, caplog):
+    environment(SIZE + 3)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            placement = MultiWorkerMirroredStrategy().cluster_resolver.placement
+            assert (placement.launcher, placement.size) == ("MPI", SIZE)
+    said = f"size is {SIZE + 3} according to SLURM_STEP_NUM_TASKS, {SIZE} according to MPI"
+    assert [said in record.getMessage() for record in caplog.records] == [True] * (RANK == 0)
+
+
+def test_environment_that_agrees_is_not_warned_of(environment, caplog):
+    environment(SIZE)
+    with caplog.at_level(logging.WARNING):
+        assert MultiWorkerMirroredStrategy().cluster_resolver.placement.launcher == "srun"
+    assert caplog.records == []
+
+
+@pytest.mark.ranks(min=2)
+def test_environment_of_the_whole_job_is_no_contradiction(environment, caplog):
+    environment(SIZE)
+    part = MPI.COMM_WORLD.Split(RANK == 0)
+    with caplog.at_level(logging.WARNING):
+        assert MultiWorkerMirroredStrategy(comm=part).cluster_resolver.placement.launcher == "MPI"
+    assert caplog.records == []
     part.Free()

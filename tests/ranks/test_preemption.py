@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.experimental import PreemptionCheckpointHandler, PreemptionWatcher, TerminationConfig
+from mpistrat.training import preemption_pace
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
@@ -72,7 +73,7 @@ def test_told_to_one_rank_and_resumed(strategy, comm, tmp_path, number, step):
     first = Training(strategy, tmp_path / "first")
     with pytest.raises(SystemExit) as end:
         first.run(tell(step, number))
-    assert end.value.code == 42
+    assert end.value.code == (143 if number == signal.SIGTERM else 42 if step else 1)
     assert steps_of_all(comm, first) == [step] * SIZE
     second = Training(strategy, tmp_path / "first")
     assert second.handler.total_run_calls == step
@@ -143,28 +144,91 @@ def scontrol(folder, comm, script):
     return f"{folder}/bin{os.pathsep}{os.environ['PATH']}"
 
 
+def shown(state, preempted, started="2026-11-21T12:20:00"):
+    """What ``scontrol show job`` says, in short, and ``scontrol requeue`` does."""
+    line = f"JobId=12 JobState={state} Requeue=1 StartTime={started} PreemptTime={preempted} Comment=a=b c"
+    return f'[ "$1" = requeue ] || echo "{line}"'
+
+
 @pytest.mark.parametrize(
-    ("number", "script", "told", "status"),
+    ("number", "script", "told", "status", "text"),
     [
-        (signal.SIGUSR2, "exit 0", "requeue 12\n", 0),
-        (signal.SIGUSR2, "echo it is not allowed >&2; exit 1", "requeue 12\n", 42),
-        (signal.SIGTERM, "exit 0", None, 42),  # cancelled, or preempted by Slurm, which puts it back itself
+        (signal.SIGUSR2, "exit 0", ["requeue 12"], 0, "the job was put back into the queue"),
+        (
+            signal.SIGUSR2,
+            "echo it is not allowed >&2; exit 1",
+            ["requeue 12"],
+            42,
+            "scontrol requeue 12: it is not allowed; status 42 asks to be started again",
+        ),
+        # Cancelled, or preempted without time to leave: then Slurm itself puts it back.
+        (signal.SIGTERM, shown("COMPLETING", "2026-11-21T12:25:58"), [], 143, "shall stay away: status 143"),
+        (signal.SIGTERM, shown("RUNNING", "None"), [], 143, "shall stay away: status 143"),
+        # An earlier run of the job was preempted.
+        (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:19:59"), [], 143, "shall stay away: status 143"),
+        (signal.SIGTERM, "exit 1", [], 143, "shall stay away: status 143"),
+        # Preempted with time to leave: Slurm puts back what has not ended by itself.
+        (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:25:58"), ["requeue 12"], 0, "was put back"),
     ],
 )
-def test_replica_0_requeues(strategy, comm, tmp_path, monkeypatch, caplog, number, script, told, status):
+def test_replica_0_requeues(
+    strategy, comm, tmp_path, monkeypatch, caplog, number, script, told, status, text
+):
     monkeypatch.setenv("PATH", scontrol(tmp_path, comm, script))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     with caplog.at_level(logging.WARNING), pytest.raises(SystemExit) as end:
         Training(strategy, tmp_path / "saved").run(tell(2, number))
     assert end.value.code == status
-    file = tmp_path / "told"
-    assert (file.read_text() if file.exists() else None) == told
-    messages = caplog.text if RANK == 0 else ""
+    asked = ["show job --oneliner 12"] if number == signal.SIGTERM else []
+    assert (tmp_path / "told").read_text().splitlines() == [*asked, *told]
     if RANK == 0:
-        assert f"rank {LAST} was told to stop ({number.name} at" in messages
-        assert f"all {SIZE} ranks saved after run 2" in messages
-    if "not allowed" in script and RANK == 0:
-        assert "scontrol requeue 12: it is not allowed" in messages
+        assert f"rank {LAST} was told to stop ({number.name} at" in caplog.text
+        assert f"all {SIZE} ranks saved after run 2" in caplog.text
+        assert text in caplog.text
+    else:
+        assert caplog.text == ""
+
+
+def status_of(function):
+    """The exit status of a program that is told to stop, and calls this."""
+    tell(0)(0)
+    with pytest.raises(SystemExit) as end:
+        function()
+    return end.value.code
+
+
+def test_without_progress_it_does_not_come_back(strategy, comm, tmp_path, monkeypatch, caplog):
+    """Or it would for ever. What another run of the program has done does not count."""
+    monkeypatch.setenv("PATH", scontrol(tmp_path, comm, "exit 0"))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    first = Training(strategy, tmp_path / "saved")
+    with caplog.at_level(logging.WARNING):
+        assert status_of(lambda: first.handler.run(first.step, 0)) == 1
+    comm.Barrier()
+    assert not (tmp_path / "told").exists()
+    if RANK == 0:
+        assert "told to stop before its first step was over" in caplog.text
+    second = Training(strategy, tmp_path / "saved")
+    second.handler.run(second.step, 0)
+    assert status_of(lambda: second.handler.run(second.step, 1)) == 0
+    third = Training(strategy, tmp_path / "saved")
+    assert status_of(lambda: third.handler.run(third.step, 1)) == 1
+    assert third.handler.total_run_calls == 1
+
+
+def test_progress_of_loops_that_do_not_use_run(strategy, comm, tmp_path, monkeypatch):
+    """What is called at the end of a step has seen one."""
+    monkeypatch.setenv("PATH", scontrol(tmp_path, comm, "exit 0"))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    handler = Training(strategy, tmp_path / "saved").handler
+    assert status_of(handler.save_checkpoint_if_preempted) == 0
+    handler = Training(strategy, tmp_path / "saved").handler
+
+    def scope():
+        with handler.watch_preemption_scope():
+            pass
+
+    assert status_of(scope) == 0
 
 
 def test_without_scontrol(strategy, tmp_path, monkeypatch):
@@ -175,19 +239,24 @@ def test_without_scontrol(strategy, tmp_path, monkeypatch):
     assert end.value.code == 42
 
 
+@pytest.mark.parametrize("begins_with", [signal.SIGUSR2, "termination_watcher_fn"])
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_grace_period(strategy, comm, number):
+def test_grace_period(strategy, comm, number, begins_with):
     """A checkpoint at once, and one before the end: here by the clock, or because SIGTERM comes."""
-    saved = []
-    config = TerminationConfig(grace_period=0.3 if number is None else 3600)
+    saved, watched = [], []
+    config = TerminationConfig(
+        (lambda: RANK == LAST and watched == [2]) if begins_with == "termination_watcher_fn" else None,
+        grace_period=0.3 if number is None else 3600,
+    )
     with strategy.scope():
         handler = PreemptionCheckpointHandler(
             None, lambda: saved.append(handler.total_run_calls), termination_config=config
         )
 
     def step(count):
-        if count == 2:
+        if count == 2 and begins_with == signal.SIGUSR2:
             tell(2)(2)
+        watched[:] = [count]
         if count == 6 and number is not None:
             tell(6, number)(6)
         time.sleep(0.001)
@@ -196,12 +265,30 @@ def test_grace_period(strategy, comm, number):
         for count in range(100_000):
             handler.run(step, count)
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         train()
+    assert end.value.code == (42 if number is None else 143)
     assert comm.allgather(saved) == [saved] * SIZE
     assert len(saved) == 2
     assert saved[0] == 3
     assert saved[1] > 3 if number is None else saved[1] == 7
+
+
+@pytest.mark.ranks(min=2)
+def test_grace_period_that_begins_with_sigterm(strategy, comm):
+    """It comes to the ranks one after the other: the last one does not end the time that the first one began."""
+    saved = []
+    with strategy.scope():
+        handler = PreemptionCheckpointHandler(
+            None,
+            lambda: saved.append(handler.total_run_calls),
+            termination_config=TerminationConfig(grace_period=3600),
+        )
+    for count in range(6):
+        tell(2, signal.SIGTERM, rank=0)(count)
+        tell(4, signal.SIGTERM, rank=LAST)(count)
+        handler.run(lambda: None)
+    assert comm.allgather(saved) == [[2]] * SIZE
 
 
 def test_the_end_of_the_jobs_time(strategy, comm, tmp_path, monkeypatch):
@@ -220,6 +307,27 @@ def test_the_end_of_time_is_told_once(strategy, tmp_path, monkeypatch):
     training = Training(strategy, tmp_path, TerminationConfig(exit_fn=lambda: left.append(1)))
     assert training.run() is not None
     assert left == [1]
+
+
+def test_slow_steps_of_long_ago_do_not_count(strategy, tmp_path, monkeypatch):
+    """Nor does the first one: only the last steps say how long the next one may take."""
+    clock = [0.0]
+    monkeypatch.setattr(preemption_pace.Pace.__init__, "__defaults__", (lambda: clock[0],))
+
+    def steps(*durations, left):
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + left)))
+        for duration in durations:
+            handler.run(lambda duration=duration: clock.__setitem__(0, clock[0] + duration))
+
+    handler = Training(strategy, tmp_path).handler
+    steps(1000, 1, left=1e6)
+    steps(1, left=600)
+    steps(400, *[1] * 20, left=1e6)
+    steps(1, left=600)
+    steps(400, 1, left=1e6)
+    with pytest.raises(SystemExit):
+        steps(1, left=600)
+    assert handler.total_run_calls == 2 + 1 + 21 + 1 + 2
 
 
 def test_no_end_of_time_in_sight(strategy, tmp_path, monkeypatch):

@@ -167,7 +167,7 @@ def test_a_late_rank_is_named(late):
     )
     assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
     if late == RANK:
-        time.sleep(2)
+        time.sleep(0.8)
     with pytest.raises(TimeoutError) as caught:
         strategy.reduce("SUM", np.ones(3), axis=None)
     text = str(caught.value)
@@ -179,6 +179,37 @@ def test_a_late_rank_is_named(late):
         with pytest.raises(RuntimeError, match="after a time-out"):
             call()
     assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1.0, axis=None) == SIZE
+
+
+SPARSE = mpistrat.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
+LIMITED = {
+    "a structure": lambda replica, options: replica.all_reduce("SUM", {"a": 1.0}, options),
+    "a structure, gathered": lambda replica, options: replica.all_gather({"a": np.ones(2)}, 0, options),
+    "a structure, scattered": lambda replica, options: replica.experimental_reduce_scatter(
+        "SUM", [np.ones(2)], options
+    ),
+    "a structure, asynchronous": lambda replica, options: replica.experimental_all_reduce_async(
+        "SUM", [np.ones(2)], options
+    ).wait(),
+    "sparse rows": lambda replica, options: replica.all_reduce("SUM", SPARSE, options),
+    "sparse rows of extended": lambda replica, options: replica.merge_call(
+        lambda strategy: strategy.extended.reduce_to("SUM", SPARSE, "cpu:0", options)
+    ),
+}
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize(
+    ("case", "ops"), [*((case, None) for case in LIMITED), ("sparse rows", mpistrat.ReductionToOneDevice)]
+)
+def test_patience_of_one_call(case, ops):
+    call = LIMITED[case]
+    strategy = mpistrat.MirroredStrategy(comm=MPI.COMM_WORLD.Dup(), cross_device_ops=ops and ops())
+    in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=60)))
+    if RANK == SIZE - 1:
+        time.sleep(0.5)
+    with pytest.raises(TimeoutError, match=r"did not come within 0\.2 s"):
+        in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=0.2)))
 
 
 # --- asynchronous ----------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,29 @@ from jobs import ROOT, SCRIPTS, Job
 
 from mpistrat.cli.launcher import library_of
 from mpistrat.runtime.launch import srun_plugin
+
+SECONDS = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def record_seconds(
+    request: pytest.FixtureRequest,
+) -> Callable[[str], contextlib.AbstractContextManager[None]]:
+    """``with record_seconds(what)``: how long it took is printed at the end of the test run."""
+
+    @contextlib.contextmanager
+    def measured(what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        lines = request.config.stash.setdefault(SECONDS, [])
+        lines.append(f"{what}: {time.monotonic() - start:.1f} s")
+
+    return measured
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(SECONDS, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

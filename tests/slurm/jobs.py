@@ -21,6 +21,22 @@ OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_ME
 # Slurm 22.05 now and then takes half of a message of MPICH for a whole one: the ranks fail, or wait for ever.
 HALF_A_MESSAGE = "mpi/pmi2: value not properly terminated"
 
+# The example, slow enough in its first run to be met by a signal.
+SLOW = f"""
+import os, sys, time
+sys.path.insert(0, {str(EXAMPLES)!r})
+import resume_digits
+from resume_digits import digits
+if "SLURM_RESTART_COUNT" not in os.environ:
+    fast = digits.loss_and_gradients
+    def slow(*arguments):
+        time.sleep(0.3)
+        print("a slow step", flush=True)
+        return fast(*arguments)
+    digits.loss_and_gradients = slow
+resume_digits.train(resume_digits.parse())
+"""
+
 
 class Job:
     """A job of the test cluster.

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from jobs import EXAMPLES, SCRIPTS, lines, run_here
+from jobs import EXAMPLES, SCRIPTS, SLOW, lines, run_here
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
 
@@ -171,21 +171,6 @@ def test_wrong_mpi_is_a_clear_error(submit, plugin, where, wrong):
 
 # --- the end of a job comes near ---------------------------------------------------------------------------
 
-# The example, slow enough in its first run to be met by a signal.
-SLOW = f"""
-import os, sys, time
-sys.path.insert(0, {str(EXAMPLES)!r})
-import resume_digits
-from resume_digits import digits
-if "SLURM_RESTART_COUNT" not in os.environ:
-    fast = digits.loss_and_gradients
-    def slow(*arguments):
-        time.sleep(0.3)
-        print("a slow step", flush=True)
-        return fast(*arguments)
-    digits.loss_and_gradients = slow
-resume_digits.train(resume_digits.parse())
-"""
 RESUME = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
 STEPS = 20 * 12
 

@@ -88,13 +88,13 @@ def talk(talk: Any, options: Options) -> list[int] | None:
             path.touch(exist_ok=False)
         except OSError:
             path = None
-    place = talk.comm.bcast(None if path is None else str(path))
+    place = talk.tell(None if path is None else str(path))
     sees = True
     if place is not None and talk.rank in talk.leaders:
         end = time.monotonic() + _PATIENCE
         while not (sees := os.path.exists(place)) and time.monotonic() < end:
             time.sleep(0.05)
-    told = talk.comm.gather(sees)
+    told = talk.collect(sees)
     if path is not None:
         path.unlink(missing_ok=True)
     return None if told is None else [rank for rank, each in enumerate(told) if not each]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,16 @@ def local(options: Options) -> dict[str, Any]:
     from mpistrat.cluster_resolver import gpus, resolve
 
     seen = gpus.visible(os.environ)
-    try:
-        own = resolve().placement.gpu
-    except (RuntimeError, ValueError):
-        own = None
-    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    own = given = None
+    with contextlib.suppress(RuntimeError, ValueError):
+        placement = resolve().placement
+        own = placement.gpu
+        given = gpus.on_node(os.environ, placement.local_size)
     return {
         "seen": None if seen is None else list(seen.ids),
         "variable": "" if seen is None else f"{seen.variable}={os.environ[seen.variable]}",
         "own": own,
-        "given": int(on_node) if on_node.isdecimal() else None,
+        "given": given and given[0],
         "there": _there(),
     }
 

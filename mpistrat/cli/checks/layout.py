@@ -22,7 +22,7 @@ def talk(talk: Talk, options: Options) -> Any:
             said = ["; ".join(map(str, found)), likely_cause(found, known)]
     except (RuntimeError, ValueError) as error:
         said = [f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"]
-    told = talk.comm.gather(said)
+    told = talk.collect(said)
     if told is None:
         return None
     return next(([rank, *each] for rank, each in enumerate(told) if each is not None), None)

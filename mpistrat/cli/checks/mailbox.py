@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ from typing import Any
 
 from mpistrat.cluster_resolver import Placement
 
-# What all ranks of a launch have in common, and no other launch has; the innermost launcher first.
+_RUN = "run"  # says which inbox is that of this launch
+
+# What all ranks of a launch have in common, and no other launch has at the same time; the innermost launcher first.
 _KEYS = (
     ("PMIX_NAMESPACE",),
     ("JSM_NAMESPACE_ID", "LSB_JOBID"),
@@ -33,74 +36,192 @@ def key_of(environ: Mapping[str, str], placement: Placement) -> str | None:
                 f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
             )
     if placement.local_size == placement.size:
-        return f"{placement.host} {os.getppid()}"
+        parent = os.getppid()
+        return f"{placement.host} {parent} {_start_of(parent)}"
     return None
 
 
-class Mailbox:
-    """One file per rank in a directory that they all find. Where there is no such directory, nothing is kept.
+class Inbox:
+    """Where rank 0 finds the letters of the others. Where they share no directory, there are none.
+
+    A launch may have a key that an earlier one had, which left letters there: numbers of processes repeat. So each
+    inbox is a new directory, and the file ``run`` says which. Rank 0 reads a letter once, and takes it away.
 
     Parameters
     ----------
     key : str or None
         See `key_of`.
+
+    Attributes
+    ----------
+    letters : dict
+        The last letter of each rank, and what rank 0 itself has to tell.
     """
 
     def __init__(self, key: str | None):
-        self._folder = None if key is None else _folder(hashlib.sha256(key.encode()).hexdigest()[:16])
+        self.letters: dict[int, Any] = {}
+        self._heard: dict[str, int] = {}  # the rank of each sender
+        self._gone: set[str] = set()
+        self._announced: set[str] = set()
+        self._shared = _shared(key)
+        self._folder: Path | None = None
+        if self._shared is None:
+            return
+        with contextlib.suppress(OSError):
+            folder = self._shared / secrets.token_hex(8)
+            folder.mkdir(mode=0o700)
+            self._folder = folder
+            for old in self._shared.iterdir():
+                if old != folder and old.is_dir():
+                    shutil.rmtree(old, ignore_errors=True)
+            _write(self._shared / _RUN, folder.name)
 
     @property
     def works(self) -> bool:
-        """Whether there is a directory."""
+        """Whether there can be letters."""
         return self._folder is not None
 
-    def exists(self) -> bool:
-        """Whether the directory is still there."""
-        return self._folder is not None and self._folder.exists()
-
-    def put(self, name: str, value: Any) -> None:
-        """Leave something, in place of what was left under this name."""
+    def collect(self) -> None:
+        """Read what has come."""
         if self._folder is None:
             return
-        temporary = self._folder / f"{secrets.token_hex(8)}.tmp"
         with contextlib.suppress(OSError):
-            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "w") as file:
-                json.dump(value, file)
-            os.replace(temporary, self._folder / f"{name}.json")
+            # In the order in which each rank wrote them.
+            for path in sorted(self._folder.glob("letter-*.json")):
+                letter = _read(path)
+                path.unlink()
+                if letter is None:
+                    continue
+                self._heard[letter["from"]] = letter["rank"]
+                if letter["goes"]:
+                    self._gone.add(letter["from"])
+                else:
+                    self.letters[letter["rank"]] = letter["value"]
+        for name in self._announced:
+            self.announce(name)
 
-    def get(self, name: str) -> Any:
-        """What was left under a name, None if nothing."""
-        if self._folder is None:
-            return None
-        try:
-            return json.loads((self._folder / f"{name}.json").read_text())
-        except (OSError, ValueError):
-            return None
-
-    def ranks(self) -> dict[int, Any]:
-        """What each rank left, by its number."""
-        if self._folder is None:
-            return {}
-        with contextlib.suppress(OSError):
-            names = [path.stem for path in self._folder.iterdir() if path.suffix == ".json"]
-            found = {int(name): self.get(name) for name in names if name.isdecimal()}
-            return {rank: value for rank, value in sorted(found.items()) if value is not None}
-        return {}
-
-    def leave(self, *names: str) -> None:
-        """Take away what was left under these names, and the directory if it is empty then."""
-        if self._folder is None:
-            return
-        for name in names:
+    def announce(self, name: str) -> None:
+        """Tell something to all whose letters were read, and will be."""
+        self._announced.add(name)
+        if self._folder is not None:
             with contextlib.suppress(OSError):
-                (self._folder / f"{name}.json").unlink()
+                _write(self._folder / name, sorted(self._heard))
+
+    def all_have_gone(self) -> bool:
+        """Whether all whose letters were read have said that they go."""
+        self.collect()
+        return self._gone >= set(self._heard)
+
+    def close(self) -> None:
+        """Take everything away."""
+        if self._folder is None or self._shared is None:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self._folder.rmdir()
+            if _read(self._shared / _RUN) == self._folder.name:
+                (self._shared / _RUN).unlink()
+        _remove_if_empty(self._shared)
 
 
-def _folder(name: str) -> Path | None:
-    """The first directory that this user can make or has made, and nobody else can write to."""
+class Outbox:
+    """Through which another rank tells something to rank 0.
+
+    It may begin before the inbox is there, or find that of an earlier launch: what it has to tell is sent again
+    when there is a new one, and an announcement counts only if it names this sender.
+
+    Parameters
+    ----------
+    key : str or None
+        See `key_of`.
+    rank : int
+    """
+
+    def __init__(self, key: str | None, rank: int):
+        self._shared = _shared(key)
+        self._rank = rank
+        self._name = secrets.token_hex(8)
+        self._letter: dict[str, Any] | None = None
+        self._count = 0
+        self._sent_to = ""  # the inbox that has the letter
+
+    @property
+    def works(self) -> bool:
+        """Whether there can be letters."""
+        return self._shared is not None
+
+    def put(self, value: Any, *, goes: bool = False) -> None:
+        """Tell something, in place of what was told before. ``goes``: it is the last."""
+        self._letter = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
+        self._count += 1
+        self._sent_to = ""
+        self._send()
+
+    def announced(self, name: str) -> bool:
+        """Whether rank 0 has read of this rank, and announced this."""
+        if self._shared is None:
+            return False
+        self._send()
+        heard = _read(self._shared / self._sent_to / name) if self._sent_to else None
+        return isinstance(heard, list) and self._name in heard
+
+    def is_closed(self) -> bool:
+        """Whether rank 0 has taken the inbox away that it read of this rank in."""
+        return self._shared is None or not self._sent_to or not (self._shared / self._sent_to).exists()
+
+    def close(self) -> None:
+        """Take away what was not read, and the directory if nothing is in it."""
+        if self._shared is None:
+            return
+        for path in self._shared.glob(f"*/letter-{self._rank}-{self._name}-*.json"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        _remove_if_empty(self._shared)
+
+    def _send(self) -> None:
+        if self._letter is None or self._shared is None:
+            return
+        inbox = _read(self._shared / _RUN)
+        if isinstance(inbox, str) and inbox != self._sent_to:
+            with contextlib.suppress(OSError):
+                name = f"letter-{self._rank}-{self._name}-{self._count:06}.json"
+                _write(self._shared / inbox / name, self._letter)
+                self._sent_to = inbox
+
+
+def _write(path: Path, value: Any) -> None:
+    temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def _read(path: Path) -> Any:
+    """What a file holds; None if it is not there, or not readable."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _start_of(process: int) -> str:
+    """When a process of this machine began, which no other process with its number did; empty if it is not known."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _shared(key: str | None) -> Path | None:
+    """The directory for a key: the first that this user can make or has made, and nobody else can write to."""
+    if key is None:
+        return None
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
     for parent in (Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
         folder = parent / f".mpistrat-check-{name}"
         with contextlib.suppress(OSError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from statistics import median
-from typing import Any
+from statistics import median, median_high
+from typing import Any, NamedTuple
 
 from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
 from mpistrat.cli.checks.talk import Talk, rounds
@@ -15,25 +15,85 @@ _FEW_NODES = 4  # up to here one pair at a time: on a small machine they would d
 _MOST_BYTES = 16 * 2**20
 _SECONDS = 0.05  # that one message of the measurement should take
 _SLOW = 20e6  # bytes per second: less than that is not a network to train on
-_RATIO = 4  # times slower than the best pair
+_RATIO = 4  # times slower than usual
+_AGAIN = 8  # how many suspicious pairs are measured again, the slowest first
 _LONG = 1e-3  # seconds of latency
 
 
-def talk(talk: Talk, options: Options) -> list[list[float]] | None:
-    """For each pair of nodes: both first ranks, the latency in seconds, and the bandwidth in bytes per second."""
+class Pair(NamedTuple):
+    """The way between two nodes.
+
+    Attributes
+    ----------
+    a, b : int
+        The first rank of each node.
+    latency : float
+        In seconds.
+    rate : float
+        In bytes per second.
+    again : bool
+        Whether it was suspicious, and is what a second measurement found, when no other pair was measured.
+    """
+
+    a: int
+    b: int
+    latency: float
+    rate: float
+    again: bool = False
+
+
+def talk(talk: Talk, options: Options) -> list[Pair] | None:
+    """The pairs of nodes. Others may have disturbed one that is suspicious: it is measured again, alone."""
     pairs = rounds(talk.leaders, _ROUNDS)
     if len(talk.leaders) <= _FEW_NODES:
         pairs = [[pair] for each in pairs for pair in each]
+    found = _measured(talk, pairs)
+    suspicious = None if found is None else sorted(_slow(found), key=lambda pair: pair.rate)[:_AGAIN]
+    alone = [[(pair.a, pair.b)] for pair in map(Pair._make, talk.tell(suspicious))]
+    second = {(pair.a, pair.b): pair for pair in _measured(talk, alone) or ()}
+    if found is None:
+        return None
+    return [_better(pair, second.get((pair.a, pair.b))) for pair in found]
+
+
+def _measured(talk: Talk, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
+    """What was measured, on rank 0. The pairs of one list are measured at the same time."""
     found = []
     for each in pairs:
         for a, b in each:
             if talk.rank in (a, b):
                 measured = measure(talk, b if talk.rank == a else a, first=talk.rank == a)
                 if talk.rank == a:
-                    found.append([a, b, *measured])
+                    found.append((a, b, *measured))
         talk.meet()
-    told = talk.comm.gather(found)
-    return None if told is None else [pair for each in told for pair in each]
+    told = talk.collect(found)
+    return None if told is None else [Pair(*pair) for each in told for pair in each]
+
+
+def _better(first: Pair, second: Pair | None) -> Pair:
+    if second is None:
+        return first
+    latency, rate = min(first.latency, second.latency), max(first.rate, second.rate)
+    return Pair(first.a, first.b, latency, rate, again=True)
+
+
+def _usual(pairs: list[Pair]) -> float:
+    """The usual bandwidth: of each node that of its median pair, and of these again the median.
+
+    Not the best: two nodes on one switch may be far better connected than all others. Not the median of all pairs
+    either: of three nodes one bad link spoils two pairs.
+    """
+    by_node: dict[int, list[float]] = {}
+    for pair in pairs:
+        for node in (pair.a, pair.b):
+            by_node.setdefault(node, []).append(pair.rate)
+    return median(median_high(rates) for rates in by_node.values())
+
+
+def _slow(pairs: list[Pair]) -> list[Pair]:
+    """The pairs that are too slow, as far as one measurement can tell."""
+    usual = _usual(pairs) if pairs else 0.0
+    return [pair for pair in pairs if pair.rate < _SLOW or pair.rate * _RATIO < usual]
 
 
 def measure(talk: Talk, peer: int, first: bool) -> tuple[float, float]:
@@ -77,23 +137,25 @@ def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -
 
 
 def judge(job: Job) -> Finding:
-    pairs: Any = job.talked.get("network")
-    if pairs is None:
+    told: Any = job.talked.get("network")
+    if told is None:
         return Finding("the ranks could not talk", Verdict.UNKNOWN)
-    if not pairs:
+    if not told:
         return Finding("one node", Verdict.OK)
+    pairs = [Pair(int(a), int(b), *rest) for a, b, *rest in told]
 
-    def name(pair: list[float]) -> str:
-        return "-".join(job.facts[int(rank)]["host"] for rank in pair[:2])
+    def name(pair: Pair) -> str:
+        return "-".join(job.facts[rank]["host"] for rank in (pair.a, pair.b))
 
-    slowest, best = min(pairs, key=lambda pair: pair[3]), max(pairs, key=lambda pair: pair[3])
-    longest = max(pairs, key=lambda pair: pair[2])
-    text = f"worst bandwidth {_rate_text(slowest[3])} ({name(slowest)})"
-    if best is not slowest:
-        text += f", best {_rate_text(best[3])} ({name(best)})"
-    text += f"; worst latency {longest[2] * 1e6:.0f} us ({name(longest)})"
-    if slowest[3] < _SLOW or slowest[3] * _RATIO < best[3]:
-        often = _of_slow_pairs(pairs, best[3])
+    slow = [pair for pair in _slow(pairs) if pair.again]
+    slowest = min(slow or pairs, key=lambda pair: pair.rate)
+    longest = max(pairs, key=lambda pair: pair.latency)
+    text = f"worst bandwidth {_rate_text(slowest.rate)} ({name(slowest)})"
+    if len(pairs) > 1:
+        text += f", usual {_rate_text(_usual(pairs))}"
+    text += f"; worst latency {longest.latency * 1e6:.0f} us ({name(longest)})"
+    if slow:
+        often = _in_all(slow)
         node = f"{job.facts[often]['host']} is in all slow pairs: " if often is not None else ""
         return Finding(
             text,
@@ -101,7 +163,7 @@ def judge(job: Job) -> Finding:
             f"{node}leave that node out (--exclude) and tell your administrators; if all pairs are slow, MPI does not "
             "use the fast network (UCX_NET_DEVICES, FI_PROVIDER, OMPI_MCA_btl_tcp_if_include)",
         )
-    if longest[2] > _LONG:
+    if longest.latency > _LONG:
         return Finding(
             text,
             Verdict.LOOK,
@@ -110,10 +172,9 @@ def judge(job: Job) -> Finding:
     return Finding(text, Verdict.OK)
 
 
-def _of_slow_pairs(pairs: list[list[float]], best: float) -> int | None:
-    """The rank that is in all slow pairs, if there are several of these."""
-    slow = [{int(a), int(b)} for a, b, _, rate in pairs if rate * _RATIO < best]
-    common = set.intersection(*slow) if len(slow) > 1 else set()
+def _in_all(pairs: list[Pair]) -> int | None:
+    """The rank that is in all of these pairs, if there are several."""
+    common = set.intersection(*({pair.a, pair.b} for pair in pairs)) if len(pairs) > 1 else set()
     return common.pop() if len(common) == 1 else None
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from mpistrat.cli.checks import library
 from mpistrat.cli.checks.child import START
 from mpistrat.cli.checks.finding import Job, Options
-from mpistrat.cli.checks.mailbox import Mailbox
+from mpistrat.cli.checks.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
 _GATHER = 3.0  # seconds that the others' letters may take
@@ -38,17 +38,18 @@ class Watcher:
     options : Options
     rank, size : int
         What the environment says.
-    mailbox : Mailbox
+    key : str or None
+        See `mailbox.key_of`.
     """
 
-    def __init__(self, options: Options, rank: int, size: int, mailbox: Mailbox):
+    def __init__(self, options: Options, rank: int, size: int, key: str | None):
         self._options = options
         self._rank, self._size = rank, size
-        self._mailbox = mailbox
+        self._inbox = Inbox(key) if rank == 0 else None
+        self._outbox = Outbox(key, rank) if rank else None
         self._stage = "the start of Python"
         self._facts: dict[str, Any] | None = None
         self._told: dict[str, Any] = {}
-        self._letters: dict[int, Any] = {}  # of the other ranks, as far as rank 0 has read them
         self._process: subprocess.Popen[bytes] | None = None
         self._reading = False
         self._gather = _GATHER
@@ -63,16 +64,19 @@ class Watcher:
         """
         trouble = self._follow()
         if trouble is None:
-            self._mailbox.leave(str(self._rank))
+            if self._inbox is not None:
+                self._inbox.close()
+            if self._outbox is not None:
+                self._outbox.close()
             if "everyone" not in self._told:
                 return None
             everyone = dict(enumerate(self._told["everyone"]))
             return Job(len(everyone), everyone, self._told["talked"], options=self._options)
         alone = self._told.get("alone", "")
-        self._mailbox.put(str(self._rank), {"facts": self._facts, "trouble": trouble, "alone": alone})
-        if self._rank:
+        self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
+        if self._inbox is None:
             self._wait_for_report(alone or trouble)
-        return self._report()
+        return self._report(self._inbox)
 
     def __enter__(self) -> Watcher:
         self._previous = signal.signal(signal.SIGTERM, self._end)
@@ -152,27 +156,30 @@ class Watcher:
             self._stage = told["stage"]
         elif "facts" in told:
             if self._facts is None:
-                self._mailbox.put(str(self._rank), {"facts": told["facts"]})
+                self._tell({"facts": told["facts"]})
             self._facts = told["facts"]
         else:
             self._told.update(told)
 
-    def _mixed(self) -> bool:
-        """Whether the ranks load different MPI libraries, and may never find each other."""
-        facts = {rank: each["facts"] for rank, each in self._letters.items()}
-        return library.mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
+    def _tell(self, letter: dict[str, Any]) -> None:
+        """Let rank 0 know, whether MPI works or not."""
+        if self._inbox is not None:
+            self._inbox.letters[0] = letter
+        elif self._outbox is not None:
+            self._outbox.put(letter)
 
     def _others_are_in_trouble(self, waited: float) -> bool:
         """Whether it makes no sense to wait any longer, as rank 0 sees it."""
-        if self._rank:
-            return self._mailbox.get("stop") is not None
-        self._letters.update(self._mailbox.ranks())
-        letters = self._letters.values()
-        if any(each.get("trouble") for each in letters) or (
-            self._stage == START and waited > _START and self._mixed()
+        if self._outbox is not None:
+            return self._outbox.announced("stop")
+        assert self._inbox is not None
+        self._inbox.collect()
+        letters = self._inbox.letters
+        if any(each.get("trouble") for each in letters.values()) or (
+            self._stage == START and waited > _START and _mixed(letters)
         ):
             time.sleep(1)  # the others may be about to tell the same
-            self._mailbox.put("stop", True)
+            self._inbox.announce("stop")
             return True
         return False
 
@@ -185,45 +192,54 @@ class Watcher:
         said = f": {' '.join(lines)[-400:]}" if lines else ""
         return f"ended in '{self._stage}' ({how}){said}"
 
-    def _report(self) -> Job:
+    def _report(self, inbox: Inbox) -> Job:
         """All that rank 0 can know without MPI."""
-        self._mailbox.put("stop", True)
-        if self._mailbox.works:
-            _until(self._all_have_told, self._gather)
-        self._letters.update(self._mailbox.ranks())
-        letters = self._letters
-        if not letters:
-            letters = {0: {"facts": self._facts, "trouble": "", "alone": self._told.get("alone", "")}}
+
+        def all_have_told() -> bool:
+            inbox.collect()
+            return len(inbox.letters) >= self._size and all(
+                "trouble" in each for each in inbox.letters.values()
+            )
+
+        inbox.announce("stop")
+        if inbox.works:
+            _until(all_have_told, self._gather)
+        letters = inbox.letters
         facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
         alone = next((each["alone"] for each in letters.values() if each.get("alone")), "")
         troubles = {rank: each["trouble"] for rank, each in letters.items() if each.get("trouble")}
         troubles.update({rank: "was not heard of" for rank in range(self._size) if rank not in letters})
-        if self._mixed():
+        if _mixed(letters):
             alone = ""  # that is the reason, and not the launcher
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
         return Job(self._size, facts, {}, troubles, alone, self._options)
 
-    def _all_have_told(self) -> bool:
-        letters = self._mailbox.ranks().values()
-        return len(letters) >= self._size and all("trouble" in each for each in letters)
-
     def reported(self) -> None:
         """Rank 0 has printed all: the others may go."""
-        self._mailbox.put("read", True)
-        _until(lambda: set(self._mailbox.ranks()) <= {0}, self._gather)
-        self._mailbox.leave("0", "stop", "read")
+        if self._inbox is not None:
+            self._inbox.announce("read")
+            _until(self._inbox.all_have_gone, self._gather)
+            self._inbox.close()
 
     def _wait_for_report(self, trouble: str) -> NoReturn:
         """Stay until rank 0 has printed: a launcher ends the job when one rank leaves it."""
-        limit = (self._options.limit if self._mailbox.works else 2.0) + _GATHER
-        if _until(lambda: self._mailbox.get("read") is not None, limit):
-            self._mailbox.leave(str(self._rank))
-            _until(lambda: not self._mailbox.exists(), _GATHER)
+        outbox = self._outbox
+        assert outbox is not None
+        limit = (self._options.limit if outbox.works else 2.0) + _GATHER
+        if _until(lambda: outbox.announced("read"), limit):
+            outbox.put(None, goes=True)
+            _until(outbox.is_closed, _GATHER)
         else:
             print(f"mpistrat check: rank {self._rank} ({os.uname().nodename}): {trouble}", file=sys.stderr)
-            self._mailbox.leave(str(self._rank))
+        outbox.close()
         sys.exit(1)
+
+
+def _mixed(letters: dict[int, Any]) -> bool:
+    """Whether the ranks load different MPI libraries, and may never find each other."""
+    facts = {rank: each["facts"] for rank, each in letters.items()}
+    return library.mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
 
 
 def _until(condition: Callable[[], bool], limit: float) -> bool:

@@ -22,6 +22,25 @@ class Metric(ABC):
     Parameters
     ----------
     name : str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Count(Metric):
+    ...     def __init__(self, name="count"):
+    ...         super().__init__(name)
+    ...         self._count = self.add_total("count")
+    ...
+    ...     def update_state(self, values):
+    ...         self._count.add(np.ones(len(values)))
+    ...
+    ...     def result(self):
+    ...         return self._count.result()
+    >>> count = Count()
+    >>> count.update_state([1, 2])
+    >>> count.update_state([3])
+    >>> float(count.result())
+    3.0
     """
 
     def __init__(self, name: str):

@@ -36,6 +36,20 @@ class Optimizer(ABC):
     ------
     ValueError
         If the learning rate is negative.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> class Sign(Optimizer):
+    ...     def update(self, weights, gradient, step, rate, *state):
+    ...         weights -= rate * np.sign(gradient)
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     v = mpistrat.Variable([1.0, 2.0])
+    >>> optimizer = Sign(0.5)
+    >>> strategy.run(lambda: optimizer.apply_gradients([(np.array([3.0, -4.0]), v)]))
+    >>> v.read_value()
+    array([0.5, 2.5])
     """
 
     slots: tuple[str, ...] = ()

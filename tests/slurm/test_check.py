@@ -1,0 +1,132 @@
+"""`mpistrat check` under a real srun, healthy and with real faults."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import namespaces
+import pytest
+from jobs import HALF_A_MESSAGE
+
+from mpistrat.cli.launcher import library_of
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
+
+CHECK = ("-m", "mpistrat", "check", "--json")
+
+
+@pytest.fixture
+def check(cluster, environ, plugin, tmp_path):
+    """``check(*options of srun, before=shell commands)``: exit status, findings by name, and all that was said."""
+
+    def run(*options, before="", python=sys.executable, arguments=(), mpi=plugin):
+        script = tmp_path / "check.sh"
+        script.write_text(f'{before}\nexec {python} "$@"\n')
+        words = ["srun", "-N3", f"--mpi={mpi}", *options, "bash", script, *CHECK, *arguments]
+        for _ in range(3):
+            ended = cluster.run(*words, cwd=tmp_path, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path))
+            if HALF_A_MESSAGE not in ended.stdout:
+                break
+        text = ended.stdout[ended.stdout.find("\n{\n") + 1 : ended.stdout.rfind("\n}\n") + 2]
+        try:
+            checks = json.loads(text or ended.stdout)["checks"]
+        except ValueError:
+            pytest.fail(f"status {ended.returncode}:\n{ended.stdout}", pytrace=False)
+        return ended.returncode, checks, ended.stdout
+
+    return run
+
+
+def test_healthy_job_is_clean(check, tmp_path, record_seconds):
+    with record_seconds("mpistrat check of a healthy job on three nodes"):
+        status, checks, said = check(
+            "--ntasks-per-node=1", "--gpus-per-node=1", arguments=["--data", tmp_path]
+        )
+    assert {name: each["verdict"] for name, each in checks.items()} == dict.fromkeys(checks, "ok"), said
+    assert status == 0
+    assert not [path for path in tmp_path.iterdir() if path.name != "check.sh"]
+
+
+def test_wrong_mpi(check, plugin):
+    status, checks, said = check("--ntasks-per-node=1", mpi="none")
+    assert status != 0
+    assert checks["start"]["verdict"] == "fix", said
+    assert "every task of this job is rank 0 of 1" in checks["start"]["found"]
+    assert f"srun --mpi={plugin}" in checks["start"]["advice"]
+
+
+@pytest.fixture
+def faketime():
+    """A library that lets programs see another time; installed like Slurm itself."""
+    pattern = "*/faketime/libfaketime.so.1"
+    if not list(Path("/usr/lib").glob(pattern)):
+        command = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120", "install", "libfaketime"]
+        subprocess.run(
+            command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=True, capture_output=True
+        )
+    return next(Path("/usr/lib").glob(pattern))
+
+
+def test_faults_of_nodes(check, cluster, faketime, tmp_path):
+    """All at once: one core for all ranks of a node, a GPU that a rank does not see, a small /dev/shm, a data
+    directory that is read-only on one node, a slow link, a wrong clock.
+    """
+    data = tmp_path / "data"
+    data.mkdir()
+    namespaces.checked(cluster.run_on(1, "mount", "-o", "remount,size=64m", "/dev/shm"))
+    namespaces.checked(cluster.run_on(1, "mount", "-t", "tmpfs", "-o", "ro,size=1m", "data", str(data)))
+    cluster.limit(2, "80mbit")
+    before = f"""
+        if [ "$SLURM_PROCID" = 1 ]; then export CUDA_VISIBLE_DEVICES=; fi
+        if [ "$SLURMD_NODENAME" = node0 ]; then taskset -p -c 0 $$ >&2; fi
+        if [ "$SLURMD_NODENAME" = node2 ]; then
+            export LD_PRELOAD={faketime} FAKETIME=+30s
+        fi
+    """
+    try:
+        command = "--ntasks=4", "--gpus-per-node=2"
+        status, checks, said = check(*command, before=before, arguments=["--data", data])
+    finally:
+        cluster.limit(2, "10gbit")
+        namespaces.checked(cluster.run_on(1, "umount", str(data)))
+        namespaces.checked(cluster.run_on(1, "mount", "-o", "remount,size=50%", "/dev/shm"))
+    assert status != 0
+    verdicts = {name: each["verdict"] for name, each in checks.items()}
+    assert verdicts == {
+        **dict.fromkeys(("start", "library", "layout"), "ok"),
+        **dict.fromkeys(("binding", "gpus", "shared_memory", "data", "clocks", "network"), "fix"),
+    }, said
+    for name, text in {
+        "binding": "node0: all 2 ranks share core 0",
+        "gpus": "node0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although the job has 2 there",
+        "shared_memory": "node1: 64 MiB free of 64 MiB; its ranks need 128 MiB",
+        "data": "not writable: Read-only file system",
+        "clocks": "(node2) is 30.0 s ahead of rank 0",
+        "network": "MB/s (node0-node2)",
+    }.items():
+        assert text in checks[name]["found"].replace("node1-node2", "node0-node2"), said
+    assert "node1" in checks["data"]["found"]
+    assert "node2 is in all slow pairs" in checks["network"]["advice"]
+
+
+@pytest.fixture(scope="module")
+def other_python():
+    """The Python of an environment beside this one that has another MPI."""
+    own = library_of(sys.executable)
+    for python in sorted(Path(sys.prefix).parent.glob("*/bin/python")):
+        if python.parent != Path(sys.prefix) / "bin" and library_of(str(python)) not in (own, "other"):
+            return python
+    return pytest.skip(f"needs an environment with another MPI in {Path(sys.prefix).parent}")
+
+
+def test_mixed_libraries(check, other_python):
+    python = f'$([ "$SLURM_PROCID" = 1 ] && echo {other_python} || echo {sys.executable})'
+    status, checks, said = check("--ntasks-per-node=1", python=python)
+    assert status != 0
+    assert checks["library"]["verdict"] == "fix", said
+    assert "rank 1: " in checks["library"]["found"]
+    assert "ranks 0,2: " in checks["library"]["found"]
+    assert "MPICH" in checks["library"]["found"]
+    assert "Open MPI" in checks["library"]["found"]
