@@ -280,7 +280,7 @@ def test_waiting_for_a_limited_time():
 def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     """Rank 1 leaves a reduction in its third piece, and makes another one of the same shape."""
     strategy = on_nodes(monkeypatch, "0000")
-    value = np.ones(400_000)
+    value = np.ones(1_000_000)
     if SIZE == 1 or strategy.extended._topology.memory is None:
         return
     topology = strategy.extended._topology

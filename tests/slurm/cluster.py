@@ -55,10 +55,13 @@ SlurmdPidFile={directory}/slurmd.%n.pid
 SlurmctldLogFile={directory}/log/slurmctld
 SlurmdLogFile={directory}/log/slurmd.%n
 NodeName=node[0-{last}] CPUs={cores} RealMemory=1024 Gres=gpu:fake:{gpus} State=UNKNOWN
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+# A job of the first partition makes room for one of the second, and has a minute to leave.
+PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PreemptMode=OFF
-# A job of the second makes room for one of the third, and has a minute to leave.
 PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
@@ -117,13 +120,21 @@ def install() -> None:
 
 
 class Cluster(namespaces.Nodes):
-    """Slurm with nodes node0, node1, ..., of `CORES` cores and `GPUS` GPUs each. A context manager."""
+    """Slurm with nodes node0, node1, ..., of `CORES` cores and `GPUS` GPUs each. A context manager.
+
+    Parameters
+    ----------
+    nodes : int
+    more : str
+        Further lines of its configuration.
+    """
 
     name = "Slurm"
     prepare = PREPARE
 
-    def __init__(self, nodes: int = 3):
+    def __init__(self, nodes: int = 3, more: str = ""):
         super().__init__(nodes)
+        self._more = more
 
     def __enter__(self) -> Cluster:
         install()
@@ -159,7 +170,8 @@ class Cluster(namespaces.Nodes):
         gpus = f"{directory}/dev/nvidia[0-{GPUS - 1}]"
         self.write("cgroup.conf", "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
         self.write("gres.conf", f"NodeName=node[0-{last}] Name=gpu Type=fake File={gpus}\n")
-        self.write("slurm.conf", CONFIGURATION.format(directory=directory, last=last, cores=CORES, gpus=GPUS))
+        text = CONFIGURATION.format(directory=directory, last=last, cores=CORES, gpus=GPUS)
+        self.write("slurm.conf", text + self._more)
         munge = directory / "munge"
         paths = {
             "key-file": "key",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import ROOT, SCRIPTS, Job
+from jobs import ROOT, Job, submitted
 
 from mpistrat.cli.launcher import library_of
 from mpistrat.runtime.launch import srun_plugin
@@ -77,15 +77,7 @@ def environ(plugin: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def submit_in(cluster: clusters.Cluster, environ: dict[str, str]) -> Callable[..., Job]:
     """``submit_in(folder, *arguments, **environ)``: a job submitted in a folder, by these words of sbatch."""
-
-    def submit(folder: Path, *arguments: str | Path, **more: str) -> Job:
-        pattern = "job-%A-%a.out" if SCRIPTS / "array.sbatch" in arguments else "job-%j.out"
-        words = ["sbatch", "--parsable", f"--output={folder}/{pattern}", *arguments]
-        said = cluster.run(*words, cwd=folder, **{**environ, **more})
-        assert said.returncode == 0, said.stdout
-        return Job(cluster, said.stdout.split()[-1], folder)
-
-    return submit
+    return lambda folder, *arguments, **more: submitted(cluster, folder, *arguments, **{**environ, **more})
 
 
 @pytest.fixture

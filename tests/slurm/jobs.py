@@ -43,12 +43,14 @@ class Job:
 
     Attributes
     ----------
+    cluster : Cluster
+        Where it runs.
     number : str
         As sbatch says it.
     """
 
     def __init__(self, cluster: clusters.Cluster, number: str, folder: Path):
-        self._cluster = cluster
+        self.cluster = cluster
         self._folder = folder
         self.number = number
         self._without_step: float | None = None
@@ -60,7 +62,7 @@ class Job:
 
     def states(self) -> list[str]:
         """The state of each of its parts."""
-        said = self._cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", self.number).stdout
+        said = self.cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", self.number).stdout
         return said.split()
 
     def is_stuck(self) -> bool:
@@ -71,7 +73,7 @@ class Job:
         """
         if HALF_A_MESSAGE in self.output:
             return True
-        steps = self._cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
+        steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
         if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
             self._without_step = None
         elif self._without_step is None:
@@ -79,7 +81,7 @@ class Job:
         return self._without_step is not None and time.monotonic() - self._without_step > 10
 
     def scancel(self, *options: str) -> None:
-        ended = self._cluster.run("scancel", *options, self.number)
+        ended = self.cluster.run("scancel", *options, self.number)
         assert ended.returncode == 0, ended.stdout
 
     def wait_until(self, what: str, condition: Callable[[], bool], limit: float = 120) -> None:
@@ -102,7 +104,16 @@ class Job:
         return self.output
 
     def __str__(self) -> str:
-        return f"{self.states()}\n{self.output}\n{self._cluster.logs()}"
+        return f"{self.states()}\n{self.output}\n{self.cluster.logs()}"
+
+
+def submitted(cluster: clusters.Cluster, folder: Path, *arguments: str | Path, **environ: str) -> Job:
+    """A job that is submitted in a folder, by these words of sbatch."""
+    pattern = "job-%A-%a.out" if SCRIPTS / "array.sbatch" in arguments else "job-%j.out"
+    words = ["sbatch", "--parsable", f"--output={folder}/{pattern}", *arguments]
+    said = cluster.run(*words, cwd=folder, **environ)
+    assert said.returncode == 0, said.stdout
+    return Job(cluster, said.stdout.split()[-1], folder)
 
 
 def lines(output: str) -> list[dict]:
