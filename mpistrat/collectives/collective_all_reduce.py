@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import arena, arena_all_reduce, dtypes, gpu_all_reduce, packing
+from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -81,6 +81,8 @@ class CollectiveAllReduce(CrossDeviceOps):
 
     def _reduce_on_gpu(self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions) -> None:
         """Replace the arrays at some places, which live on a GPU, by their reductions."""
+        from mpistrat.collectives import gpu_all_reduce  # most programs need none of it
+
         values = [arrays.to_cupy(out[i]) for i in where]
         totals = gpu_all_reduce.all_reduce(
             self._ranks,

@@ -96,6 +96,14 @@ def native(value: Any) -> Any:
     return to_cupy(value) if on_gpu(value) else to_host(value)
 
 
+def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
+    """What a ufunc of NumPy is in the library of its arguments: CuPy's own, if one of them lives on a GPU.
+
+    CuPy takes NumPy's, too, but none with a signature, such as ``matmul``.
+    """
+    return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
+
+
 def off_gpu(value: Any) -> Any:
     """A value as it is, but a copy on the host of one on a GPU."""
     return to_host(value) if on_gpu(value) else value

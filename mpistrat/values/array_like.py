@@ -9,6 +9,8 @@ import numpy as np
 
 from mpistrat.runtime import arrays
 
+_ON_HOST = frozenset({np.ndarray, bool, int, float, complex, np.float32, np.float64, np.int64})
+
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     """Operators, ufuncs and conversions on the array that `_read` returns.
@@ -68,6 +70,10 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         if method == "at":
             return self._at(ufunc, inputs[0], plain)
         out = kwargs.get("out", ())
+        if not _ON_HOST.issuperset(map(type, plain)):
+            on_gpu = arrays.ufunc_for(ufunc, plain)
+            if on_gpu is not ufunc:
+                return _call_on_gpu(getattr(on_gpu, method), plain, kwargs, out)
         if not any(isinstance(x, ArrayLike) for x in out):
             return getattr(ufunc, method)(*plain, **kwargs)
         kwargs["out"] = tuple(x._read().copy() if isinstance(x, ArrayLike) else x for x in out)
@@ -126,3 +132,14 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __index__(self) -> int:
         return arrays.to_host(self._read()).__index__()
+
+
+def _call_on_gpu(function: Any, plain: list[Any], kwargs: dict[str, Any], out: tuple[Any, ...]) -> Any:
+    """CuPy's functions take one array to write to, not a tuple."""
+    if not out:
+        return function(*plain, **kwargs)
+    (target,) = out
+    if not isinstance(target, ArrayLike):
+        return function(*plain, **{**kwargs, "out": target})
+    target._write_result(function(*plain, **{**kwargs, "out": target._read().copy()}))
+    return target

@@ -37,7 +37,7 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        if method != "__call__":
+        if method != "__call__" or ufunc.signature is not None:
             return NotImplemented
         if any(hasattr(each, "assign") for each in (*inputs, *kwargs.get("out", ()))):
             return NotImplemented
@@ -60,6 +60,9 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
 
     def __setitem__(self, key, value):
         _call(_np.ndarray.__setitem__, self, key, value)
+
+    def __matmul__(self, other):
+        return _call(_np.matmul, self, other)
 
     def __len__(self):
         return len(self._host)
