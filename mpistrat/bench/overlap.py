@@ -89,7 +89,8 @@ class _Network:
 
         rng = np.random.default_rng(rank)
         self._inputs = [rng.standard_normal((rows, width), np.float32) for _ in range(layers)]
-        self._weights = [rng.standard_normal((width, width), np.float32) / width for _ in range(layers)]
+        scale = np.float32(width**-0.5)  # so that all gradients are of one size
+        self._weights = [scale * rng.standard_normal((width, width), np.float32) for _ in range(layers)]
         self._deltas = [rng.standard_normal((rows, width), np.float32) for _ in range(layers + 1)]
         self.gradients = [np.zeros((width, width), np.float32) for _ in range(layers)]
         self._blocks = [slice(width * i // blocks, width * (i + 1) // blocks) for i in range(blocks)]

@@ -158,6 +158,11 @@ class CollectiveAllReduce(CrossDeviceOps):
                 rest.append(i)
             else:
                 groups.setdefault(home.number, (home, []))[1].append(value)
+        # First, since they may be parts of the buffers.
+        if rest:
+            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
+            for i, total in zip(rest, totals, strict=True):
+                out[i] = total
         for home, buffers in groups.values():
             key = (op, algorithm, *map(id, buffers))
             plan = self._plans_in_place.get(key)
@@ -167,8 +172,4 @@ class CollectiveAllReduce(CrossDeviceOps):
                     self._plans_in_place.clear()
                 self._plans_in_place[key] = plan
             arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
-        if rest:
-            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
-            for i, total in zip(rest, totals, strict=True):
-                out[i] = total
         return out

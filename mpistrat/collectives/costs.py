@@ -54,13 +54,15 @@ def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
 def read(topology: Topology) -> Points | None:
     """What was measured here, the same on all ranks; None if MPISTRAT_TUNED is not set. Collective."""
     found = None
-    if topology.rank == 0 and os.environ.get(VARIABLE, "0") not in ("", "0"):
+    if topology.rank == 0 and topology.size > 1 and os.environ.get(VARIABLE, "0") not in ("", "0"):
+        path: Path | str = "what was measured"
         try:
-            found = parse(path_of(topology).read_text(), _key(topology))
+            path = path_of(topology)
+            found = parse(path.read_text(), _key(topology))
         except FileNotFoundError:
             _log.warning("%s is set, but nothing was measured here: run mpistrat bench tune", VARIABLE)
-        except (OSError, ValueError) as error:
-            _log.warning("%s is not used: %s", path_of(topology), error)
+        except (OSError, ValueError, OverflowError, RuntimeError) as error:  # and no rank waits for this one
+            _log.warning("%s is not used: %s", path, error)
     return topology.broadcast_object(found)
 
 

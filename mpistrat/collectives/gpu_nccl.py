@@ -147,7 +147,7 @@ def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) ->
         if time.monotonic() > deadline:
             communicator.abort()
             text = f"rank {topology.rank}: an all-reduce by NCCL was not done within {seconds:g} s"
-            topology.give_up(text)
+            topology.give_up("after a time-out", text)
             raise TimeoutError(
                 f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds"
             )

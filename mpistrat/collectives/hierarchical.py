@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mpistrat.collectives.algorithm import WHOLE, Algorithm, agreement_cost
@@ -30,14 +32,15 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Copies and sums in memory, or on the wire if that is slower, and each step of the ring with its latency."""
+        """Copies and sums in memory, or on the wire if that is slower, and the steps of each piece's ring."""
         nodes = len(topology.nodes)
         largest = max(topology.ranks_per_node)
         inside = 5e-7 + min(largest, 3) * nbytes / 12e9
         if nodes == 1:
             return inside
         wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
-        return agreement_cost(topology) + 2 * (nodes - 1) * 20e-6 + max(inside, wire)
+        pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
+        return agreement_cost(topology) + pieces * 2 * (nodes - 1) * 20e-6 + max(inside, wire)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None

@@ -19,6 +19,7 @@ _AHEAD = 16  # receives that wait at a time: the wire carries some while others 
 _OWN, _PASSED_ON = 1, 2
 
 _scratch = Buffers()
+_left: list[_Ring] = []  # by an error
 
 
 def _nothing(where: slice) -> None:
@@ -61,7 +62,12 @@ def segmented_ring_all_reduce(
     data : numpy.ndarray, shape (count,)
     in_memory : InMemory, optional
     """
-    _Ring(comm, combine, data, in_memory or InMemory()).run()
+    ring = _Ring(comm, combine, data, in_memory or InMemory())
+    try:
+        ring.run()
+    except BaseException:
+        _left.append(ring)  # MPI still reads and writes its arrays
+        raise
 
 
 class _Ring:

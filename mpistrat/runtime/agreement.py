@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from mpistrat.runtime.operation import Operation
 
 PAYLOAD_BYTES = 8 << 10  # of a message between leaders that takes as long as one without payload
 _DISAGREED = -1
+_TAG = 0
 _HEADER = 16  # bytes of a message before its payload
 
 
@@ -99,17 +101,17 @@ class TwoTierAgreement(Agreement):
             self._steps = _steps(leaders.rank, leaders.size)
 
     def agree(self, operation: Operation) -> bool:
-        return self.agree_combining(operation, None)
+        return self.agree_combining(operation.word, None)
 
-    def agree_combining(self, operation: Operation, payload: Payload | None) -> bool:
+    def agree_combining(self, word: int, payload: Payload | None) -> bool:
         """As `agree`. If so, ``memory.result`` holds the combination of all nodes' payloads."""
         memory = self._memory
-        said = memory.meet_saying(operation.word)
+        said = memory.meet_saying(word)
         if self._leaders is not None:
-            agreed = said == operation.word_bytes * memory.size
-            self._exchange(operation.word if agreed else _DISAGREED, payload)
+            agreed = said == word.to_bytes(8, sys.byteorder) * memory.size
+            self._exchange(word if agreed else _DISAGREED, payload)
         memory.meet()
-        return memory.verdict[0] == operation.word
+        return memory.verdict[0] == word
 
     def _exchange(self, word: int, payload: Payload | None) -> None:
         header, views = self._own_header, None
@@ -128,6 +130,8 @@ class TwoTierAgreement(Agreement):
                 assert payload is not None
                 if replaces:
                     views.mine[...] = views.theirs
+                elif receive < self._leaders.rank:  # in one order on both sides: products may depend on it
+                    payload.combine(views.theirs, views.mine, out=views.mine)
                 else:
                     payload.combine(views.mine, views.theirs, out=views.mine)
         self._memory.verdict[0] = header[0]
@@ -136,11 +140,11 @@ class TwoTierAgreement(Agreement):
 
     def _move(self, message: np.ndarray, send: int | None, receive: int | None) -> None:
         if send is not None and receive is not None:
-            self._leaders.Sendrecv(message, send, recvbuf=self._theirs, source=receive)
+            self._leaders.Sendrecv(message, send, _TAG, self._theirs, receive, _TAG)
         elif send is not None:
-            self._leaders.Send(message, send)
+            self._leaders.Send(message, send, _TAG)
         else:
-            self._leaders.Recv(self._theirs, receive)
+            self._leaders.Recv(self._theirs, receive, _TAG)
 
     def _views_of(self, payload: Payload) -> _Views:
         key = payload.dtype, payload.length

@@ -78,9 +78,11 @@ class Topology:
     costs: Any = None
     _agreement: Agreement
     _pending = False
+    _met = False
     _operation: Operation
     _meetings = 0  # of this turn, after the first
     _given_up = ""
+    _left = ""
 
     def __init__(self, parent: Any):
         MPI = mpi.start()
@@ -244,16 +246,16 @@ class Topology:
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
-            self.give_up(text)
+            self.give_up("after a time-out", text)
             self._turn.release()
             raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
         except BaseException:
             self._turn.release()
             raise
 
-    def give_up(self, text: str) -> None:
+    def give_up(self, when: str, text: str) -> None:
         """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""
-        self._given_up = f"after a time-out: the ranks are not in step any more, end the program ({text})"
+        self._given_up = f"{when}: the ranks are not in step any more, end the program ({text})"
 
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
@@ -265,8 +267,13 @@ class Topology:
         MismatchError
             As `turn`.
         """
+        if self._pending:
+            self._met = True
         if payload is not None:
-            agreed = self._agreement.agree_combining(self._operation, payload)  # type: ignore[attr-defined]
+            if not self._pending:
+                self._meetings += 1
+            word = self._operation.word | self._meetings << 33
+            agreed = self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
         elif self._pending:
             agreed = self._agreement.agree(self._operation)
         else:
@@ -288,7 +295,11 @@ class Topology:
     def __enter__(self) -> Topology:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None and self._met and len(self.nodes) > 1 and not issubclass(kind, MismatchError):
+            self._left = f"rank {self.rank} left {self._operation} by a {kind.__name__}"
+            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+        self._met = False
         self._pending = False
         self._turn.release()
 
@@ -355,7 +366,11 @@ class Topology:
                     return
             except MismatchError:
                 continue
-            except RuntimeError:  # a thread is still in a collective
+            except RuntimeError:  # a thread is still in a collective, or the ranks are not in step
+                if self._left:
+                    failure.end_job(
+                        f"{self._left}, and its program is at its end: the others would wait for ever"
+                    )
                 return
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:

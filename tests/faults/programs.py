@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -233,6 +234,28 @@ def returns_early_on_a_part():
     if RANK < SIZE - 1:
         say("part of", part.size)
         wait(strategy)
+    now()
+
+
+def leaves_a_reduction_between_nodes():
+    """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
+    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    if RANK == SIZE - 1:
+
+        def fails(self):
+            raise MemoryError("in the middle")
+
+        Topology._meet_again = fails
+    try:
+        while True:
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    except MemoryError:
+        pass
+    try:
+        strategy.barrier()
+    except RuntimeError as error:
+        say("refused:", error)
     now()
 
 

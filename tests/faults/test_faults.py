@@ -176,6 +176,15 @@ def test_rank_that_ends_while_others_wait(run, name, n):
     assert re.search(rf"rank {rank}: the end of the program", ended.output), str(ended)
 
 
+@pytest.mark.parametrize("n", [pytest.param(3, marks=mpich), 4])
+@pytest.mark.parametrize("name", ["leaves_a_reduction_between_nodes"])
+def test_rank_that_leaves_others_in_the_middle(run, name, n):
+    ended = failed(
+        run(name, n), "after a MemoryError in the middle", f"rank {n - 1} left all_reduce", tracebacks=0
+    )
+    assert "the others would wait for ever" in ended.output
+
+
 # --- ranks that disagree -------------------------------------------------------------------------------
 
 

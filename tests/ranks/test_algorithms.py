@@ -1,5 +1,7 @@
 """Every algorithm on every layout of nodes, against a serial oracle."""
 
+import resource
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -229,6 +231,16 @@ def test_little_room_for_shared_memory(monkeypatch):
     for _ in range(2):
         assert (strategy.reduce("SUM", np.ones(300_001, np.float32), axis=None) == SIZE).all()
     comm.Free()
+
+
+def test_a_limit_for_files_is_told():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))
+    try:
+        with pytest.raises(NoSharedMemoryError, match="cannot share"):
+            shared_memory.share(MPI.COMM_WORLD, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_sharing_says_why_not(monkeypatch):

@@ -144,6 +144,60 @@ def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
         strategy.comm.Free()
 
 
+@pytest.mark.parametrize("algorithm", [None, "leader", "hierarchical"])
+def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
+    """Of products of complex numbers, and of zeros and NaN with either sign: these are not commutative."""
+    rng = np.random.default_rng(RANK)
+    signs = np.where(rng.random(300) < 0.5, -1.0, 1.0)
+    cases = {
+        "Prod": rng.normal(size=300) + 1j * rng.normal(size=300),
+        "Max": np.concatenate([0 * signs, np.copysign(np.nan, signs)]),
+    }
+    for layout in LAYOUTS:
+        strategy = on_nodes(monkeypatch, layout)
+        ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
+        for name, value in cases.items():
+            for _ in range(2):
+                got = np.asarray(ops.reduce(name, value, "cpu:0")).tobytes()
+                assert set(MPI.COMM_WORLD.allgather(got)) == {got}, (layout, name)
+        strategy.comm.Free()
+
+
+def test_a_buffer_and_a_part_of_it_that_is_copied(monkeypatch):
+    """The part is that of the buffer before it was reduced."""
+    for layout in LAYOUTS:
+        strategy = on_nodes(monkeypatch, layout)
+        buffer = strategy.experimental_buffers_like(np.zeros((10, 20)))
+        for parts in ([buffer, buffer[::2]], [buffer.T, buffer]):
+            buffer[...] = 1
+            for total in strategy.reduce("SUM", parts, axis=None):
+                assert (total == SIZE).all(), layout
+        strategy.comm.Free()
+
+
+def test_left_by_an_error_between_nodes(monkeypatch):
+    """The rank that left refuses all further work, since the others are in the middle of it; so here all leave."""
+    if SIZE < 2:
+        return
+    strategy = on_nodes(monkeypatch, "0101"[:SIZE])
+    if strategy.extended._topology.memory is None:
+        return
+
+    def fails(*args):
+        raise MemoryError("in the middle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(strategy.extended._topology), "_meet_again", fails)
+        with pytest.raises(MemoryError):
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"after a MemoryError .* not in step"):
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    monkeypatch.setattr(
+        strategy.extended._topology, "_left", ""
+    )  # or the end of this program would end the job
+
+
 # --- limited patience ------------------------------------------------------------------------------------
 
 
