@@ -193,9 +193,7 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"after a MemoryError .* not in step"):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
-    monkeypatch.setattr(
-        strategy.extended._topology, "_left", ""
-    )  # or the end of this program would end the job
+    strategy.extended._topology._left = ""  # or the end of this program would end the job
 
 
 # --- limited patience ------------------------------------------------------------------------------------
