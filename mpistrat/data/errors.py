@@ -52,7 +52,23 @@ class ChecksumError(DataFileError):
 
 
 class NotFiniteError(ValueError):
-    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``)."""
+    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``).
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = [1.0, float("nan")]
+    >>> try:
+    ...     list(Dataset.from_hdf5(path, "x", check_finite=True).batch(2))
+    ... except NotFiniteError as error:
+    ...     print(type(error).__name__)
+    NotFiniteError
+    >>> folder.cleanup()
+    """
 
 
 class FilterUnavailableError(RuntimeError):
