@@ -257,7 +257,7 @@ def test_call_sites_are_compared_when_asked_for(run_ranks):
     first = lines.index("    if RANK:", lines.index("def different_places():")) + 2
     assert ended.status not in (0, None)
     ended.shows(
-        "do not fit together", f"number 3 at {PROGRAMS}:{first}", f"number 3 at {PROGRAMS}:{first + 2}"
+        "do not fit together", f"number 4 at {PROGRAMS}:{first}", f"number 4 at {PROGRAMS}:{first + 2}"
     )
 
 
