@@ -4,6 +4,7 @@ The ``python`` blocks of one page are one program, from top to bottom. A block t
 by a line ``<!-- not run: the reason -->``.
 """
 
+import concurrent.futures
 import doctest
 import importlib
 import io
@@ -60,16 +61,21 @@ def programs():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("text", programs())
-def test_page_runs(text, n, run_alone, run_ranks, tmp_path, request):
+def test_page_runs(text, run_alone, run_ranks, tmp_path, request):
+    """Alone and on two ranks, at the same time: each mostly waits."""
     # A traceback names this file, which has the page's name and line numbers.
     path = tmp_path / re.sub(r"\W+", "_", request.node.callspec.id)
     path.write_text(text)
-    if n == 1:
-        run_alone(path, limit=120, cwd=tmp_path).check()
-    else:
-        run_ranks(n, path, limit=120, cwd=tmp_path).check()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(run_alone, path, limit=120, cwd=tmp_path / "1"),
+            pool.submit(run_ranks, 2, path, limit=120, cwd=tmp_path / "2"),
+        ]
+    for end in ends:
+        end.result().check()
 
 
 def test_program_keeps_lines():
@@ -104,3 +110,19 @@ def test_docstrings_run(name, tmp_path, monkeypatch):
     tests = doctest.DocTestFinder().find(module, name)
     if sum(runner.run(test, out=output.write).failed for test in tests):
         pytest.fail(output.getvalue(), pytrace=False)
+
+
+# What users import; the other lines of the house are its own.
+INSIDE = re.compile(
+    r"mpistrat\.(bench|cli|collectives|context|nest|runtime|strateg|training\.|values|variables)"
+)
+PUBLIC = [
+    name for name in modules() if not INSIDE.match(name) and hasattr(importlib.import_module(name), "__all__")
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name):
+    module = importlib.import_module(name)
+    public = [each for each in module.__all__ if callable(getattr(module, each))]
+    assert [each for each in public if ">>>" not in (getattr(module, each).__doc__ or "")] == []

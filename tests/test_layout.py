@@ -49,7 +49,7 @@ def test_files_are_named_after_what_they_hold():
 
 
 def test_no_paths_of_this_machine():
-    temporary = re.escape(tempfile.gettempdir()) + "/[a-z]"
+    temporary = r"(?<![\w}])" + re.escape(tempfile.gettempdir()) + "/[a-z]"
     machine = "|".join([*map(re.escape, {f"{ROOT}/", f"{Path.home()}/", f"{sys.prefix}/"}), temporary])
     found = []
     for name in tracked():

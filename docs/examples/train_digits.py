@@ -71,10 +71,10 @@ def forward(weights, images):
     return inputs, inputs[-1] @ weights[-2] + weights[-1]
 
 
-def loss_and_gradients(weights, images, labels):
+def loss_and_gradients(weights, images, labels, library=np):
     """The cross entropy summed over the rows, of which there may be none, and its gradient by each weight."""
     inputs, outputs = forward(weights, images)
-    rows = np.arange(len(labels))
+    rows = library.arange(len(labels))
     log_odds = outputs - outputs.max(axis=1, keepdims=True)
     log_odds -= np.log(np.exp(log_odds).sum(axis=1, keepdims=True))
     delta = np.exp(log_odds)
@@ -89,10 +89,20 @@ def loss_and_gradients(weights, images, labels):
 # --- the program ---------------------------------------------------------------------------------------------
 
 
+def array_library(strategy):
+    """NumPy, or where the variables live on a GPU CuPy: the network is the same."""
+    if strategy.extended.worker_devices[0].startswith("cpu"):
+        return np
+    import cupy
+
+    return cupy
+
+
 def train(options):
     """Train on all ranks; returns the variables."""
     start = time.monotonic()
-    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(device=options.device)
+    library = array_library(strategy)
     data_dir = options.data_dir or options.out / "data"
 
     # Replica 0 makes the files while the others wait, and nobody does if they are there.
@@ -123,19 +133,20 @@ def train(options):
         optimizer = mpistrat.optimizers.Adam(options.lr)
 
     def train_step(batch):
-        images, labels = batch
-        loss, gradients = loss_and_gradients([np.asarray(v) for v in variables], images, labels)
+        images, labels = map(library.asarray, batch)
+        weights = [library.asarray(v) for v in variables]
+        loss, gradients = loss_and_gradients(weights, images, labels, library)
         # The step is that of the mean over the *examples* of the global batch. The last batch is smaller,
         # and the replicas' parts differ by a row, so: divide by the number of all, and let
         # apply_gradients add up the replicas' gradients.
         replica = mpistrat.get_replica_context()
         examples = replica.all_reduce("SUM", len(labels))
         optimizer.apply_gradients(zip([g / examples for g in gradients], variables, strict=True))
-        return loss, len(labels)
+        return float(loss), len(labels)
 
     def test_step(batch):
-        images, labels = batch
-        _, outputs = forward([np.asarray(v) for v in variables], images)
+        images, labels = map(library.asarray, batch)
+        _, outputs = forward([library.asarray(v) for v in variables], images)
         return int((outputs.argmax(axis=1) == labels).sum()), len(labels)
 
     # What run() returns is this replica's. Sums over the steps, then over the replicas, are those of all
@@ -181,6 +192,9 @@ def parse(arguments=None):
     parser.add_argument("--batch-size", type=int, default=128, help="of the global batch (default: 128)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda (a GPU for each rank) or auto (default: cpu)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the images")
     parser.add_argument("--data-dir", type=Path, help="where the HDF5 files are (default: OUT/data)")
     parser.add_argument("--out", type=Path, default="digits-out", help="for results (default: digits-out)")

@@ -42,6 +42,18 @@ def main(argv: list[str]) -> int | None:
     parser.add_argument(
         "--wire", type=sizes.rate, metavar="RATE", help="payload that a node's link carries, such as 940mbit"
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the array lives: cuda is each rank's GPU (%(default)s)",
+    )
+    parser.add_argument(
+        "--device-pointers",
+        action="store_true",
+        help="with --device cuda: also the MPI library's own all-reduce on them, which one that is not CUDA-aware "
+        "does not survive",
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth over size")
     arguments = parser.parse_args(argv)
     status = launch.launched("allreduce", arguments, argv)
@@ -56,6 +68,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
+    if arguments.device == "cuda":
+        return _measure_on_gpus(arguments, comm)
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
     named = algorithms(topology, arguments.algorithm)
@@ -86,6 +100,52 @@ def _measure(arguments: argparse.Namespace) -> int:
 
             plot(report.rows, topology.ranks_per_node, arguments.plot)
     return 0
+
+
+def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
+    import mpistrat
+    from mpistrat.bench import allreduce_gpu
+    from mpistrat.bench.timing import median
+    from mpistrat.collectives.gpu_all_reduce import ROUTES, obstacles
+
+    try:
+        strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
+    except RuntimeError as error:
+        if comm.rank == 0:
+            print(error, file=sys.stderr)
+        return 1
+    topology, device = strategy.extended._topology, strategy.extended._device
+    found = obstacles(topology, device)
+    names = [name for name, text in found.items() if not text] if "all" in arguments.algorithm else []
+    names += [name for name in arguments.algorithm if name != "all"]
+    unknown = [name for name in names if name not in ROUTES or found.get(name)]
+    if unknown:
+        if comm.rank == 0:
+            why = found.get(unknown[0]) or f"use one of {', '.join(ROUTES)}"
+            print(f"arrays on GPUs cannot be reduced by {unknown[0]!r}: {why}", file=sys.stderr)
+        return 1
+
+    def timed(ways: dict[Any, Callable[[int], object]]) -> dict[Any, float]:
+        seconds = interleaved_for(comm, ways, arguments.repetitions, arguments.seconds)
+        return {way: median(each) for way, each in seconds.items()}
+
+    report = Report("allreduce", comm.size)
+    fault = allreduce_gpu.measure(
+        comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers
+    )
+    if comm.rank == 0:
+        if fault:
+            print(fault, file=sys.stderr)
+        else:
+            print(report.table())
+            for row in report.rows:
+                if row.bytes == arguments.sizes[-1]:
+                    print(f"{row.way:<30} {row.bytes / row.seconds / 1e9:8.2f} GB/s")
+            for name, text in found.items():
+                print(f"route {name}: {text or 'possible'}")
+            if arguments.json:
+                report.write_json(arguments.json)
+    return 1 if fault else 0
 
 
 def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:

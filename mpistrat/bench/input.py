@@ -138,6 +138,7 @@ class _Measurement:
             self._compare(f"{_COMPUTED * 1000:g} ms of computing a batch, {layout}", ways)
 
     def _against_torch(self) -> None:
+        from mpistrat.bench import input_raw_by_hand as raw
         from mpistrat.bench import input_torch_by_hand as by_torch
         from mpistrat.bench import input_with_library as library
 
@@ -153,6 +154,8 @@ class _Measurement:
             ):
                 loader = by_torch.loader(paths, BATCH, shuffle, workers, batched)
                 ways[name] = partial(by_torch.epoch, loader)
+            if not shuffle:  # what nobody is faster than
+                ways["raw read"] = partial(raw.epoch, paths, BATCH * self._files.ROW_BYTES)
             self._compare(case, ways)
 
     def _memory(self) -> None:

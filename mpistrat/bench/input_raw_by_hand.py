@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections.abc import Sequence
 
 
 def epoch(files: Sequence[str], piece: int) -> int:
     """Read all files into one buffer of ``piece`` bytes; how many bytes they had."""
-    buffer = bytearray(piece)
+    buffer = mmap.mmap(
+        -1, piece
+    )  # begins with a page, as copies of pages are faster to than to memory of malloc
     total = 0
     for path in files:
         with open(path, "rb", buffering=0) as file:

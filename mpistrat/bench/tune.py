@@ -43,6 +43,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
+    topology.costs = {}  # of the choice that is built in
     names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
     if not names:
         print("one rank reduces nothing: start several, as in mpistrat bench tune -n 4")

@@ -15,6 +15,7 @@ SUBJECTS = {
     "input": "Reading batches out of HDF5 files.",
     "allreduce": "All-reduce of one array, size by size, by all algorithms.",
     "gradients": "All-reduce of the gradients of known networks.",
+    "overlap": "What is hidden of an all-reduce behind computing.",
     "tune": "From which size on which all-reduce algorithm is the fastest here.",
 }
 

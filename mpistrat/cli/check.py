@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import click
 
+from mpistrat.bench import launch
 from mpistrat.cli import table
 
 if TYPE_CHECKING:
@@ -28,16 +30,25 @@ _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "
     help="Seconds after which a rank that gets nowhere is reported.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(data: str | None, limit: float, as_json: bool) -> None:
+@click.option(
+    "--gpu-direct",
+    is_flag=True,
+    help="Only try which operations of the MPI library work on the memory of GPUs, and keep what comes out.",
+)
+def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> None:
     """Find what will break a job, under the command line that starts it.
 
     \b
     srun -N 3 --ntasks-per-node=4 --mpi=pmix python -m mpistrat check --data /scratch/me
     mpistrat run -n 4 -m mpistrat check
 
+    mpistrat check --gpu-direct  # or under srun: each kind of node once, where GPUs are used
+
     Rank 0 prints what was found and what to do. The exit status is 1 if anything must be fixed. A rank that
     cannot talk to the others is reported, and nothing waits for it longer than the limit.
     """
+    if gpu_direct:
+        raise SystemExit(_probe(limit))
     from mpistrat.cli.checks import CHECKS
     from mpistrat.cli.checks.finding import Options, Verdict
     from mpistrat.cli.checks.mailbox import key_of
@@ -59,6 +70,25 @@ def command(data: str | None, limit: float, as_json: bool) -> None:
         watcher.reported()
     if must_fix:
         raise SystemExit(1)
+
+
+def _probe(limit: float) -> int:
+    """Under several ranks here, else under two in a process of its own: a library may crash over it."""
+    if launch.under_several_ranks():
+        from mpistrat.cli import gpu_probe
+
+        return gpu_probe.main()
+    program = launch.command(2, None, ["-m", "mpistrat.cli.gpu_probe"])
+    try:
+        status = subprocess.run(program, env=launch.environment(), timeout=limit).returncode
+    except subprocess.TimeoutExpired:
+        click.echo(f"the probe was not done within {limit:g} s, and was stopped")
+        return 1
+    if status not in (0, 1):
+        click.echo(
+            f"the probe ended with status {status}: device pointers will not be given to this MPI library"
+        )
+    return min(1, abs(status))
 
 
 def _print_json(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:

@@ -79,10 +79,12 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     except (ImportError, RuntimeError) as error:  # no libmpi; or each task is alone, which the text explains
         library["library"] = f"not usable: {error}"
         return 0, "none without MPI"
+    from mpistrat.collectives import costs
     from mpistrat.collectives.choose import describe
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(MPI.COMM_WORLD)
+    costs.heed(topology)
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
@@ -94,7 +96,29 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["nodes"] = len(topology.nodes)
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
+    ranks["arrays on GPUs"] = _routes(topology)
     return topology.rank, describe(topology)
+
+
+def _routes(topology: Any) -> str:
+    """How arrays on the ranks' GPUs are reduced, and why not otherwise."""
+    from mpistrat.collectives.gpu_all_reduce import obstacles
+    from mpistrat.runtime.device import Device
+
+    place = next(ranks for ranks in topology.nodes if topology.rank in ranks)
+    problem, device = "", Device("cpu")
+    try:
+        device = Device.own("cuda", place.index(topology.rank), len(place)).use()
+    except RuntimeError as error:
+        problem = str(error)
+    for rank, text in enumerate(topology.all_gather_object(problem)):
+        if text:
+            return f"none (rank {rank}: {text})"
+    if topology.size == 1:
+        return "one rank: nothing to exchange"
+    found = obstacles(topology, device)
+    chosen = next(name for name, text in found.items() if not text)
+    return "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
 
 
 def _devices() -> str:

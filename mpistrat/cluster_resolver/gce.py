@@ -33,6 +33,18 @@ class GCEClusterResolver(ClusterResolver):
     ------
     ImportError
         If that package is not installed, and no service is given.
+
+    Examples
+    --------
+    >>> from unittest.mock import MagicMock
+    >>> service = MagicMock()  # in place of Google's
+    >>> groups = service.instanceGroups()
+    >>> groups.listInstances().execute.return_value = {"items": [{"instance": "zones/z/instances/w"}]}
+    >>> groups.listInstances_next.return_value = None
+    >>> machine = {"networkInterfaces": [{"networkIP": "10.0.0.3"}]}
+    >>> service.instances().get().execute.return_value = machine
+    >>> GCEClusterResolver("project", "z", "group", 7000, service=service).cluster_spec().as_dict()
+    {'worker': ['10.0.0.3:7000']}
     """
 
     _asks_a_service = True

@@ -12,7 +12,13 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where this program runs, which decides how it logs in."""
+    """Where this program runs, which decides how it logs in.
+
+    Examples
+    --------
+    >>> KubernetesExecutableLocation.WITHIN_CLUSTER
+    <KubernetesExecutableLocation.WITHIN_CLUSTER: 0>
+    """
 
     WITHIN_CLUSTER = 0
     """In a pod: with the pod's service account."""
@@ -42,6 +48,14 @@ class KubernetesClusterResolver(ClusterResolver):
         If the package ``kubernetes`` is not installed, and no client is given.
     ValueError
         If ``executable_location`` is no such member.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace as Is
+    >>> pods = [Is(metadata=Is(name=f"w-{i}"), status=Is(phase="Running", host_ip=f"10.0.0.{i}")) for i in (2, 1)]
+    >>> client = Is(list_pod_for_all_namespaces=lambda label_selector: Is(items=pods))
+    >>> KubernetesClusterResolver(override_client=client).cluster_spec().as_dict()
+    {'worker': ['10.0.0.1:8470', '10.0.0.2:8470']}
     """
 
     _asks_a_service = True

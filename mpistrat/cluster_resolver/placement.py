@@ -21,6 +21,11 @@ class Fact(NamedTuple):
         Its value.
     source : str
         The variable or variables it was read from, or how it follows from the others.
+
+    Examples
+    --------
+    >>> [fact.name for fact in Placement("mpirun", 2, 1, host="n1").facts()]
+    ['launcher', 'size', 'rank', 'host']
     """
 
     name: str
@@ -64,6 +69,12 @@ class Placement:
         The name of the job for its scheduler; ``12_3`` is task 3 of the array 12.
     sources : mapping
         For each of these its origin, see `Fact`.
+
+    Examples
+    --------
+    >>> where = Placement("srun", size=3, rank=2, nodes=("n1", "n2"), node_of_rank=(0, 0, 1), node=1)
+    >>> where.num_nodes, where.ranks_by_node, where.local_rank
+    (2, ((0, 1), (2,)), None)
     """
 
     launcher: str

@@ -19,6 +19,17 @@ class ClusterResolver(ABC):
     ----------
     reason : str
         Why `resolve` chose this resolver; empty if it did not.
+
+    Examples
+    --------
+    >>> class Fixed(ClusterResolver):
+    ...     def cluster_spec(self):
+    ...         return ClusterSpec({"worker": ["a:1", "b:1"]})
+    ...
+    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+    ...         return self.cluster_spec().task_address(task_type or "worker", task_id or 0)
+    >>> Fixed().master("worker", 1)
+    'b:1'
     """
 
     reason: str = ""

@@ -20,6 +20,12 @@ class TPUClusterResolver(ClusterResolver):
     ------
     NotImplementedError
         Always.
+
+    Examples
+    --------
+    >>> TPUClusterResolver()
+    Traceback (most recent call last):
+    NotImplementedError: ...
     """
 
     def __init__(

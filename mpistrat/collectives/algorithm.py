@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
 
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
+
+WHOLE = 1 << 62  # bytes of a piece where an algorithm cuts its messages itself
+
+
+def agreement_cost(topology: Topology) -> float:
+    """Seconds until leaders of nodes know that all are in the same operation: an exchange for each doubling."""
+    return math.ceil(math.log2(len(topology.nodes))) * 10e-6
 
 
 class Algorithm(ABC):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.runtime import mpi
+from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.shared_memory import NoSharedMemoryError, share
 from mpistrat.runtime.topology import Topology
@@ -51,8 +52,14 @@ class Stretch(NamedTuple):
     dtype: np.dtype
 
 
-def buffers(topology: Topology, leaves: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> list[np.ndarray]:
+def buffers(
+    topology: Topology,
+    leaves: Sequence[tuple[np.dtype, tuple[int, ...]]],
+    device: Device = Device("cpu"),  # noqa: B008 - a tuple
+) -> list[Any]:
     """Zeroed arrays of these dtypes and shapes, in one arena. Collective.
+
+    Those on a GPU lie side by side, so that they are one message that need not be packed.
 
     Raises
     ------
@@ -62,14 +69,14 @@ def buffers(topology: Topology, leaves: Sequence[tuple[np.dtype, tuple[int, ...]
     for dtype, _ in leaves:
         if dtype.hasobject:
             raise TypeError(f"buffers cannot hold Python objects ({dtype})")
-    with topology.turn(operation("experimental_buffers_like", tuple(leaves))):
+    with topology.turn(operation("experimental_buffers_like", tuple(leaves), device.kind)):
         # Those of one dtype side by side: they are reduced in one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
         for i in order:
             offsets[i] = end
             end += _aligned(math.prod(leaves[i][1]) * leaves[i][0].itemsize)
-        memory, stride, start, shared = _memory(topology, max(end, 1))
+        memory, stride, start, shared = _memory(topology, max(end, 1), device)
     arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
     topology.arenas[id(memory)] = arena
     weakref.finalize(memory, topology.arenas.pop, id(memory), None)
@@ -80,7 +87,11 @@ def buffers(topology: Topology, leaves: Sequence[tuple[np.dtype, tuple[int, ...]
     return arrays
 
 
-def _memory(topology: Topology, nbytes: int) -> tuple[np.ndarray, int, int, bool]:
+def _memory(topology: Topology, nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
+    if device.kind != "cpu":
+        cupy = cupy_for("buffers")
+        with cupy.cuda.Device(device.index):
+            return cupy.zeros(nbytes, np.uint8), 0, 0, False
     if topology.memory is not None:
         shared = None
         try:
@@ -91,7 +102,7 @@ def _memory(topology: Topology, nbytes: int) -> tuple[np.ndarray, int, int, bool
         if topology.world.allreduce(shared is not None, mpi.start().LAND):
             assert shared is not None
             stretches = shared.stretches
-            return stretches.base, stretches.shape[1], topology.node.rank * stretches.shape[1], True  # type: ignore[return-value]
+            return stretches.base, stretches.shape[1], topology.node.rank * stretches.shape[1], True
     return np.zeros(nbytes + _ALIGNMENT, np.uint8), 0, 0, False
 
 
@@ -141,7 +152,9 @@ def offset(array: np.ndarray) -> int:
 
 
 def _address(array: Any) -> int:
-    return array.__array_interface__["data"][0]
+    """Where an array of NumPy or CuPy begins."""
+    described = getattr(array, "__array_interface__", None) or array.__cuda_array_interface__
+    return described["data"][0]
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from mpistrat.collectives import arena, packing
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.operations import Op
-from mpistrat.collectives.ring import ring_all_reduce
+from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 
@@ -43,8 +42,8 @@ class InPlace(NamedTuple):
     buckets : tuple of Bucket
         How each stretch is reduced where the ranks do not see each other's.
     slices : list of list of Block
-        Of each stretch this rank's slice. Made when it is first needed, emptied when one of the buffers goes:
-        views of the memory would keep it.
+        Of each stretch this rank's slice, on one node cut into blocks. Made when it is first needed, emptied
+        when one of the buffers goes: views of the memory would keep it.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
@@ -95,25 +94,27 @@ def _reduce_in_shared_memory(topology: Topology, plan: InPlace, timeout_seconds:
     if not plan.slices:
         ranks = topology.node.size
         plan.slices.extend(_slice(topology, arena.rows(plan.home, each, ranks)) for each in plan.stretches)
+    one_node = len(topology.nodes) == 1
     with topology.turn(plan.operation, True, timeout_seconds):
         topology.meet()
         for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
             for block in blocks:
-                combine_rows(bucket.combine, block.rows, block.own)
-                if len(topology.nodes) == 1:
+                if one_node:
+                    combine_rows(bucket.combine, block.rows, block.own)
                     _spread(bucket, block)
-            if blocks and len(topology.nodes) > 1:
-                _combine_between_nodes(topology, bucket, blocks)
+                else:
+                    _combine_between_nodes(topology, bucket, block)
         topology.meet()
 
 
 def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
     rank, length = topology.node.rank, len(rows[0])
-    slices = len(rows) if len(topology.nodes) == 1 else min(topology.ranks_per_node)
+    one_node = len(topology.nodes) == 1
+    slices = len(rows) if one_node else min(topology.ranks_per_node)
     if rank >= slices:
         return []
     last = length * (rank + 1) // slices
-    step = max(1, _BLOCK_BYTES // rows[0].itemsize)
+    step = max(1, _BLOCK_BYTES // rows[0].itemsize if one_node else length)
     blocks = []
     for start in range(length * rank // slices, last, step):
         parts = [row[start : min(start + step, last)] for row in rows]
@@ -121,22 +122,31 @@ def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
     return blocks
 
 
-def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, blocks: list[Block]) -> None:
-    base: Any = blocks[0].own.base
-    first = arena.offset(blocks[0].own)
-    nbytes = sum(block.own.nbytes for block in blocks)
-    part = base[first : first + nbytes].view(blocks[0].own.dtype)
-    scratch = np.empty(math.ceil(len(part) / topology.rail.size), part.dtype)
-    ring_all_reduce(topology.rail, bucket.combine, part, scratch)
-    for block in blocks:
-        _spread(bucket, block)
+def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, slices: Block) -> None:
+    rows, own, others = slices
+
+    def gather(where: slice) -> None:
+        combine_rows(bucket.combine, [row[where] for row in rows], own[where])
+
+    def finish(where: slice) -> None:
+        _divide(bucket, own[where])
+
+    def spread(where: slice) -> None:
+        for other in others:
+            other[where] = own[where]
+
+    segmented_ring_all_reduce(topology.rail, bucket.combine, own, InMemory(gather, finish, spread))
 
 
 def _spread(bucket: packing.Bucket, block: Block) -> None:
-    if bucket.divisor != 1:
-        np.divide(block.own, block.own.dtype.type(bucket.divisor), out=block.own)
+    _divide(bucket, block.own)
     for other in block.others:
         other[...] = block.own
+
+
+def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:
+    if bucket.divisor != 1:
+        np.divide(total, total.dtype.type(bucket.divisor), out=total)
 
 
 def _reduce_through_copies(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpistrat.collectives import costs
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.exact import ExactAllReduce
 from mpistrat.collectives.hierarchical import HierarchicalAllReduce
@@ -29,10 +30,13 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # names that arrays on GPUs can be reduced by
+
+
 def choose(
     topology: Topology, nbytes: int, dtype: np.dtype, device: Device, name: str | None = None
 ) -> Algorithm:
-    """The algorithm of that name, or the one with the lowest predicted cost.
+    """The algorithm of that name, or the one with the lowest cost.
 
     Raises
     ------
@@ -41,7 +45,9 @@ def choose(
     RuntimeError
         If none, or not the one asked for, can combine these values here.
     """
-    return min(_able(topology, dtype, device, name), key=lambda algorithm: algorithm.cost(topology, nbytes))
+    return min(
+        _able(topology, dtype, device, name), key=lambda algorithm: costs.of(topology, algorithm, nbytes)
+    )
 
 
 def piece_bytes(topology: Topology, dtype: np.dtype, device: Device, name: str | None = None) -> int:
@@ -56,9 +62,9 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
         named = [each for each in ALGORITHMS.values() if not each.by_name_only]
     elif name in ALGORITHMS:
         named = [ALGORITHMS[name]]
-    elif name == "nccl":
+    elif name in GPU_ROUTES:
         raise RuntimeError(
-            f"implementation NCCL combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
+            f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
         )
     else:
         raise ValueError(f"{name!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
@@ -73,13 +79,13 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
 
 
 def describe(topology: Topology) -> str:
-    """A table of what is chosen for float32 messages of growing size, and what each way is predicted to cost."""
+    """A table of what is chosen for float32 messages of growing size, and what each way is expected to cost."""
     dtype, device = np.dtype(np.float32), Device("cpu")
     able = _able(topology, dtype, device, None)
     lines = ["bytes        chosen              " + "".join(f"{each.name:>22}" for each in able)]
     for exponent in range(2, 31, 4):
         nbytes = 1 << exponent
         chosen = choose(topology, nbytes, dtype, device).name
-        costs = "".join(f"{each.cost(topology, nbytes) * 1e6:>19.1f} us" for each in able)
-        lines.append(f"{nbytes:<12} {chosen:<20}{costs}")
+        seconds = [costs.of(topology, each, nbytes) for each in able]
+        lines.append(f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds))
     return "\n".join(lines)

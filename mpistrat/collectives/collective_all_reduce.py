@@ -11,7 +11,7 @@ import numpy as np
 from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.operations import Op
-from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
@@ -65,17 +65,42 @@ class CollectiveAllReduce(CrossDeviceOps):
             return self._reduce_arrays(op, values, options)
         dense = [i for i, value in enumerate(values) if not isinstance(value, IndexedSlices)]
         out: list[Any] = list(values)
+        on_gpu = [i for i in dense if arrays.on_gpu(values[i])]
+        if on_gpu:
+            dense = sorted({*dense} - {*on_gpu})
+            self._reduce_on_gpu(op, on_gpu, out, options)
         totals = self._reduce_arrays(op, [arrays.to_host(values[i]) for i in dense], options)
         for i, total in zip(dense, totals, strict=True):
             out[i] = arrays.from_host(total, values[i])
         for i, value in enumerate(values):
             if isinstance(value, IndexedSlices):
-                out[i] = all_reduce_slices(self._ranks, op, value)
+                out[i] = all_reduce_slices(self._ranks, op, value, options.timeout_seconds)
         return out
 
     all_reduce = _combine
 
-    def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
+    def _reduce_on_gpu(self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions) -> None:
+        """Replace the arrays at some places, which live on a GPU, by their reductions."""
+        from mpistrat.collectives import gpu_all_reduce  # most programs need none of it
+
+        values = [arrays.to_cupy(out[i]) for i in where]
+        totals = gpu_all_reduce.all_reduce(
+            self._ranks,
+            op,
+            values,
+            self._bytes_per_pack(values, options),
+            self._gpu_route(options),
+            options.timeout_seconds,
+        )
+        for i, total in zip(where, totals, strict=True):
+            out[i] = arrays.from_cupy(total, out[i])
+
+    def _gpu_route(self, options: CommunicationOptions) -> str | None:
+        """The name of the route that arrays on GPUs go, or of the host's algorithm; None if the table may choose."""
+        ring = options.implementation is CommunicationImplementation.RING
+        return self._algorithm or options.algorithm or ("pinned" if ring else None)
+
+    def _bytes_per_pack(self, values: Sequence[Any], options: CommunicationOptions) -> int:
         return options.bytes_per_pack
 
     def _reduce_arrays(
@@ -133,6 +158,11 @@ class CollectiveAllReduce(CrossDeviceOps):
                 rest.append(i)
             else:
                 groups.setdefault(home.number, (home, []))[1].append(value)
+        # First, since they may be parts of the buffers.
+        if rest:
+            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
+            for i, total in zip(rest, totals, strict=True):
+                out[i] = total
         for home, buffers in groups.values():
             key = (op, algorithm, *map(id, buffers))
             plan = self._plans_in_place.get(key)
@@ -142,8 +172,4 @@ class CollectiveAllReduce(CrossDeviceOps):
                     self._plans_in_place.clear()
                 self._plans_in_place[key] = plan
             arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
-        if rest:
-            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
-            for i, total in zip(rest, totals, strict=True):
-                out[i] = total
         return out

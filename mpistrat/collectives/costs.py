@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -36,16 +37,32 @@ def to_json(topology: Topology, points: Points) -> str:
     return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
 
 
+def heed(topology: Topology) -> None:
+    """Let `choose` go by what was measured here, if that is asked for. Collective when first called."""
+    if topology.costs is None:
+        topology.costs = read(topology) or {}
+
+
+def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
+    """Seconds that a message takes: measured, where anything was measured here, else predicted."""
+    if not topology.costs:
+        return algorithm.cost(topology, nbytes)
+    points = topology.costs.get(algorithm.name)
+    return seconds(points, nbytes) if points else math.inf
+
+
 def read(topology: Topology) -> Points | None:
     """What was measured here, the same on all ranks; None if MPISTRAT_TUNED is not set. Collective."""
     found = None
-    if topology.rank == 0 and os.environ.get(VARIABLE, "0") not in ("", "0"):
+    if topology.rank == 0 and topology.size > 1 and os.environ.get(VARIABLE, "0") not in ("", "0"):
+        path: Path | str = "what was measured"
         try:
-            found = parse(path_of(topology).read_text(), _key(topology))
+            path = path_of(topology)
+            found = parse(path.read_text(), _key(topology))
         except FileNotFoundError:
             _log.warning("%s is set, but nothing was measured here: run mpistrat bench tune", VARIABLE)
-        except (OSError, ValueError) as error:
-            _log.warning("%s is not used: %s", path_of(topology), error)
+        except (OSError, ValueError, OverflowError, RuntimeError) as error:  # and no rank waits for this one
+            _log.warning("%s is not used: %s", path, error)
     return topology.broadcast_object(found)
 
 

@@ -17,6 +17,7 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _BLOCK = 32 << 10  # elements whose digits stay in the cache
+_PIECE_BYTES = 512 << 10
 _RING_BYTES = 64 << 10
 
 _in_memory, _by_mpi = HierarchicalAllReduce(), MpiAllReduce()
@@ -41,7 +42,7 @@ class ExactAllReduce(Algorithm):
         return 100e-6 + nbytes / 2e8
 
     def piece_bytes(self, topology: Topology) -> int:
-        return CHUNK_BYTES if topology.memory is None else topology.memory.slot_bytes
+        return CHUNK_BYTES if topology.memory is None else min(_PIECE_BYTES, topology.memory.slot_bytes)
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         """As `Algorithm.reduce`.
@@ -81,7 +82,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
     own, rows = memory.slots(send.dtype, len(send))
     own[...] = send
     topology.meet()
-    result = memory.result[: receive.nbytes].view(receive.dtype)
+    result = memory.total(receive.dtype, len(receive))
     one_node = len(topology.nodes) == 1
     slices = memory.size if one_node else min(topology.ranks_per_node)
     if memory.rank < slices:

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithm import WHOLE, Algorithm, agreement_cost
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.ring import ring_all_reduce
+from mpistrat.collectives.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
+_PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
 # Below this many bytes a second barrier costs more than every rank's adding up all.
 _ALL_BY_EACH_BYTES = 128 << 10
 
@@ -31,40 +32,42 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Copies and sums in memory, and the wire's share, each step of the ring with its latency."""
+        """Copies and sums in memory, or on the wire if that is slower, and the steps of each piece's ring."""
         nodes = len(topology.nodes)
         largest = max(topology.ranks_per_node)
         inside = 5e-7 + min(largest, 3) * nbytes / 12e9
         if nodes == 1:
             return inside
-        return inside + 2 * (nodes - 1) * 20e-6 + 2 * (nodes - 1) / nodes * nbytes / 9e8
+        wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
+        pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
+        return agreement_cost(topology) + pieces * 2 * (nodes - 1) * 20e-6 + max(inside, wire)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
-        return topology.memory.slot_bytes
+        return min(_PIECE_BYTES, topology.memory.slot_bytes) if len(topology.nodes) == 1 else WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        memory = topology.memory
-        assert memory is not None
-        rows = memory.lay_down(send)
-        topology.meet()
-        one_node = len(topology.nodes) == 1
-        if one_node and len(rows) == 2:
-            # The values are the same in `send`, which is nearer than a slot that others read.
-            pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
-            combine(*pair, out=receive, dtype=receive.dtype)
-            return
-        if one_node and len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
-            combine_rows(combine, rows, receive)
-            return
-        result = memory.result[: receive.nbytes].view(receive.dtype)
-        slices = memory.size if one_node else min(topology.ranks_per_node)
-        if memory.rank < slices:
-            part = slice(len(send) * memory.rank // slices, len(send) * (memory.rank + 1) // slices)
-            combine_rows(combine, [row[part] for row in rows], result[part])
-            if not one_node:
-                total = result[part]
-                scratch = np.empty(math.ceil(len(total) / topology.rail.size), total.dtype)
-                ring_all_reduce(topology.rail, combine, total, scratch)
-        topology.meet()
-        receive[...] = result
+        if len(topology.nodes) == 1:
+            _reduce_in_memory(topology, combine, send, receive)
+        else:
+            all_reduce_on_rails(topology, combine, send, receive)
+
+
+def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+    memory = topology.memory
+    assert memory is not None
+    rows = memory.lay_down(send)
+    topology.meet()
+    if len(rows) == 2:
+        # The values are the same in `send`, which is nearer than a slot that others read.
+        pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
+        combine(*pair, out=receive, dtype=receive.dtype)
+        return
+    if len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
+        combine_rows(combine, rows, receive)
+        return
+    result = memory.total(receive.dtype, len(receive))
+    part = slice(len(send) * memory.rank // memory.size, len(send) * (memory.rank + 1) // memory.size)
+    combine_rows(combine, [row[part] for row in rows], result[part])
+    topology.meet()
+    receive[...] = result

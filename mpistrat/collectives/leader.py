@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithm import Algorithm, agreement_cost
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.runtime import mpi
@@ -25,9 +25,11 @@ class LeaderAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """One exchange for each doubling of the number of nodes."""
+        """One exchange for each doubling of the number of nodes, and one before if more than goes with that."""
         doublings = math.ceil(math.log2(len(topology.nodes)))
-        return 1e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + doublings * (10e-6 + nbytes / 1e9)
+        exchanges = agreement_cost(topology) if nbytes > PAYLOAD_BYTES else 0.0
+        exchanges += doublings * (10e-6 + nbytes / 8e8)
+        return 1e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + exchanges
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
@@ -37,7 +39,7 @@ class LeaderAllReduce(Algorithm):
         memory = topology.memory
         assert memory is not None
         rows = memory.lay_down(send)
-        result = memory.result[: receive.nbytes].view(receive.dtype)
+        result = memory.total(receive.dtype, len(receive))
         if receive.nbytes <= PAYLOAD_BYTES and len(topology.nodes) > 1:
 
             def fill(total: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithm import Algorithm, agreement_cost
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -45,14 +45,15 @@ class MpiAllReduce(Algorithm):
     def cost(self, topology: Topology, nbytes: int) -> float:
         """Latency per round of a recursive doubling, then the bytes that each rank or each node must send.
 
-        The libraries' defaults are at the least number of bytes between two nodes, and far from it between more.
+        The libraries' defaults are near the least number of bytes between two nodes, and far from it between
+        more.
         """
         size, nodes = topology.size, len(topology.nodes)
         rounds = math.ceil(math.log2(size))
         if nodes == 1:
             return rounds * 1e-6 + 2 * (size - 1) / size * nbytes / 5e9
-        bandwidth = 1e9 if nodes == 2 else 4e8
-        return rounds * 1e-5 + 2 * (nodes - 1) / nodes * nbytes / bandwidth
+        bandwidth = 8.5e8 if nodes == 2 else 4e8
+        return agreement_cost(topology) + rounds * 1e-5 + 2 * (nodes - 1) / nodes * nbytes / bandwidth
 
     def piece_bytes(self, topology: Topology) -> int:
         return CHUNK_BYTES

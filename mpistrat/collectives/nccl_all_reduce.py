@@ -1,12 +1,17 @@
-"""NCCL: not in this version, and it says what is missing."""
+"""All-reduce by NCCL, where every rank has a GPU of its own."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
+from mpistrat.collectives.options import CommunicationOptions
 
 
 class NcclAllReduce(CollectiveAllReduce):
-    """All-reduce by NCCL, which this version does not use yet: creating it raises.
+    """All-reduce of arrays on GPUs by NCCL; those on the host go the host's way.
 
     Parameters
     ----------
@@ -18,7 +23,8 @@ class NcclAllReduce(CollectiveAllReduce):
     ValueError
         If ``num_packs`` is negative.
     RuntimeError
-        Always; the text says whether CuPy, its NCCL or a GPU is missing too.
+        If CuPy, its NCCL or a GPU is missing: the text says which. When it first reduces, on every rank, if two ranks
+        share a GPU.
 
     Examples
     --------
@@ -32,28 +38,16 @@ class NcclAllReduce(CollectiveAllReduce):
     def __init__(self, num_packs: int = 1):
         if num_packs < 0:
             raise ValueError(f"num_packs must not be negative, not {num_packs}")
-        _require_nccl()
-        raise RuntimeError(
-            "NcclAllReduce is not in this version, which reduces on the host: use HierarchicalCopyAllReduce, or "
-            "leave cross_device_ops out"
-        )
+        from mpistrat.collectives.gpu_nccl import nccl_for  # most programs need none of it
 
+        nccl_for("NcclAllReduce")
+        super().__init__()
+        self._num_packs = num_packs
 
-def _require_nccl() -> None:
-    needs = "NcclAllReduce needs CuPy with NCCL and a GPU for every rank: "
-    try:
-        import cupy
-    except ImportError as error:
-        raise RuntimeError(
-            f"{needs}CuPy is not installed (pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]')"
-        ) from error
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:
-        raise RuntimeError(f"{needs}CuPy sees no GPU: {error}") from error
-    if count == 0:
-        raise RuntimeError(f"{needs}this process sees no GPU (CUDA_VISIBLE_DEVICES may hide it)")
-    try:
-        from cupy.cuda import nccl  # noqa: F401  # is there or not
-    except ImportError as error:
-        raise RuntimeError(f"{needs}this CuPy was built without NCCL") from error
+    def _gpu_route(self, options: CommunicationOptions) -> str | None:
+        return "nccl"
+
+    def _bytes_per_pack(self, values: Sequence[Any], options: CommunicationOptions) -> int:
+        if self._num_packs == 0:
+            return 1  # every array is more than that: none shares its message
+        return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

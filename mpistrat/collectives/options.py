@@ -6,9 +6,10 @@ import enum
 import os
 from typing import Any
 
-from mpistrat.collectives.choose import ALGORITHMS
+from mpistrat.collectives.choose import ALGORITHMS, GPU_ROUTES
 
 VARIABLE = "MPISTRAT_ALL_REDUCE"
+_NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))
 
 
 class CommunicationImplementation(enum.Enum):
@@ -47,8 +48,9 @@ class CommunicationOptions:
         operation then costs a message of every rank to rank 0 and back.
     implementation : CommunicationImplementation or str
         Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
-        ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``. Where it is AUTO,
-        the environment variable MPISTRAT_ALL_REDUCE may name one.
+        ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``; of arrays on GPUs
+        also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. Where it is AUTO, the environment variable
+        MPISTRAT_ALL_REDUCE may name one of those of the host.
 
     Raises
     ------
@@ -123,9 +125,9 @@ def _implementation(value: CommunicationImplementation | str) -> CommunicationIm
         )
     if value.upper() in CommunicationImplementation.__members__:
         return CommunicationImplementation[value.upper()]
-    if value.lower() in ALGORITHMS:
+    if value.lower() in _NAMES:
         return value.lower()
-    names = ", ".join([*CommunicationImplementation.__members__, *ALGORITHMS])
+    names = ", ".join([*CommunicationImplementation.__members__, *_NAMES])
     raise ValueError(f"{value!r} is no implementation: use one of {names}")
 
 

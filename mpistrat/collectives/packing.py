@@ -24,10 +24,11 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 # New memory costs a page fault for every 4 KiB of a result, which is more than adding it up. A step's results
-# are as many as its gradients, and those of two steps may be held at a time.
-_results = Buffers(kept_of_a_size=128, sizes=64)
+# are as many as its gradients.
+_results = Buffers()
 _SMALL = 4096  # elements: of these new memory is the cheapest
 
+_PACK_BYTES = 4 << 20  # of small arrays in one message
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
@@ -114,7 +115,7 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
         wire = dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
         nbytes = math.prod(shape) * dtype.itemsize
         on_wire = math.prod(shape) * wire.itemsize
-        most = piece_bytes(topology, wire, Device("cpu"), algorithm)
+        most = min(_PACK_BYTES, piece_bytes(topology, wire, Device("cpu"), algorithm))
         if nbytes >= ALONE_BYTES or on_wire > most:
             close(dtype, [i])
         elif nbytes:
@@ -218,7 +219,7 @@ def _concatenate(bucket: Bucket, arrays: Sequence[np.ndarray], message: np.ndarr
 
 def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """A copy of a bucket's arrays, one behind the other in the dtype of the wire."""
-    message = np.empty(bucket.length, bucket.wire)
+    message = _results.empty((bucket.length,), bucket.wire)
     _concatenate(bucket, arrays, message)
     return message
 

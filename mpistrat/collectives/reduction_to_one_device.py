@@ -68,7 +68,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
-        return self._reduce(reduce_op, component(per_replica_value))
+        return self._reduce(reduce_op, component(per_replica_value), options.timeout_seconds)
 
     def batch_reduce_implementation(
         self,
@@ -78,13 +78,14 @@ class ReductionToOneDevice(CrossDeviceOps):
     ) -> Sequence[Any]:
         return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
 
-    def _reduce(self, op: Op, value: Any) -> Any:
+    def _reduce(self, op: Op, value: Any, timeout_seconds: float | None) -> Any:
         topology = self._ranks
         if isinstance(value, IndexedSlices):
-            return all_reduce_slices(topology, op, value)
+            return all_reduce_slices(topology, op, value, timeout_seconds)
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         dtypes.accumulator(host.dtype, op)
-        with topology.turn(operation("reduce to one device", op.name, (host.dtype, host.shape))):
+        what = operation("reduce to one device", op.name, (host.dtype, host.shape))
+        with topology.turn(what, timeout_seconds=timeout_seconds):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
         total = host
 

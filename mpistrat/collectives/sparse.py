@@ -7,15 +7,18 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.runtime import arrays
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
 
 
-def all_reduce_slices(topology: Topology, op: Op, value: IndexedSlices) -> IndexedSlices:
+def all_reduce_slices(
+    topology: Topology, op: Op, value: IndexedSlices, timeout_seconds: float | None = None
+) -> IndexedSlices:
     """All replicas' rows in replica order; for a mean each divided by the number of replicas.
 
-    Rows of equal index stay apart: whoever takes them adds them up.
+    Rows of equal index stay apart: whoever takes them adds them up. ``timeout_seconds`` as in `Topology.turn`.
 
     Raises
     ------
@@ -25,11 +28,13 @@ def all_reduce_slices(topology: Topology, op: Op, value: IndexedSlices) -> Index
     if isinstance(op, FurtherOp):
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
     dtypes.accumulator(value.dtype, op)
-    with topology.turn(operation("all_reduce of sparse rows", op.name, value.dense_shape)):
+    what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
+    with topology.turn(what, timeout_seconds=timeout_seconds):
         pass
-    rows = all_gather(topology, value.values, 0)
-    indices = all_gather(topology, value.indices, 0)
+    rows = all_gather(topology, arrays.to_host(value.values), 0, timeout_seconds)
+    indices = all_gather(topology, arrays.to_host(value.indices), 0, timeout_seconds)
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
         rows = np.asarray(wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
+    rows, indices = arrays.from_host(rows, value.values), arrays.from_host(indices, value.indices)
     return IndexedSlices(rows, indices, value.dense_shape)

@@ -6,10 +6,12 @@ from .errors import DatasetMismatchError as DatasetMismatchError
 from .errors import DatasetNotFoundError as DatasetNotFoundError
 from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
+from .errors import NotFiniteError as NotFiniteError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .iterable import IterableDataset as IterableDataset
 from .iterator import DistributedIterator as DistributedIterator
 from .iterator import Optional as Optional
+from .options import AUTOTUNE as AUTOTUNE
 from .options import SHARD_HINT as SHARD_HINT
 from .options import AutoShardPolicy as AutoShardPolicy
 from .options import DistributeOptions as DistributeOptions

@@ -246,14 +246,15 @@ class Chain:
     def prefetch(self, buffer_size: int) -> Self:
         """Have a thread read batches while the program computes.
 
-        A distributed dataset reads 2 ahead unless this says otherwise; a dataset that is iterated itself reads
-        none. The batches, and the functions given to `map`, are the same with and without; the functions
-        run in the thread, one call at a time and in order, and must make no collective calls.
+        A distributed dataset reads 2 ahead unless this says otherwise, of small batches in HDF5 files up to 16,
+        several at once; a dataset that is iterated itself reads none. The batches, and the functions given to
+        `map`, are the same with and without; the functions run in the thread, one call at a time and in
+        order, and must make no collective calls.
 
         Parameters
         ----------
         buffer_size : int
-            How many batches, 0 for no thread; -1 (tf.data's AUTOTUNE) stands for 2.
+            How many batches, 0 for no thread, `AUTOTUNE` (-1) for what a distributed dataset does by itself.
 
         Returns
         -------
@@ -274,7 +275,7 @@ class Chain:
         """
         size = integer(buffer_size, "the buffer size of prefetch()", -1)
         options = Options()
-        options.prefetch = 2 if size == -1 else size
+        options.prefetch = size
         return self.with_options(options)
 
     def with_options(self, options: Options) -> Self:

@@ -70,6 +70,10 @@ class Source(Protocol):
         """Which rows are best read together, None if that makes no difference."""
         return None
 
+    def at_once(self) -> int:
+        """How many rows are best read in one call, 1 if that makes no difference."""
+        return 1
+
     def advise(self, spans: np.ndarray) -> None:
         """These rows will soon be read, in another order: an array of (first, one past the last)."""
         return

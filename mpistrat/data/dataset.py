@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.chain import Chain
+from mpistrat.data.options import AUTOTUNE, PREFETCH
 from mpistrat.data.plan import Plan
 from mpistrat.data.policies import INFINITE_CARDINALITY, Division, divide
 from mpistrat.data.prefetch import Prefetched
@@ -183,7 +184,13 @@ class Dataset(Chain):
         return IterableDataset(IterableSource(iterable))
 
     @classmethod
-    def from_hdf5(cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None) -> Dataset:
+    def from_hdf5(
+        cls,
+        files: Any,
+        datasets: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Dataset:
         """A dataset of the rows of HDF5 files.
 
         Files may have different lengths; their rows follow each other in the order of the files. The
@@ -201,6 +208,9 @@ class Dataset(Chain):
         manifest : path, optional
             A file that keeps the description of the files between jobs, so that the next one need not open
             them all. It is written if it does not exist.
+        check_finite : bool
+            Whether rows with NaN or infinity in them are refused when they are read, with `NotFiniteError`, which
+            names the file, the dataset and the row.
 
         Returns
         -------
@@ -231,7 +241,7 @@ class Dataset(Chain):
         """
         from mpistrat.data.source_hdf5 import Hdf5Source
 
-        return cls(Hdf5Source.open(files, datasets, manifest))
+        return cls(Hdf5Source.open(files, datasets, manifest, check_finite))
 
     # --- questions ------------------------------------------------------------------------
 
@@ -265,7 +275,7 @@ class Dataset(Chain):
     def __iter__(self) -> Iterator[Any]:
         elements = self._plan.elements(next(self._iterations))
         prefetch = self.options().prefetch
-        return Prefetched(elements, prefetch) if prefetch else elements
+        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch) if prefetch else elements
 
     # --- inside the package ---------------------------------------------------------------
 

@@ -50,6 +50,11 @@ class Descriptor:
             raise changed(self._path, self._size, found.st_size)
         self._mtime_ns = found.st_mtime_ns
 
+    @property
+    def checked(self) -> bool:
+        """Whether it was found to be the right file since it was opened."""
+        return self._mtime_ns >= 0
+
     def read(self, offset: int, into: Sequence[memoryview]) -> None:
         """Fill these pieces of memory with the bytes from ``offset`` on.
 
@@ -96,6 +101,7 @@ class Descriptor:
 
     def will_need(self, offset: int, size: int) -> None:
         """Have the system fetch these bytes meanwhile, where it can."""
+        # To ask first whether it has them (RWF_NOWAIT) makes Linux read on from there, which takes longer in all.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 

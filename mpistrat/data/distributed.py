@@ -10,29 +10,35 @@ from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.iterator import DistributedIterator, Place
-from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.options import AUTOTUNE, InputOptions, InputReplicationMode, check_input_options
 from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
 from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
-
-PREFETCH = 2
-"""How many batches are read ahead where `Dataset.prefetch` says nothing."""
+from mpistrat.runtime.device import Device
 
 
 class Distributed:
     """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
 
     _division: Division
+    _device = Device("cpu")  # that batches are fetched to
+
+    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
+        """Let batches come on a device, unless the options say otherwise."""
+        if options is None or options.experimental_fetch_to_device:
+            self._device = device
+        return self
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._division = division
-        self._prefetch = PREFETCH if prefetch is None else prefetch
+        self._prefetch = AUTOTUNE if prefetch is None else prefetch
         self._peers = peers
         # Equal on all replicas, as this is where they are in step.
         self._number: int = getattr(peers, "sequence", 0)
         self._next: Position = Position(division, 0)
         self._newest: Place | None = None
+        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self, self._next_position())
@@ -64,17 +70,6 @@ class Distributed:
         """
         self._division, self._next = resumed(self._division, state)
         self._newest = None
-
-    def __len__(self) -> int:
-        if self._division.steps is None:
-            raise TypeError(
-                "an endless dataset, or one made of an iterable, has no length: use take(), or repeat() with a "
-                "count, on a dataset of rows"
-            )
-        return self._division.steps
-
-    def __bool__(self) -> bool:
-        return True
 
     @property
     def cardinality(self) -> int:

@@ -8,24 +8,152 @@ from __future__ import annotations
 
 
 class DataFileError(RuntimeError):
-    """A file cannot be read: no HDF5 file, truncated, empty of bytes, vanished or changed."""
+    """A file cannot be read: no HDF5 file, truncated, empty of bytes, vanished or changed.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> import numpy as np
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> _ = path.write_bytes(b"no HDF5 file")
+    >>> try:
+    ...     len(Dataset.from_hdf5(path, "x"))
+    ... except DataFileError as error:
+    ...     print(type(error).__name__)
+    DataFileError
+    >>> folder.cleanup()
+    """
 
 
 class ChecksumError(DataFileError):
-    """The stored checksum of a dataset does not match its data."""
+    """The stored checksum of a dataset does not match its data.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> import numpy as np
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     x = file.create_dataset("x", data=np.zeros(4), chunks=(4,), fletcher32=True)
+    ...     place = x.id.get_chunk_info(0).byte_offset
+    >>> with open(path, "r+b") as raw:
+    ...     _ = raw.seek(place), raw.write(b"spoilt")
+    >>> try:
+    ...     list(Dataset.from_hdf5(path, "x").batch(4))
+    ... except ChecksumError as error:
+    ...     print(type(error).__name__)
+    ChecksumError
+    >>> folder.cleanup()
+    """
+
+
+class NotFiniteError(ValueError):
+    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``).
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = [1.0, float("nan")]
+    >>> try:
+    ...     list(Dataset.from_hdf5(path, "x", check_finite=True).batch(2))
+    ... except NotFiniteError as error:
+    ...     print(type(error).__name__)
+    NotFiniteError
+    >>> folder.cleanup()
+    """
 
 
 class FilterUnavailableError(RuntimeError):
-    """A dataset is stored with a compression filter that this installation lacks."""
+    """A dataset is stored with a compression filter that this installation lacks.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> kind = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    >>> kind.set_chunk((4,))
+    >>> kind.set_filter(500, h5py.h5z.FLAG_OPTIONAL)  # a number that no filter has
+    >>> with h5py.File(path, "w") as file:
+    ...     space = h5py.h5s.create_simple((4,))
+    ...     x = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, space, kind)
+    ...     x.write_direct_chunk((0,), bytes(32))
+    >>> try:
+    ...     list(Dataset.from_hdf5(path, "x").batch(4))
+    ... except FilterUnavailableError as error:
+    ...     print(type(error).__name__)
+    FilterUnavailableError
+    >>> folder.cleanup()
+    """
 
 
 class DatasetNotFoundError(ValueError):
-    """A file has no dataset of the wanted name."""
+    """A file has no dataset of the wanted name.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> import numpy as np
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = np.zeros(3)
+    >>> try:
+    ...     len(Dataset.from_hdf5(path, "y"))
+    ... except DatasetNotFoundError as error:
+    ...     print(type(error).__name__)
+    DatasetNotFoundError
+    >>> folder.cleanup()
+    """
 
 
 class DatasetMismatchError(ValueError):
-    """Datasets that belong together disagree in length, dtype or shape."""
+    """Datasets that belong together disagree in length, dtype or shape.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> import numpy as np
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"], file["y"] = np.zeros(3), np.zeros(4)
+    >>> try:
+    ...     len(Dataset.from_hdf5(path, ("x", "y")))
+    ... except DatasetMismatchError as error:
+    ...     print(type(error).__name__)
+    DatasetMismatchError
+    >>> folder.cleanup()
+    """
 
 
 class EmptyDatasetError(ValueError):
-    """All files together hold no row."""
+    """All files together hold no row.
+
+    Examples
+    --------
+    >>> import h5py, pathlib, tempfile
+    >>> import numpy as np
+    >>> from mpistrat.data import Dataset
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "a.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = np.zeros((0, 2))
+    >>> try:
+    ...     len(Dataset.from_hdf5(path, "x"))
+    ... except EmptyDatasetError as error:
+    ...     print(type(error).__name__)
+    EmptyDatasetError
+    >>> folder.cleanup()
+    """

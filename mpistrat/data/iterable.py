@@ -21,6 +21,15 @@ class IterableDataset(Dataset):
 
     Made by `Dataset.from_iterable`. It has the transforms of `Dataset`; ``shuffle`` needs a ``buffer_size``,
     of which each run is permuted, and there is no ``len``.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> dataset = mpistrat.data.Dataset.from_iterable(lambda: (i * i for i in range(5))).batch(2)
+    >>> [batch.tolist() for batch in dataset]
+    [[0, 1], [4, 9], [16]]
+    >>> dataset.cardinality()
+    -2
     """
 
     def cardinality(self) -> int:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
+from mpistrat.data.on_device import fetched, handed_over
 from mpistrat.data.pace import Pace
 from mpistrat.data.prefetch import Prefetched
 from mpistrat.data.state import Position, state_of
 
 if TYPE_CHECKING:
     from mpistrat.data.distributed import Distributed
+    from mpistrat.runtime.device import Device
 
 _NOTHING = object()
 
@@ -91,6 +93,17 @@ class DistributedIterator:
     Every replica makes the same number of steps; one without rows in a step gets an empty batch. Reading
     communicates nothing, so replicas may be at different steps. The next batches are read meanwhile, by
     a thread that ends with the iterator (`Dataset.prefetch`).
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> dataset = mpistrat.data.Dataset.range(6).batch(4)
+    >>> iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    >>> iterator.get_next(), next(iterator)
+    (array([0, 1, 2, 3]), array([4, 5]))
+    >>> iterator.get_next_as_optional().has_value()
+    False
     """
 
     def __init__(self, dataset: Distributed, position: Position):
@@ -100,6 +113,7 @@ class DistributedIterator:
     def _begin(self, position: Position) -> None:
         self._place = self._dataset._newest = Place(position)
         self._ahead: Prefetched | None = None
+        self._read_ahead: deque[Any] = deque()
         self._pace: Pace | None = None
         self._ended = False
 
@@ -142,19 +156,27 @@ class DistributedIterator:
     def _read(self) -> Any:
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
+            if self._ahead is not None:
+                self._dataset._at_once = self._ahead.at_once
             self._ahead = None
             raise StopIteration
+        device = self._dataset._device
         if not self._dataset._prefetch or division.communicates:
-            return division.batch(step, epoch)
+            return fetched(division.batch(step, epoch), device)
+        if self._read_ahead:
+            return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:
-            steps = itertools.count(step) if division.steps is None else range(step, division.steps)
-            batches = map(partial(division.batch, iteration=epoch), steps)
-            self._ahead = Prefetched(batches, self._dataset._prefetch)
+            most, together = division.ahead(step, epoch, self._dataset._prefetch)
+            batches = division.batches(step, epoch, together)
+            if device.kind != "cpu":
+                batches = map(partial(_all_fetched, device=device), batches)
+            self._ahead = Prefetched(batches, most, self._dataset._at_once)
         try:
-            return next(self._ahead)
+            self._read_ahead.extend(next(self._ahead))
         except BaseException:
             self._ahead = None
             raise
+        return handed_over(self._read_ahead.popleft(), device)
 
     def get_next_as_optional(self) -> Optional:
         """The next batch of this replica, or an empty optional after the last step.
@@ -229,6 +251,10 @@ class DistributedIterator:
     def element_spec(self) -> Any:
         """The structure of a batch, as of the dataset."""
         return self._dataset.element_spec
+
+
+def _all_fetched(batches: list[Any], device: Device) -> list[Any]:
+    return [fetched(each, device) for each in batches]
 
 
 def _refuse_replica_context() -> None:

@@ -8,9 +8,22 @@ from typing import Any, NamedTuple
 SHARD_HINT = -1
 """Stands in ``dataset.shard(SHARD_HINT, SHARD_HINT)`` for replica count and id under AutoShardPolicy.HINT."""
 
+AUTOTUNE = -1
+"""Stands in ``dataset.prefetch(AUTOTUNE)`` for as many batches as suit their size."""
+
+PREFETCH, MOST_PREFETCH = 2, 16
+"""How many batches that is, and for small ones at most."""
+
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called: with one replica per process the two are the same."""
+    """How often an input function is called: with one replica per process the two are the same.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.InputOptions().experimental_replication_mode
+    <InputReplicationMode.PER_WORKER: 'PER_WORKER'>
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -38,6 +51,16 @@ class AutoShardPolicy(enum.IntEnum):
     OFF
         Every replica sees every row, in sub-batches of the size of a replica's share: an epoch has as
         many times more steps as there are replicas.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> options = mpistrat.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    >>> dataset = mpistrat.data.Dataset.range(4).batch(2).with_options(options)
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> sum(len(batch) for batch in strategy.experimental_distribute_dataset(dataset))
+    4
     """
 
     OFF = -1
@@ -136,7 +159,8 @@ class InputOptions(_InputOptions):
     Parameters
     ----------
     experimental_fetch_to_device : bool, optional
-        Whether batches are moved to the replica's device; None means True.
+        Whether batches are moved to the replica's device: copied there ahead of time, where that is a GPU. None means
+        True.
     experimental_replication_mode : InputReplicationMode
         How often the input function is called.
     experimental_place_dataset_on_device : bool
@@ -283,7 +307,7 @@ class Options:
     experimental_distribute : DistributeOptions
         What concerns distribution.
     prefetch : int or None
-        How many batches are read ahead.
+        How many batches are read ahead, `AUTOTUNE` (-1) for as many as suit their size.
 
     Examples
     --------
@@ -315,8 +339,8 @@ class Options:
 
     @prefetch.setter
     def prefetch(self, value: int | None) -> None:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ValueError(f"prefetch must be a number of batches or None, not {value!r}")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < AUTOTUNE):
+            raise ValueError(f"prefetch must be a number of batches, AUTOTUNE (-1) or None, not {value!r}")
         self._prefetch = value
 
     def merge(self, other: Options) -> Options:

@@ -89,6 +89,27 @@ class Plan:
             return self._map_no_rows(self._empty_rows())
         return self._map_batch(self._map_rows(self._source.read(rows)))
 
+    def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
+        """The batches that are made of these rows, all of which are read at once."""
+        if len(parts) > 1:
+            try:
+                tree = self._source.read(np.concatenate(parts))
+            except Exception:
+                tree = None  # what is wrong is told at the batch to which it belongs
+            if tree is not None:
+                leaves, rebuild = nest.flatten(tree)
+                del tree
+                stop = 0
+                for rows in parts:
+                    start, stop = stop, stop + len(rows)
+                    if start == stop:
+                        yield self.read(rows)
+                    else:
+                        yield self._map_batch(self._map_rows(rebuild([leaf[start:stop] for leaf in leaves])))
+                return
+        for rows in parts:
+            yield self.read(rows)
+
     def element(self, k: int, iteration: int) -> Any:
         """Element ``k``: a batch, or a single row if the dataset is not batched."""
         return self.read(self.rows(k, iteration))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpistrat.data.contracts import Peers, Source
-from mpistrat.data.options import AutoShardPolicy
+from mpistrat.data.options import AUTOTUNE, MOST_PREFETCH, PREFETCH, AutoShardPolicy
 from mpistrat.data.plan import Plan
 from mpistrat.data.split import piece
 from mpistrat.data.transforms import Batch, Shard, Skip, Take, Transform, length_of
@@ -69,6 +69,38 @@ class Division:
     def batch(self, step: int, iteration: int) -> Any:
         """What this replica gets in a step."""
         return self.plan.read(self.rows(step, iteration))
+
+    def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
+        """What this replica gets from a step on: one batch, and then lists of so many that are read at once."""
+        size = 1
+        while self.steps is None or step < self.steps:
+            stop = step + size if self.steps is None else min(step + size, self.steps)
+            made: list[Any] = []
+            error = None
+            try:
+                for batch in self.plan.read_each([self.rows(k, iteration) for k in range(step, stop)]):
+                    made.append(batch)
+                    del batch
+            except BaseException as raised:
+                error = raised
+            if made:
+                yield made
+            del made
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    error = None  # or the frame and its error keep each other
+            step, size = stop, together
+
+    def ahead(self, step: int, iteration: int, prefetch: int) -> tuple[int, int]:
+        """How many lists of `batches` may wait, and how many batches are best in one, like that of a step."""
+        if self.plan.batch is None:
+            return max(PREFETCH, prefetch), 1
+        best = self.source.at_once() // max(1, len(self.rows(step, iteration)))
+        most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
+        together = max(1, min(most if most <= PREFETCH else most // 2, best))
+        return most // together, together
 
     def rebuilt(self, transforms: Sequence[Transform]) -> Division:
         """The same division with other transforms."""

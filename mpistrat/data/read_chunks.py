@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +22,7 @@ MOST_DECODED = 48 << 20
 """Bytes of decoded chunks that are kept because only some of their rows were wanted."""
 
 _MOST_THREADS = 4
+_NICE = 10  # a tenth of the processor time of another thread on the same core
 
 
 class _Task(NamedTuple):
@@ -60,7 +63,7 @@ class DecodedChunks:
             work()
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads - 1, "mpistrat-decode")
+            self._pool = ThreadPoolExecutor(self._threads - 1, "mpistrat-decode", _give_way)
         others = [self._pool.submit(work) for _ in range(helpers)]
         try:
             work()
@@ -220,6 +223,14 @@ class ChunkedRows:
         file.read(int(self._offsets[chunk]), [raw])
         mask = int(self._layout.masks[chunk]) if len(self._layout.masks) else 0
         return codecs_hdf5.decode(raw, self._layout.filters, mask, self._nbytes, into)
+
+
+def _give_way() -> None:
+    """Let what the program computes go first, where there are fewer cores than threads."""
+    if sys.platform.startswith("linux"):  # elsewhere it would concern the whole process
+        this = os.PRIO_PROCESS, threading.get_native_id()
+        with contextlib.suppress(OSError):
+            os.setpriority(*this, min(19, os.getpriority(*this) + _NICE))
 
 
 def _cores() -> int:

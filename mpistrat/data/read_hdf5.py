@@ -152,7 +152,8 @@ class _Files:
         found = self._reader._descriptors.get(name, size)
         if found is not self._used.get(number):
             self._used[number] = found
-            self._check(number)
+            if not found.checked:
+                self._check(number)
         return found
 
     def __enter__(self) -> _Files:

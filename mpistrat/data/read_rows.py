@@ -57,6 +57,8 @@ class RowsOfChunks:
         self._rows = layout.chunk[0]
         self._row_bytes = row_bytes
         self._offsets, _ = layout.places()
+        # The chunks that another one than the next follows in the file.
+        self._gaps = np.flatnonzero(self._offsets[1:] != self._offsets[:-1] + self._rows * row_bytes)
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Rows from ``first`` on."""
@@ -79,21 +81,14 @@ class RowsOfChunks:
     def _runs(self, first: int, last: int) -> list[tuple[int, int]]:
         """Offset and size of the runs of bytes that rows lie in."""
         size, low, high = self._rows, first // self._rows, -(-last // self._rows)
-        offsets = self._offsets[low:high]
-        if high - low == 1:
-            return [
-                (int(offsets[0]) + (first - low * size) * self._row_bytes, (last - first) * self._row_bytes)
-            ]
-        cuts = [
-            0,
-            *(np.flatnonzero(offsets[1:] != offsets[:-1] + size * self._row_bytes) + 1).tolist(),
-            high - low,
-        ]
+        gaps = self._gaps
+        if len(gaps):
+            gaps = gaps[gaps.searchsorted(low) : gaps.searchsorted(high - 1)]
         runs = []
-        for start, stop in pairwise(cuts):
-            begin, end = max(first, (low + start) * size), min(last, (low + stop) * size)
-            inside = (begin - (low + start) * size) * self._row_bytes
-            runs.append((int(offsets[start]) + inside, (end - begin) * self._row_bytes))
+        for start, stop in pairwise([low, *(gaps + 1).tolist(), high]):
+            begin, end = max(first, start * size), min(last, stop * size)
+            offset = int(self._offsets[start]) + (begin - start * size) * self._row_bytes
+            runs.append((offset, (end - begin) * self._row_bytes))
         return runs
 
 
@@ -113,14 +108,18 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         for start, stop in pairwise([0, *cuts, len(where)]):
             _through_memory(file, offsets[start:stop], size, out, where[start:stop])
         return
-    places, begins, between = (where * size).tolist(), offsets.tolist(), gaps.tolist()
-    for start, stop in pairwise([0, *cuts, len(places)]):
-        pieces = [view[places[start] : places[start] + size]]
+    # Pieces that follow each other in the file and in memory are one.
+    new = np.flatnonzero((gaps != 0) | (where[1:] != where[:-1] + 1)) + 1
+    firsts, lasts = np.append(0, new), np.append(new - 1, len(where) - 1)
+    begins, ends = (where[firsts] * size).tolist(), ((where[lasts] + 1) * size).tolist()
+    between, at = gaps[lasts[:-1]].tolist(), offsets[firsts].tolist()
+    for start, stop in pairwise([0, *firsts.searchsorted(cuts).tolist(), len(begins)]):
+        pieces = [view[begins[start] : ends[start]]]
         for i in range(start + 1, stop):
             if between[i - 1]:
                 pieces.append(memoryview(bytearray(between[i - 1])))
-            pieces.append(view[places[i] : places[i] + size])
-        file.read(begins[start], pieces)
+            pieces.append(view[begins[i] : ends[i]])
+        file.read(at[start], pieces)
 
 
 def _through_memory(

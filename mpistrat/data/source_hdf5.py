@@ -12,12 +12,16 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.blocks import Blocks
 from mpistrat.data.contracts import Peers, Source
+from mpistrat.data.errors import NotFiniteError
 from mpistrat.data.file_list import FileList
+from mpistrat.data.finite import first_not_finite
 from mpistrat.data.manifest import Manifest, Manifests
 from mpistrat.data.read_hdf5 import Reader
 from mpistrat.data.spec import ArraySpec
 from mpistrat.runtime import launch, mpi
 from mpistrat.runtime.reused import Buffers
+
+_AT_ONCE_BYTES = 4 << 20
 
 
 class Hdf5Source(Source):
@@ -32,6 +36,7 @@ class Hdf5Source(Source):
         structure: Any,
         manifest: Manifest | None = None,
         reader: Reader | None = None,
+        check_finite: bool = False,
     ):
         self._manifests = manifests
         self._structure = structure
@@ -40,9 +45,16 @@ class Hdf5Source(Source):
         self._identified: tuple[Manifest, dict[str, Any]] | None = None
         self._reader = reader or Reader()
         self._buffers = Buffers()
+        self._check_finite = check_finite
 
     @classmethod
-    def open(cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None) -> Hdf5Source:
+    def open(
+        cls,
+        files: Any,
+        datasets: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Hdf5Source:
         """The source of these files.
 
         Alone, a process looks for the files and describes the first at once. Several ranks would all do so:
@@ -51,7 +63,7 @@ class Hdf5Source(Source):
         structure = _checked_structure(datasets)
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
-        source = cls(Manifests(FileList(files), names, kept_in), structure)
+        source = cls(Manifests(FileList(files), names, kept_in), structure, check_finite=check_finite)
         if not _among_several():
             source._manifests.begin()
         return source
@@ -72,7 +84,7 @@ class Hdf5Source(Source):
         if not len(rows):
             return self._rebuild(out)
         first, last = int(rows[0]), int(rows[-1])
-        if last - first == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        if last - first == len(rows) - 1 and 0 not in (rows[1:] > rows[:-1]).tobytes():
             for number, start, stop in self._in_files(first, last + 1):
                 begin = int(manifest.offsets[number])
                 self._reader.read_run(
@@ -83,7 +95,21 @@ class Hdf5Source(Source):
                 )
         else:
             self._read_rows(rows, out)
+        if self._check_finite:
+            self._refuse_not_finite(rows, out)
         return self._rebuild(out)
+
+    def _refuse_not_finite(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        manifest = self._manifest
+        for column, values in zip(manifest.records[0].columns, out, strict=True):
+            if found := first_not_finite(values):
+                row, value = int(rows[found[0]]), found[1]
+                number = int(manifest.offsets.searchsorted(row, side="right")) - 1
+                raise NotFiniteError(
+                    f"file {manifest.files[number]!r}, dataset {column.name!r}: row "
+                    f"{row - int(manifest.offsets[number])} has the value {value}; fix: write the row again, or "
+                    "leave check_finite out to read it as it is"
+                )
 
     def _read_rows(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         order = np.argsort(rows, kind="stable")
@@ -142,7 +168,7 @@ class Hdf5Source(Source):
         """The rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
-        return Hdf5Source(self._manifests, self._structure, part, self._reader)
+        return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite)
 
     def agree(self, peers: Peers) -> None:
         """Build the manifest together; always collective, whoever has one already."""
@@ -151,6 +177,11 @@ class Hdf5Source(Source):
     def blocks(self) -> Blocks:
         """Chunks, or about 1.5 MiB of rows."""
         return self._manifest.blocks()
+
+    def at_once(self) -> int:
+        """As many rows as make 4 MiB: larger buffers would not stay in a cache, and be filled slower."""
+        columns = self._manifest.records[0].columns
+        return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
 
     def identity(self) -> dict[str, Any]:
         """Names, lengths and sizes of the files."""

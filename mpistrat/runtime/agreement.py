@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from mpistrat.runtime.operation import Operation
 
 PAYLOAD_BYTES = 8 << 10  # of a message between leaders that takes as long as one without payload
 _DISAGREED = -1
+_TAG = 0
+_HEADER = 16  # bytes of a message before its payload
 
 
 class Payload(NamedTuple):
@@ -33,6 +36,15 @@ class Payload(NamedTuple):
     length: int
     combine: Any
     fill: Callable[[np.ndarray], None]
+
+
+class _Views(NamedTuple):
+    """Where a payload lies: with what is said before it, received, and in the memory of the node."""
+
+    message: np.ndarray
+    mine: np.ndarray
+    theirs: np.ndarray
+    result: np.ndarray
 
 
 class Agreement(ABC):
@@ -78,58 +90,73 @@ class TwoTierAgreement(Agreement):
     def __init__(self, memory: NodeMemory, leaders: Any):
         self._memory = memory
         self._leaders = leaders
-        self._own, self._theirs = (np.zeros(2 * 8 + PAYLOAD_BYTES, np.uint8) for _ in range(2))
-        self._own_word, self._their_word = (each[:16].view(np.int64) for each in (self._own, self._theirs))
+        self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
+        # The operation's word, and how many bytes of payload follow.
+        self._own_header, self._their_header = (
+            memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
+        )
+        self._bare = self._own[:_HEADER]
+        self._views: dict[tuple[np.dtype, int], _Views] = {}
         if leaders is not None:
             self._steps = _steps(leaders.rank, leaders.size)
 
     def agree(self, operation: Operation) -> bool:
-        return self.agree_combining(operation, None)
+        return self.agree_combining(operation.word, None)
 
-    def agree_combining(self, operation: Operation, payload: Payload | None) -> bool:
+    def agree_combining(self, word: int, payload: Payload | None) -> bool:
         """As `agree`. If so, ``memory.result`` holds the combination of all nodes' payloads."""
         memory = self._memory
-        said = memory.meet_saying(operation.word)
+        said = memory.meet_saying(word)
         if self._leaders is not None:
-            agreed = said == operation.word_bytes * memory.size
-            self._exchange(operation.word if agreed else _DISAGREED, payload)
+            agreed = said == word.to_bytes(8, sys.byteorder) * memory.size
+            self._exchange(word if agreed else _DISAGREED, payload)
         memory.meet()
-        return memory.verdict[0] == operation.word
+        return memory.verdict[0] == word
 
     def _exchange(self, word: int, payload: Payload | None) -> None:
-        own, memory = self._own, self._memory
-        nbytes = 0
+        header, views = self._own_header, None
+        header[0], header[1] = word, 0
         if payload is not None and word != _DISAGREED:
-            nbytes = payload.length * payload.dtype.itemsize
-            payload.fill(own[16 : 16 + nbytes].view(payload.dtype))
-        self._own_word[:] = word, nbytes
+            views = self._views_of(payload)
+            header[1] = views.mine.nbytes
+            payload.fill(views.mine)
         for send, receive, replaces in self._steps:
-            self._step(send, receive, replaces, payload)
-        memory.verdict[0] = int(self._own_word[0])
-        nbytes = int(self._own_word[1])
-        if nbytes:
-            memory.result[:nbytes] = own[16 : 16 + nbytes]
+            self._move(views.message if views is not None and header[1] else self._bare, send, receive)
+            if receive is None:
+                continue
+            if header[0] != self._their_header[0] or header[1] != self._their_header[1]:
+                header[0], header[1] = _DISAGREED, 0
+            elif views is not None and header[1]:
+                assert payload is not None
+                if replaces:
+                    views.mine[...] = views.theirs
+                elif receive < self._leaders.rank:  # in one order on both sides: products may depend on it
+                    payload.combine(views.theirs, views.mine, out=views.mine)
+                else:
+                    payload.combine(views.mine, views.theirs, out=views.mine)
+        self._memory.verdict[0] = header[0]
+        if views is not None and header[1]:
+            views.result[...] = views.mine
 
-    def _step(self, send: int | None, receive: int | None, replaces: bool, payload: Payload | None) -> None:
-        own, theirs, leaders = self._own, self._theirs, self._leaders
-        message = own[: 16 + int(self._own_word[1])]
+    def _move(self, message: np.ndarray, send: int | None, receive: int | None) -> None:
         if send is not None and receive is not None:
-            leaders.Sendrecv(message, send, recvbuf=theirs, source=receive)
+            self._leaders.Sendrecv(message, send, _TAG, self._theirs, receive, _TAG)
         elif send is not None:
-            leaders.Send(message, send)
+            self._leaders.Send(message, send, _TAG)
         else:
-            leaders.Recv(theirs, receive)
-        if receive is None:
-            return
-        nbytes = int(self._their_word[1])
-        if self._own_word.tobytes() != self._their_word.tobytes():
-            self._own_word[:] = _DISAGREED, 0
-        elif replaces:
-            own[16 : 16 + nbytes] = theirs[16 : 16 + nbytes]
-        elif nbytes:
-            assert payload is not None
-            mine = own[16 : 16 + nbytes].view(payload.dtype)
-            payload.combine(mine, theirs[16 : 16 + nbytes].view(payload.dtype), out=mine)
+            self._leaders.Recv(self._theirs, receive, _TAG)
+
+    def _views_of(self, payload: Payload) -> _Views:
+        key = payload.dtype, payload.length
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) > 1024:
+                self._views.clear()
+            end = _HEADER + payload.length * payload.dtype.itemsize
+            mine, theirs = (each[_HEADER:end].view(payload.dtype) for each in (self._own, self._theirs))
+            result = self._memory.total(payload.dtype, payload.length)
+            views = self._views[key] = _Views(self._own[:end], mine, theirs, result)
+        return views
 
 
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:

@@ -1,16 +1,23 @@
 """The only file that knows which array library it holds.
 
-The wire carries NumPy arrays. Whatever else a program uses (CuPy, PyTorch, JAX, anything that speaks
-DLPack or the array API) is brought to the host here and given back as what it was.
+Arrays are those of NumPy on the host, and those of CuPy on a GPU. Whatever else a program uses (PyTorch, JAX,
+anything that speaks DLPack or the array API) is seen as one of these two, and given back as what it was: without
+a copy where the library allows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime import pinned
+from mpistrat.runtime.device import Device, cupy_for
+
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
+_ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _SCALARS = (np.generic, bool, int, float, complex)
 
 
@@ -28,6 +35,8 @@ def to_host(value: Any) -> np.ndarray:
         raise TypeError("masked arrays cannot be combined over replicas: fill or compress them first")
     if isinstance(value, (np.ndarray, *_SCALARS)):
         return np.asarray(value)
+    if on_gpu(value):
+        return pinned.download(to_cupy(value))
     if hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
         return _from_dlpack(value)
     array = np.asarray(value)
@@ -42,11 +51,105 @@ def from_host(result: np.ndarray, like: Any) -> Any:
         return result
     if isinstance(like, _SCALARS):
         return result[()]
+    if on_gpu(like):
+        return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
     if hasattr(like, "__dlpack__") and not hasattr(like, "assign"):
         from array_api_compat import array_namespace, device
 
         return array_namespace(like).asarray(result, device=device(like))
     return result
+
+
+def on_gpu(value: Any) -> bool:
+    """Whether a value lives on a GPU, where CuPy can reach it."""
+    if isinstance(value, (np.ndarray, *_SCALARS)):
+        return False
+    if hasattr(value, "assign"):  # a variable
+        return hasattr(value, "__cuda_array_interface__")
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and where()[0] in _ON_GPU and _cupy() is not None
+
+
+def to_cupy(value: Any) -> Any:
+    """A value on a GPU as a CuPy array of the same memory; what its library still does to it comes first."""
+    cupy = _cupy()
+    if type(value) is cupy.ndarray:
+        return value
+    if hasattr(value, "assign"):
+        return cupy.asarray(value)
+    if hasattr(value, "detach"):  # a tensor that gradients are recorded for
+        value = value.detach()
+    return cupy.from_dlpack(value)
+
+
+def from_cupy(result: Any, like: Any) -> Any:
+    """A CuPy array as one of the library of ``like``, of the same memory."""
+    if type(like) is type(result) or hasattr(like, "assign"):
+        return result
+    from array_api_compat import array_namespace
+
+    return array_namespace(like).from_dlpack(result)
+
+
+def native(value: Any) -> Any:
+    """A value to compute with where it is: a NumPy array, or on a GPU one of CuPy."""
+    return to_cupy(value) if on_gpu(value) else to_host(value)
+
+
+def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
+    """What a ufunc of NumPy is in the library of its arguments: CuPy's own, if one of them lives on a GPU.
+
+    CuPy takes NumPy's, too, but none with a signature, such as ``matmul``.
+    """
+    return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
+
+
+def off_gpu(value: Any) -> Any:
+    """A value as it is, but a copy on the host of one on a GPU."""
+    return to_host(value) if on_gpu(value) else value
+
+
+def placed(value: Any, device: Device) -> Any:
+    """A value as an array of the library of a device: NumPy's, or CuPy's on that GPU."""
+    if device.kind == "cpu" or on_gpu(value):
+        return native(value)
+    return pinned.upload(to_host(value), device.index)
+
+
+def device_of(array: Any) -> Device:
+    """Where an array of NumPy or CuPy lives."""
+    return Device("cpu") if isinstance(array, np.ndarray) else Device("cuda", int(array.device.id))
+
+
+def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
+    """The GPU that all of some CuPy arrays live on.
+
+    Raises
+    ------
+    ValueError
+        If they live on several, or not on ``own``: this rank's device, where it has one.
+    """
+    found = sorted({device_of(value) for value in values})
+    if own is not None and own.kind == "cuda" and found != [own]:
+        other = next(each for each in found if each != own)
+        raise ValueError(
+            f"an array lives on {other}, and this rank's device is {own}: another rank may be working on {other}; "
+            f"make arrays on {own} (`with cupy.cuda.Device({own.index}):`), or copy this one there"
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"the arrays of one call live on {' and '.join(map(str, found))}: a rank works on one device"
+        )
+    return found[0]
+
+
+@cache
+def _cupy() -> Any:
+    """CuPy, None where it cannot be used."""
+    try:
+        return cupy_for("an array on a GPU")
+    except RuntimeError:
+        return None
 
 
 def _from_dlpack(value: Any) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Devices by name."""
+"""Devices by name, and whether they are there."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _NAME = re.compile(
     r"^(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(?P<kind>[A-Za-z]+)(?::(?P<index>\d+|\*))?$"
@@ -62,17 +63,131 @@ class Device(NamedTuple):
             If it is not: the text says what is missing.
         """
         if self.kind == "cuda":
-            try:
-                import cupy  # noqa: F401  # is there or not
-            except ImportError as error:
+            count = gpu_count(f"device {self}")
+            if self.index >= count:
                 raise RuntimeError(
-                    f"device {self} needs CuPy: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
-                ) from error
-            raise RuntimeError(
-                f"device {self} cannot be used: this version keeps variables and reduces on the host. Use 'cpu:0'; "
-                "arrays of CuPy and other libraries are taken, and given back as what they were"
-            )
+                    f"device {self} is not there: this process sees {count} GPU{'s' * (count > 1)}, "
+                    f"cuda:0{f' to cuda:{count - 1}' * (count > 1)}{_restriction()}"
+                )
         return self
+
+    def use(self) -> Device:
+        """Make it the one on which this thread makes new arrays of CuPy, if it is a GPU."""
+        if self.kind == "cuda":
+            cupy_for(f"device {self}").cuda.Device(self.index).use()
+        return self
+
+    @classmethod
+    def own(cls, name: str | Device, local_rank: int, local_size: int) -> Device:
+        """The device of a rank: that of the name, or where it is a kind alone, the rank's of that kind.
+
+        The ranks of a node share the GPUs that they see evenly: with more ranks than GPUs, neighbours use one.
+
+        Parameters
+        ----------
+        name : str or Device
+            ``"cpu"``, ``"cuda"`` (also ``"gpu"``), ``"cuda:1"``, or ``"auto"``: a GPU if there is one.
+        local_rank, local_size : int
+            Which of its node's ranks it is, and how many there are.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no such device.
+        TypeError, ValueError
+            As `parse`.
+
+        Examples
+        --------
+        >>> Device.own("cpu", 1, 2)
+        Device(kind='cpu', index=0)
+        """
+        if isinstance(name, str) and name.strip().lower() == "auto":
+            try:
+                gpu_count("device auto")
+            except RuntimeError:
+                return cls("cpu")
+            name = "cuda"
+        device = cls.parse(name)
+        if device.kind == "cpu" or isinstance(name, Device) or name.strip()[-1].isdigit():
+            return device.require()
+        count = gpu_count(f"device {name}")
+        each = count // local_size
+        return cls("cuda", local_rank * each if each else local_rank * count // local_size)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"
+
+
+def cupy_for(what: str) -> Any:
+    """The module ``cupy``.
+
+    Raises
+    ------
+    RuntimeError
+        If it is not installed, or cannot be imported: the text begins with ``what``.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        if error.name not in (None, "cupy"):  # it lacks another one
+            raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}") from error
+        raise RuntimeError(
+            f"{what} needs CuPy, which is not installed: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
+        ) from error
+    except Exception as error:  # of a library that is missing or another version
+        raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}") from error
+    return cupy
+
+
+def gpu_count(what: str) -> int:
+    """How many GPUs this process sees: at least one.
+
+    Raises
+    ------
+    RuntimeError
+        If it can use none: the text begins with ``what`` and says what is missing, and what to do about it.
+    """
+    runtime = cupy_for(what).cuda.runtime
+    try:
+        count: int = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise RuntimeError(_no_gpu(what, runtime, error)) from error
+    if count == 0:
+        raise RuntimeError(f"{what}: this process sees no GPU{_restriction()}")
+    return count
+
+
+_NO_DRIVER_OR_TOO_OLD, _NO_DEVICE = 35, 100  # cudaErrorInsufficientDriver, cudaErrorNoDevice
+
+
+def _no_gpu(what: str, runtime: Any, error: Any) -> str:
+    status = getattr(error, "status", None)
+    if status == _NO_DEVICE:
+        return f"{what}: this process sees no GPU{_restriction()}"
+    if status != _NO_DRIVER_OR_TOO_OLD:
+        return f"{what}: CUDA does not start: {error}"
+    driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if driver == 0:
+        return (
+            f"{what}: CuPy is installed, but this machine has no NVIDIA driver (libcuda.so.1): run where a GPU is, "
+            "in a container with --nv or --gpus, or use 'cpu'"
+        )
+    return (
+        f"{what}: the NVIDIA driver is too old: it is for CUDA {_version(driver)}, and CuPy for CUDA "
+        f"{_version(needed)}: update the driver, or install the CuPy for CUDA {driver // 1000}"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _restriction() -> str:
+    """What hides GPUs from this process, in words."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return ""
+    if not visible:
+        return " (CUDA_VISIBLE_DEVICES is empty, which hides all: unset it, or ask the scheduler for GPUs)"
+    return f" (CUDA_VISIBLE_DEVICES={visible})"

@@ -68,6 +68,15 @@ def share(node: Any) -> None:
         _shared, _claim = True, _shared_file(node)
 
 
+def end_job(text: str) -> None:
+    """End all ranks, at the end of a program for which others wait in vain."""
+    from mpi4py import MPI
+
+    _flush()
+    _write(f"\n{text}\n")
+    MPI.COMM_WORLD.Abort(1)
+
+
 def pending() -> bool:
     """Whether this rank is on its way out because of an error."""
     return _pending

@@ -9,10 +9,24 @@ import numpy as np
 from mpistrat.runtime.shared_memory import share
 
 _HEADER = 8  # bytes that a rank says what it does in
-_SLOT_BYTES = 512 << 10  # a piece that stays in the cache of a core
+_SLOT_BYTES = 3 << 20  # two pieces, one after the other
 _WIRE_SLOT_BYTES = 4 << 20  # a piece that keeps the wire between nodes busy
-_MOST_BYTES = 64 << 20  # of a node
 _FEWEST_SLOT_BYTES = 64 << 10
+# Up to here the same place is taken each time, which stays in the cache.
+_SMALL_BYTES = 1 << 20
+_LINE = 64  # of a cache
+
+_Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
+
+
+def slot_sizes(between_nodes: bool) -> list[int]:
+    """Bytes of a slot, the wanted first, then what to do with where memory is scarce. Equal on all nodes."""
+    size = _WIRE_SLOT_BYTES if between_nodes else _SLOT_BYTES
+    sizes = [size]
+    while size >= 4 * _FEWEST_SLOT_BYTES:
+        size //= 4
+        sizes.append(size)
+    return sizes
 
 
 class NodeMemory:
@@ -26,57 +40,90 @@ class NodeMemory:
     rank, size : int
         This rank among those of the node, and how many they are.
     slot_bytes : int
-    result : numpy.ndarray of uint8, shape (slot_bytes,)
-        A place for what is made of all slots. Written after one barrier, read after the next.
+    results : tuple of numpy.ndarray of uint8, shape (slot_bytes,)
+        Places for what is made of all slots. Written after one barrier, read after the next. Two between nodes.
+    result : numpy.ndarray of uint8
+        The first of them.
+    generation : int
+        Which of its slots each rank may write to now.
     verdict : memoryview of int
         A place for one number, used in the same way.
     """
 
-    def __init__(self, node: Any, between_nodes: bool):
+    def __init__(self, node: Any, slot_bytes: int, between_nodes: bool):
         self.rank: int = node.rank
         self.size: int = node.size
-        wanted = _WIRE_SLOT_BYTES if between_nodes else _SLOT_BYTES
-        room = _MOST_BYTES // (2 * self.size + 1)
-        self.slot_bytes = max(_FEWEST_SLOT_BYTES, min(wanted, 1 << (room.bit_length() - 1)))
+        self.slot_bytes = slot_bytes
+        results = (2 if between_nodes else 1) * slot_bytes
         headers = _HEADER * self.size
-        shared = share(node, 2 * self.slot_bytes, self.slot_bytes + 2 * headers + _HEADER)
+        shared = share(node, 2 * self.slot_bytes, results + 2 * headers + _HEADER)
         slots = shared.stretches[:, : 2 * self.slot_bytes].reshape(self.size, 2, self.slot_bytes)
         self._slots = slots[:, 0], slots[:, 1]
-        self.result = shared.common[: self.slot_bytes]
-        said = memoryview(shared.common.data)[self.slot_bytes :]
+        self.results = tuple(shared.common[:results].reshape(-1, self.slot_bytes))
+        self.result = self.results[0]
+        said = memoryview(shared.common.data)[results:]
         self._said = said[:headers].cast("q"), said[headers : 2 * headers].cast("q")
         self.verdict = said[2 * headers : 2 * headers + _HEADER].cast("q")
-        self._views: dict[tuple[int, np.dtype, int], tuple[np.ndarray, list[np.ndarray]]] = {}
-        self._generation = 0
+        self._views: dict[_Key, tuple[np.ndarray, list[np.ndarray]]] = {}
+        self._totals: dict[tuple[np.dtype, int], np.ndarray] = {}
+        self.generation = 0
+        self._meetings = 0
         self._barrier = node.Barrier
 
-    def slots(self, dtype: np.dtype, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    def slots(
+        self, dtype: np.dtype, count: int, generation: int | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """This rank's slot to write to, and all ranks', as arrays of ``count`` elements."""
-        key = (self._generation, dtype, count)
-        found = self._views.get(key)
+        if generation is None:
+            generation = self.generation
+        key = (generation, dtype, count, 0)
+        return self._views.get(key) or self._views_at(key, 0)
+
+    def _views_at(self, key: _Key, start: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        if len(self._views) > 1024:
+            self._views.clear()
+        generation, dtype, count, _ = key
+        rows = [row[start : start + count * dtype.itemsize].view(dtype) for row in self._slots[generation]]
+        found = self._views[key] = rows[self.rank], rows
+        return found
+
+    def total(self, dtype: np.dtype, count: int) -> np.ndarray:
+        """The beginning of `result`, as an array of ``count`` elements."""
+        found = self._totals.get((dtype, count))
         if found is None:
-            if len(self._views) > 1024:
-                self._views.clear()
-            rows = [row[: count * dtype.itemsize].view(dtype) for row in self._slots[self._generation]]
-            found = self._views[key] = rows[self.rank], rows
+            if len(self._totals) > 1024:
+                self._totals.clear()
+            found = self._totals[dtype, count] = self.result[: count * dtype.itemsize].view(dtype)
         return found
 
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
-        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met."""
-        found = self._views.get((self._generation, values.dtype, len(values)))
-        own, rows = found or self.slots(values.dtype, len(values))
-        own[...] = values
-        return rows
+        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met.
+
+        Large values take other places of the slot in turn: reading what is still dirty in the cache of another core
+        can be several times slower than reading what has left it.
+        """
+        place = stride = 0
+        if values.nbytes > _SMALL_BYTES:
+            stride = -(-values.nbytes // _LINE) * _LINE
+            place = (self._meetings >> 1) % max(1, self.slot_bytes // stride)
+        key = (self.generation, values.dtype, len(values), place)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views_at(key, place * stride)
+        found[0][...] = values
+        return found[1]
 
     def meet(self) -> None:
         """Wait for all ranks of the node: what they wrote may be read now."""
-        self._generation ^= 1
+        self.generation ^= 1
+        self._meetings += 1
         self._barrier()
 
     def meet_saying(self, word: int) -> bytes:
         """As `meet`, and tell each other one number: those of all ranks, 8 bytes each."""
-        said = self._said[self._generation]
+        said = self._said[self.generation]
         said[self.rank] = word
-        self._generation ^= 1
+        self.generation ^= 1
+        self._meetings += 1
         self._barrier()
         return said.tobytes()

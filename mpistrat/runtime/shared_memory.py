@@ -52,7 +52,8 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     """
     own, common = _pages(own), _pages(common + _TOKEN_BYTES)
     stretches = node.size * own
-    descriptor, error, path, token = -1, None, None, b""
+    descriptor, path, token = -1, None, b""
+    error: Exception | None = None
     if node.rank == 0:
         try:
             descriptor, path = tempfile.mkstemp(prefix="mpistrat-", dir=_FOLDER)
@@ -73,7 +74,7 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
                 memory = np.frombuffer(mmap.mmap(descriptor, stretches + common), np.uint8)
                 if node.rank == 0:
                     memory[-_TOKEN_BYTES:] = np.frombuffer(token, np.uint8)
-            except OSError as problem:
+            except (OSError, ValueError) as problem:  # what mmap raises where files are limited
                 error = problem
         problems = _problems(node, error)
         if not problems and memory[-_TOKEN_BYTES:].tobytes() != token:
@@ -91,7 +92,7 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     return Shared(memory[:stretches].reshape(node.size, own), memory[stretches:-_TOKEN_BYTES])
 
 
-def _problems(node: Any, error: OSError | None) -> list[str]:
+def _problems(node: Any, error: Exception | None) -> list[str]:
     return [text for text in node.allgather(None if error is None else str(error)) if text is not None]
 
 

@@ -12,11 +12,15 @@ without: set[int] = set()  # by their identities
 @contextlib.contextmanager
 def without_collectives() -> Iterator[None]:
     """Refuse collectives in this thread."""
-    without.add(threading.get_ident())
+    this = threading.get_ident()
+    if this in without:
+        yield
+        return
+    without.add(this)
     try:
         yield
     finally:
-        without.discard(threading.get_ident())
+        without.discard(this)
 
 
 def refuse(what: str) -> None:

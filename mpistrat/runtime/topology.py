@@ -21,7 +21,7 @@ import numpy as np
 
 from mpistrat.runtime import arrival, failure, mpi, threads
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
-from mpistrat.runtime.node_memory import NodeMemory
+from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
 from mpistrat.runtime.operation import (
     MismatchError,
     Operation,
@@ -64,16 +64,25 @@ class Topology:
         What the ranks of this node share; None on all ranks if those of one node cannot.
     in_flight : set
         Asynchronous collectives that are not done.
+    costs : dict or None
+        What collectives were measured to cost here, once somebody has looked.
     arenas : dict
         Places of arrays that are reduced where they are, by the identity of their memory.
+    gpu_obstacles : dict of dict of str
+        Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
+    gpu_communicators : dict
+        NCCL's communicators, by GPU.
     """
 
     memory: NodeMemory | None = None
+    costs: Any = None
     _agreement: Agreement
     _pending = False
+    _met = False
     _operation: Operation
     _meetings = 0  # of this turn, after the first
     _given_up = ""
+    _left = ""
 
     def __init__(self, parent: Any):
         MPI = mpi.start()
@@ -93,6 +102,8 @@ class Topology:
         self._turn = threading.Lock()
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
+        self.gpu_obstacles: dict[int, dict[str, str]] = {}
+        self.gpu_communicators: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
@@ -138,13 +149,18 @@ class Topology:
         return world.Split_type(mpi.start().COMM_TYPE_SHARED, key=world.rank)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
-        memory = None
-        try:
-            memory = NodeMemory(self.node, between_nodes=len(self.nodes) > 1)
-        except NoSharedMemoryError as error:
-            if self.node.rank == 0:
-                _log.warning("%s; collectives go without it and are slower", error)
-        return memory if self.world.allreduce(memory is not None, MPI.LAND) else None
+        between_nodes = len(self.nodes) > 1
+        for slot_bytes in slot_sizes(between_nodes):
+            memory = problem = None
+            try:
+                memory = NodeMemory(self.node, slot_bytes, between_nodes)
+            except NoSharedMemoryError as error:
+                problem = error
+            if self.world.allreduce(memory is not None, MPI.LAND):
+                return memory
+        if problem is not None and self.node.rank == 0:
+            _log.warning("%s; collectives go without it and are slower", problem)
+        return None
 
     def _way_to_agree(self) -> Agreement:
         if self.memory is None:
@@ -230,12 +246,16 @@ class Topology:
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
-            self._given_up = f"after a time-out: the ranks are not in step any more, end the program ({text})"
+            self.give_up("after a time-out", text)
             self._turn.release()
             raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
         except BaseException:
             self._turn.release()
             raise
+
+    def give_up(self, when: str, text: str) -> None:
+        """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""
+        self._given_up = f"{when}: the ranks are not in step any more, end the program ({text})"
 
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
@@ -247,8 +267,13 @@ class Topology:
         MismatchError
             As `turn`.
         """
+        if self._pending:
+            self._met = True
         if payload is not None:
-            agreed = self._agreement.agree_combining(self._operation, payload)  # type: ignore[attr-defined]
+            if not self._pending:
+                self._meetings += 1
+            word = self._operation.word | self._meetings << 33
+            agreed = self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
         elif self._pending:
             agreed = self._agreement.agree(self._operation)
         else:
@@ -270,7 +295,11 @@ class Topology:
     def __enter__(self) -> Topology:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None and self._met and len(self.nodes) > 1 and not issubclass(kind, MismatchError):
+            self._left = f"rank {self.rank} left {self._operation} by a {kind.__name__}"
+            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+        self._met = False
         self._pending = False
         self._turn.release()
 
@@ -337,7 +366,11 @@ class Topology:
                     return
             except MismatchError:
                 continue
-            except RuntimeError:  # a thread is still in a collective
+            except RuntimeError:  # a thread is still in a collective, or the ranks are not in step
+                if self._left:
+                    failure.end_job(
+                        f"{self._left}, and its program is at its end: the others would wait for ever"
+                    )
                 return
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
@@ -349,6 +382,7 @@ class Topology:
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         self.memory = None
+        self.gpu_communicators.clear()
         self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
@@ -364,6 +398,7 @@ class Alone(Topology):
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.sequence = 0
         self.arenas, self.in_flight = {}, set()
+        self.gpu_obstacles, self.gpu_communicators = {}, {}
         self._turn = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:

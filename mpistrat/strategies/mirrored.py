@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.collectives import CrossDeviceOps
+from mpistrat.collectives import CrossDeviceOps, costs
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.own_device import own_device
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -18,7 +19,9 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices : sequence of str, optional
-        The device of each replica, in the order of ranks.
+        The device of each replica, in the order of ranks. By default what the environment variable MPISTRAT_DEVICE
+        says (``cpu``, ``cuda`` for a GPU of the node for each rank, ``auto`` for that where there are GPUs), else the
+        host.
     cross_device_ops : CrossDeviceOps, optional
         How to reduce; by default the fastest way for each message.
     comm : mpi4py.MPI.Intracomm, optional
@@ -51,6 +54,7 @@ class MirroredStrategy(Strategy):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+        costs.heed(topology)
         if len(topology.nodes) > 1:
             raise RuntimeError(
                 f"MirroredStrategy works on the ranks of one node, and its {topology.size} ranks are on "
@@ -61,19 +65,7 @@ class MirroredStrategy(Strategy):
                 f"devices names {len(parsed)} devices for {topology.size} replicas: name one for each, in the order "
                 "of ranks"
             )
-        device = None if parsed is None else parsed[topology.rank]
-        _require_all(topology, device)
+        device = own_device(
+            topology, None if parsed is None else parsed[topology.rank], same=len({*(parsed or ())}) <= 1
+        )
         super().__init__(StrategyExtended(self, topology, device, cross_device_ops))
-
-
-def _require_all(topology: Topology, device: Device | None) -> None:
-    """Raise on every rank, if one of them lacks its device."""
-    missing = None
-    try:
-        if device is not None:
-            device.require()
-    except RuntimeError as error:
-        missing = str(error)
-    for rank, said in enumerate(topology.all_gather_object(missing)):
-        if said is not None:
-            raise RuntimeError(f"rank {rank}: {said}")

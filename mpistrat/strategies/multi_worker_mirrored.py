@@ -6,9 +6,10 @@ import os
 from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
-from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives import CommunicationOptions, costs
 from mpistrat.runtime import affinity, mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.own_device import own_device
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -25,6 +26,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         Options of all its collectives.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks to use; by default all.
+    device : str, optional
+        Where this rank's variables live: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node,
+        ``"cuda:1"`` for that one, or ``"auto"`` for a GPU if every rank has one. By default what the environment
+        variable MPISTRAT_DEVICE says, else ``"cpu"``.
 
     Raises
     ------
@@ -34,7 +39,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         If ``cluster_resolver`` is none.
     RuntimeError
         If this process is alone although its launcher started several tasks; on every rank, if the resolver and MPI
-        contradict each other on any.
+        contradict each other on any, or one of them lacks its device.
 
     Examples
     --------
@@ -51,6 +56,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         comm: Any = None,
+        device: str | None = None,
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
@@ -60,13 +66,15 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise TypeError(f"cluster_resolver must be a ClusterResolver, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
         topology = Topology.of(world if comm is None else comm)
+        costs.heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:
             _cross_check(cluster_resolver, topology, world)
         if comm is None:
             affinity.warn_if_one_core(topology)
-        super().__init__(StrategyExtended(self, topology, communication_options=communication_options))
+        own = own_device(topology, device)
+        super().__init__(StrategyExtended(self, topology, own, communication_options=communication_options))
         self._resolver = cluster_resolver
 
     @property

@@ -11,7 +11,8 @@ import numpy as np
 from mpistrat import context, data
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.strategy.extended import StrategyExtended
-from mpistrat.strategy.strategy import Scope, Strategy
+from mpistrat.strategy.scope import Scope
+from mpistrat.strategy.strategy import Strategy
 from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
 from mpistrat.variables import LocalVariable, Variable
 

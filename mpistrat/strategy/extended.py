@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.cross_device_ops import check_destinations
+from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Alone, Topology
@@ -58,7 +59,7 @@ class StrategyExtended:
     ):
         self._strategy = container_strategy
         self._topology = topology or Alone()
-        self._device = device or Device("cpu")
+        self._device = (device or Device("cpu")).use()
         self._devices = (str(self._device),)
         self._ops = (cross_device_ops or CollectiveAllReduce())._bound_to(self._topology)
         self._options = communication_options or CommunicationOptions()
@@ -66,6 +67,7 @@ class StrategyExtended:
         self._cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=self._topology.rank)
         self._unnamed = 0
+        self._variable_device = self._device
 
     # --- what a strategy is ----------------------------------------------------------
 
@@ -114,6 +116,15 @@ class StrategyExtended:
         if synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable
         return MirroredVariable
+
+    @contextmanager
+    def _variables_on_host(self) -> Iterator[None]:
+        """Context in which new variables live on the host: numbers that the program itself looks at every step."""
+        before, self._variable_device = self._variable_device, Device("cpu")
+        try:
+            yield
+        finally:
+            self._variable_device = before
 
     def _name_variable(self, name: str | None) -> str:
         if name is not None:
@@ -245,6 +256,10 @@ class StrategyExtended:
         return (self._components(value),)
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
+        if self._device.kind != "cpu":
+            on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
+            if on_gpu:
+                arrays.require_one_device(on_gpu, self._device)
         return self._ops.all_reduce(op, values, self._merge(options))
 
     def _all_reduce_arrays(
@@ -253,17 +268,19 @@ class StrategyExtended:
         merged = self._options if options is None else self._options.merge(options)
         return self._ops.all_reduce_arrays(op, values, merged)
 
-    def _flatten(self, name: str, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    def _flatten(
+        self, name: str, value: Any, options: CommunicationOptions | None = None
+    ) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         if nest.is_nested(value):
-            self._agree_on_structure(name, value)
+            self._agree_on_structure(name, value, options)
         return nest.flatten(value)
 
-    def _agree_on_structure(self, name: str, value: Any) -> None:
+    def _agree_on_structure(self, name: str, value: Any, options: CommunicationOptions | None = None) -> None:
         """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
         words = nest.describe(value)
         if words is not None and self._topology.size > 1:
             what = operation(name, "of the structure", words)
-            with self._topology.turn(what, timeout_seconds=self._options.timeout_seconds):
+            with self._topology.turn(what, timeout_seconds=self._merge(options).timeout_seconds):
                 pass
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -363,7 +380,14 @@ class StrategyExtended:
         return v.read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions."""
+        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions.
+
+        Raises
+        ------
+        RuntimeError
+            In a replica context, or if another strategy is current.
+        """
+        require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
 
     def call_for_each_replica(

@@ -14,7 +14,7 @@ from mpistrat.values import ReduceOp
 Axis = int | tuple[int, ...]
 
 
-def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> np.ndarray:
+def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
     """The sum over an axis, in the dtype that ``op`` adds in.
 
     Raises
@@ -24,36 +24,42 @@ def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> np.ndarray
     TypeError
         If the value is no number or bool.
     """
-    array = arrays.to_host(value)
+    array = arrays.native(value)
     wide = dtypes.accumulator(array.dtype, op)
     if array.ndim == 0:
         raise ValueError(f"axis {axis} is out of range for a scalar")
+    if type(array) is not np.ndarray:
+        return array.astype(wide, copy=False).sum(axis=axis)
     return np.asarray(np.sum(array.astype(wide, copy=False), axis=axis))
 
 
-def sum_of_parts(total: np.ndarray, like: Any) -> Any:
+def sum_of_parts(total: Any, like: Any) -> Any:
     """The result of a SUM over an axis, in the dtype and library of the value."""
-    dtype = arrays.to_host(like).dtype
+    dtype = arrays.native(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
     return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
 
 
-def local_mean_parts(value: Any, axis: Axis) -> list[np.ndarray]:
+def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
     """Sum and number of examples over an axis."""
-    shape = arrays.to_host(value).shape
+    shape = arrays.native(value).shape
     total = local_sum(value, axis, ReduceOp.MEAN)
     axes = axis if isinstance(axis, tuple) else (axis,)
     return [total, np.array(math.prod(shape[i] for i in axes), np.int64)]
 
 
-def mean_of_parts(total: np.ndarray, count: np.ndarray, like: Any) -> Any:
+def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
-    dtype = arrays.to_host(like).dtype
+    dtype = arrays.native(like).dtype
     with np.errstate(invalid="ignore", divide="ignore"):
-        divisor = count if total.dtype.kind in "iu" else total.dtype.type(count)
-        mean = np.asarray(total / divisor)
+        divisor = count[()] if total.dtype.kind in "iu" else total.dtype.type(count)
+        mean = total / divisor
+    if not arrays.on_gpu(mean):
+        mean = np.asarray(mean)
     return _given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
 
 
-def _given_back(result: np.ndarray, like: Any) -> Any:
+def _given_back(result: Any, like: Any) -> Any:
+    if arrays.on_gpu(result):
+        return arrays.from_cupy(result, like)
     return result[()] if isinstance(like, (np.ndarray, np.generic)) else arrays.from_host(result, like)

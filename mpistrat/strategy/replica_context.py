@@ -152,7 +152,7 @@ class ReplicaContext:
             return self._strategy.extended._all_reduce_arrays(op, (value,), options)[0]
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return self._strategy.extended._all_reduce_arrays(op, value, options)
-        leaves, rebuild = self._strategy.extended._flatten("all_reduce", value)
+        leaves, rebuild = self._strategy.extended._flatten("all_reduce", value, options)
         if nest.holds(leaves, DistributedValues):
             leaves = [_own(op, leaf) for leaf in leaves]
         return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
@@ -202,7 +202,7 @@ class ReplicaContext:
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
         extended = self._strategy.extended
-        leaves, rebuild = extended._flatten("all_reduce_async", value)
+        leaves, rebuild = extended._flatten("all_reduce_async", value, options)
         leaves = [_own(op, leaf) for leaf in leaves]
         for leaf in leaves:
             if isinstance(leaf, IndexedSlices):
@@ -237,7 +237,7 @@ class ReplicaContext:
         value : array or nested structure of arrays
             As `all_reduce`, but no numbers, scalars or IndexedSlices.
         options : CommunicationOptions, optional
-            ``timeout_seconds`` alone counts.
+            ``timeout_seconds`` alone counts; the implementations "ordered" and "exact" are refused.
 
         Returns
         -------
@@ -251,7 +251,7 @@ class ReplicaContext:
             If a value is no array of numbers, or SUM of bool is asked for.
         ValueError
             If a value is a scalar; on every replica, if shapes or dtypes differ between replicas; if the op
-            is unknown.
+            is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
         RuntimeError
             If this replica context is not the current one.
 
@@ -269,12 +269,19 @@ class ReplicaContext:
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
         extended = self._strategy.extended
-        leaves, rebuild = extended._flatten("reduce_scatter", value)
+        merged = extended._merge(options)
+        if merged.algorithm in ("ordered", "exact"):
+            raise ValueError(
+                f"a reduce-scatter cannot be {merged.algorithm}: use all_reduce, and take the rows"
+            )
+        leaves, rebuild = extended._flatten("reduce_scatter", value, options)
         leaves = [_own(op, leaf) for leaf in leaves]
         if nest.holds(leaves, IndexedSlices):
             raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
-        seconds = extended._merge(options).timeout_seconds
-        parts = [reduce_scatter(extended._topology, op, arrays.to_host(leaf), seconds) for leaf in leaves]
+        parts = [
+            reduce_scatter(extended._topology, op, arrays.to_host(leaf), merged.timeout_seconds)
+            for leaf in leaves
+        ]
         return rebuild([arrays.from_host(*each) for each in zip(parts, leaves, strict=True)])
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -302,7 +309,7 @@ class ReplicaContext:
             If this replica context is not the current one.
         """
         require_replica_context(self)
-        self._strategy.extended._agree_on_structure("all_gather", value)
+        self._strategy.extended._agree_on_structure("all_gather", value, options)
         return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis, options), value)
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import context, data, nest
 from mpistrat.collectives.arena import buffers
-from mpistrat.runtime.topology import Alone
-from mpistrat.strategy.checks import mixing, require_cross_replica
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import Device
+from mpistrat.strategy.axis_reduction import reduce_over_axis
+from mpistrat.strategy.checks import require_cross_replica
+from mpistrat.strategy.chief_first import chief_first
 from mpistrat.strategy.deprecated import FormerNames
-from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
-from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp, ValueContext, reducible
+from mpistrat.strategy.scope import Scope
+from mpistrat.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReduceOp,
+    ValueContext,
+    component,
+    reducible,
+)
 from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
@@ -100,8 +110,7 @@ class Strategy(FormerNames):
         """
         return self._extended._topology.all_true(ok)
 
-    @contextmanager
-    def chief_first(self) -> Iterator[bool]:
+    def chief_first(self) -> AbstractContextManager[bool]:
         """Context that replica 0 goes through while the others wait, and then they.
 
         Yields whether this is replica 0.
@@ -119,19 +128,7 @@ class Strategy(FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        topology = self._extended._topology
-        if self.is_chief:
-            try:
-                yield True
-            except BaseException as error:
-                topology.broadcast_object(repr(error))
-                raise
-            topology.broadcast_object(None)
-            return
-        failure = topology.broadcast_object(None)
-        if failure is not None:
-            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
-        yield False
+        return chief_first(self._extended._topology)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -232,7 +229,7 @@ class Strategy(FormerNames):
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is not None:
-            return self._reduce_axis(op, value, axis)
+            return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
             return self._extended._all_reduce_arrays(op, (value,), None)[0]
         leaves, rebuild = self._extended._flatten("all_reduce", value)
@@ -246,26 +243,6 @@ class Strategy(FormerNames):
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
         return rebuild([each.read_value() if isinstance(each, Variable) else each for each in values])
-
-    def _reduce_axis(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
-        if nest.is_nested(value):
-            raise TypeError(
-                "reduce over an axis takes one value, not a structure: reduce its parts one by one"
-            )
-        if isinstance(axis, list):
-            raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
-        leaf = reducible(op, value)
-        options = self._extended._options
-        if options.algorithm == "exact" and has_roundings(op, leaf):
-            topology = Alone() if isinstance(value, Mirrored) else self._extended._topology
-            total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
-            return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
-        if op is ReduceOp.SUM:
-            return sum_of_parts(self._extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
-        parts = local_mean_parts(leaf, axis)
-        if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
-            parts = self._extended._all_reduce(ReduceOp.SUM, parts, None)
-        return mean_of_parts(parts[0], parts[1], like=leaf)
 
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' values one after another along an axis, on every replica.
@@ -346,7 +323,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
-        return data.DistributedDataset(dataset, self._extended._topology, options)
+        made = data.DistributedDataset(dataset, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -370,17 +348,19 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
-        return data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        made = data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
+        return made._fetch_to(self._extended._device, options)
 
     # --- buffers ---------------------------------------------------------------------
 
     def experimental_buffers_like(self, tree: Any) -> Any:
         """Zeroed arrays of the same shapes and dtypes, which reductions change where they are.
 
-        They live in memory that the ranks of a node share. What is written there (by ``out=``, say) is reduced
-        without a copy, and several times as fast as other arrays: `ReplicaContext.all_reduce`, `reduce` and
-        the optimizers leave the result *in the arrays themselves*, and return these. A view of one that is
-        not contiguous, and a mean of integers, are reduced into new arrays as ever.
+        They live in memory that the ranks of a node share; those like arrays on a GPU, on that GPU. What is written
+        there (by ``out=``, say) is reduced without a copy, and several times as fast as other arrays:
+        `ReplicaContext.all_reduce`, `reduce` and the optimizers leave the result *in the arrays themselves*, and
+        return these. A view of one that is not contiguous, and a mean of integers, are reduced into new arrays as
+        ever.
 
         Collective. The memory is freed with the last array of the tree; it outlives the strategy.
 
@@ -413,9 +393,15 @@ class Strategy(FormerNames):
         (True, 2.0)
         """
         leaves, rebuild = self._extended._flatten("experimental_buffers_like", tree)
-        arrays = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
-        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in arrays]
-        return rebuild(buffers(self._extended._topology, like))
+        given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+        on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
+        if on_gpu and len(on_gpu) < len(leaves):
+            raise ValueError(
+                f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the others"
+            )
+        device = arrays.require_one_device(on_gpu, self._extended._device) if on_gpu else Device("cpu")
+        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
+        return rebuild(buffers(self._extended._topology, like, device))
 
     # --- copies ----------------------------------------------------------------------
 
@@ -431,29 +417,3 @@ class Strategy(FormerNames):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replica(s) at {hex(id(self))}>"
-
-
-class Scope:
-    """The context that `Strategy.scope` returns."""
-
-    __slots__ = ("_strategy",)
-
-    def __init__(self, strategy: Strategy):
-        self._strategy = strategy
-
-    def __enter__(self) -> Strategy:
-        strategy = self._strategy
-        mode = context.current()
-        if not context.is_default():
-            if mode.strategy is not strategy:
-                mixing(mode.strategy, strategy)
-            if mode.replica_context is not None:
-                raise RuntimeError(
-                    "Method requires being in cross-replica context, use get_replica_context().merge_call(): "
-                    "scope() was entered in a replica context"
-                )
-        context.stack().append(strategy.extended._cross_replica_mode)
-        return strategy
-
-    def __exit__(self, *exc_info: object) -> None:
-        context.stack().pop()

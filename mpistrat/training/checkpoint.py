@@ -58,7 +58,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     """
     named = named_variables(variables)
     require_cross_replica(_strategy_of(named), "save", "call it outside of strategy.run")
-    values = {name: variable.read_value() for name, variable in named.items()}
+    values = {name: variable.numpy() for name, variable in named.items()}
     strategy = _strategy_of(named)
     strategy.extended._topology.on_first(lambda: _write(values, Path(path)))
 
@@ -84,6 +84,20 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
         If a variable is not in it, or has another shape or dtype there. On every replica.
     RuntimeError
         In a replica context, or while another strategy is current.
+
+    Examples
+    --------
+    >>> import mpistrat, pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "weights.h5"
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     trained, fresh = mpistrat.Variable([1.0, 2.0]), mpistrat.Variable([0.0, 0.0])
+    >>> save({"w": trained}, path)
+    >>> load({"w": fresh}, path)
+    >>> fresh.read_value()
+    array([1., 2.])
+    >>> folder.cleanup()
     """
     named = named_variables(variables)
     strategy = _strategy_of(named)

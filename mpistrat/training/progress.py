@@ -19,7 +19,7 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
     desc : str, optional
         What is going on.
     total : int, optional
-        Number of elements, where the iterable does not know.
+        Number of elements, where the iterable does not know. A distributed dataset does.
 
     Returns
     -------
@@ -30,9 +30,16 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
     --------
     >>> sum(progress(range(4)))
     6
+    >>> import mpistrat
+    >>> dataset = mpistrat.data.Dataset.range(10).batch(4)
+    >>> progress(mpistrat.MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)).total
+    3
     """
     from tqdm import tqdm
 
+    steps = getattr(iterable, "cardinality", None)  # of a distributed dataset, which has no len()
+    if total is None and isinstance(steps, int) and steps >= 0:
+        total = steps
     # Under a launcher a rank's stderr is a pipe: `mpistrat run` says whether a terminal is behind it.
     terminal = sys.stderr.isatty() or os.environ.get("MPISTRAT_PROGRESS") == "1"
     return tqdm(

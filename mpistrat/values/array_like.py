@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime import arrays
+
+_ON_HOST = frozenset({np.ndarray, bool, int, float, complex, np.float32, np.float64, np.int64})
+
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     """Operators, ufuncs and conversions on the array that `_read` returns.
@@ -49,6 +53,10 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self._read()
+        if type(array) is not np.ndarray:
+            if copy is False:
+                raise ValueError("a copy is needed to make an array on a GPU into one of NumPy")
+            array = arrays.to_host(array)
         if copy or (dtype is not None and array.dtype != dtype):
             if copy is False:
                 raise ValueError(f"a copy is needed to make {array.dtype} into {np.dtype(dtype)}")
@@ -62,9 +70,13 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         if method == "at":
             return self._at(ufunc, inputs[0], plain)
         out = kwargs.get("out", ())
+        if not _ON_HOST.issuperset(map(type, plain)):
+            on_gpu = arrays.ufunc_for(ufunc, plain)
+            if on_gpu is not ufunc:
+                return _call_on_gpu(getattr(on_gpu, method), plain, kwargs, out)
         if not any(isinstance(x, ArrayLike) for x in out):
             return getattr(ufunc, method)(*plain, **kwargs)
-        kwargs["out"] = tuple(np.array(x._read()) if isinstance(x, ArrayLike) else x for x in out)
+        kwargs["out"] = tuple(x._read().copy() if isinstance(x, ArrayLike) else x for x in out)
         results = getattr(ufunc, method)(*plain, **kwargs)
         given_back = []
         for target, result in zip(out, results if isinstance(results, tuple) else (results,), strict=True):
@@ -84,13 +96,18 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def T(self) -> np.ndarray:
         """The array with its axes in reverse order."""
-        return self.__array__().T
+        return self._view().T
 
     def __format__(self, spec: str) -> str:
-        return format(self._read()[()], spec) if spec else str(self)
+        return format(arrays.to_host(self._read())[()], spec) if spec else str(self)
+
+    def _view(self) -> Any:
+        """The array, so that writing to it does not change this: a copy where it cannot be made read-only."""
+        array = self._read()
+        return self.__array__() if type(array) is np.ndarray else array.copy()
 
     def __getitem__(self, key: Any) -> Any:
-        return self.__array__()[key]
+        return self._view()[key]
 
     def __len__(self) -> int:
         shape = self.shape
@@ -99,7 +116,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         return shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.__array__())
+        return iter(self._view())
 
     def __float__(self) -> float:
         return float(self._read())
@@ -114,4 +131,15 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         return bool(self._read())
 
     def __index__(self) -> int:
-        return self._read().__index__()
+        return arrays.to_host(self._read()).__index__()
+
+
+def _call_on_gpu(function: Any, plain: list[Any], kwargs: dict[str, Any], out: tuple[Any, ...]) -> Any:
+    """CuPy's functions take one array to write to, not a tuple."""
+    if not out:
+        return function(*plain, **kwargs)
+    (target,) = out
+    if not isinstance(target, ArrayLike):
+        return function(*plain, **{**kwargs, "out": target})
+    target._write_result(function(*plain, **{**kwargs, "out": target._read().copy()}))
+    return target

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
+from mpistrat.runtime.arrays import on_gpu, to_cupy
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.enums import ReduceOp
 
@@ -83,7 +84,7 @@ class Mirrored(ArrayLike, DistributedValues):
     __slots__ = ()
 
     def _read(self) -> np.ndarray:
-        return np.asarray(self._component)
+        return to_cupy(self._component) if on_gpu(self._component) else np.asarray(self._component)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_component":  # not there yet

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime import arrays
+
 
 class IndexedSlices:
     """Some rows of an array that is zero, or untouched, elsewhere.
@@ -38,8 +40,8 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: tuple[int, ...] | None = None):
-        self.values = np.asarray(values)
-        self.indices = np.asarray(indices)
+        self.values = arrays.native(values) if arrays.on_gpu(values) else np.asarray(values)
+        self.indices = arrays.native(indices) if arrays.on_gpu(indices) else np.asarray(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
         if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
             raise TypeError(
@@ -82,8 +84,8 @@ class IndexedSlices:
         if self.dense_shape is None:
             raise ValueError("dense_shape is needed to make these rows into a whole array")
         dense = np.zeros(self.dense_shape, self.values.dtype)
-        np.add.at(dense, self.indices, self.values)
-        return dense
+        np.add.at(dense, arrays.to_host(self.indices), arrays.to_host(self.values))
+        return arrays.from_host(dense, self.values)
 
     def __repr__(self) -> str:
         return f"IndexedSlices({len(self.indices)} rows of {self.dtype}, dense_shape={self.dense_shape})"

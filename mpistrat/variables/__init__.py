@@ -3,7 +3,15 @@
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.mirrored import MirroredVariable
+from mpistrat.variables.on_gpu import GpuVariable
 from mpistrat.variables.sync_on_read import SyncOnReadVariable
 from mpistrat.variables.variable import Variable
 
-__all__ = ["DistributedVariable", "LocalVariable", "MirroredVariable", "SyncOnReadVariable", "Variable"]
+__all__ = [
+    "DistributedVariable",
+    "GpuVariable",
+    "LocalVariable",
+    "MirroredVariable",
+    "SyncOnReadVariable",
+    "Variable",
+]

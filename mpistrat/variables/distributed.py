@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from abc import abstractmethod
 from typing import Any
@@ -10,9 +11,15 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.on_gpu import place
 from mpistrat.variables.variable import Variable
+
+# MPISTRAT_DEBUG=variables: compare which variable it is in all that communicates, and the copies of mirrored ones
+# after every write that does not.
+COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -24,7 +31,19 @@ class DistributedVariable(Variable, DistributedValues):
         extended = self._strategy.extended
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
-        self._component = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
+        self._number = extended._topology.sequence  # equal on all ranks, as creation is collective
+        own = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
+        self._component = place(own, extended._variable_device)
+
+    def _agree_on_variable(self, method: str) -> None:
+        """In debug mode: raise on every replica if their variables are not one. Collective then."""
+        if COMPARES:
+            with self._strategy.extended._topology.turn(
+                operation(
+                    f"{method} of a variable", self._name, f"created in collective number {self._number}"
+                )
+            ):
+                pass
 
     def _is_own(self) -> bool:
         """Whether this is a place where a variable is this replica's copy: a replica or an update context."""

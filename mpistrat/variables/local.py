@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.variable import Variable
 
@@ -22,6 +23,11 @@ class LocalVariable(Variable):
 
     def _initialize(self, value: np.ndarray) -> None:
         self._array = value
+        device = self._strategy.extended._variable_device
+        if device.kind != "cpu":
+            from mpistrat.variables.on_gpu import place  # a kind of this one
+
+            place(self, device)
 
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:
@@ -68,16 +74,20 @@ class LocalVariable(Variable):
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
             return value
         value = component(value)
-        array = np.asarray(value) if type(value) not in _NUMBERS else self._number(value)
-        if array.shape != mine.shape:
-            raise ValueError(
-                f"variable {self.name!r} has shape {mine.shape}: a value of shape {array.shape} does not fit"
-            )
-        if array.dtype is not mine.dtype and not np.can_cast(array.dtype, mine.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {mine.dtype}: values of {array.dtype} do not fit; cast them"
-            )
+        array = np.asarray(arrays.off_gpu(value)) if type(value) not in _NUMBERS else self._number(value)
+        self._check(array.shape, array.dtype)
         return array
+
+    def _check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        mine = self._array
+        if shape != mine.shape:
+            raise ValueError(
+                f"variable {self.name!r} has shape {mine.shape}: a value of shape {shape} does not fit"
+            )
+        if dtype is not mine.dtype and not np.can_cast(dtype, mine.dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {mine.dtype}: values of {dtype} do not fit; cast them"
+            )
 
     def _number(self, value: Any) -> np.ndarray:
         """A Python number, which has no precision of its own, in that of the variable."""
@@ -91,7 +101,11 @@ class LocalVariable(Variable):
         return np.asarray(value, dtype)
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
-        mine, values = self._array, np.asarray(rows.values)
+        self._check_rows(rows)
+        return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self._array.dtype, copy=False)
+
+    def _check_rows(self, rows: IndexedSlices) -> None:
+        mine, values = self._array, rows.values
         if mine.ndim == 0 or values.shape[1:] != mine.shape[1:]:
             raise ValueError(
                 f"variable {self.name!r} has shape {mine.shape}: rows of shape {values.shape[1:]} do not fit"
@@ -106,7 +120,6 @@ class LocalVariable(Variable):
                 f"variable {self.name!r} has {len(mine)} rows: indices from {indices.min()} to {indices.max()} "
                 "do not fit"
             )
-        return indices, values.astype(mine.dtype, copy=False)
 
 
 def _assign(variable: LocalVariable, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import Any
 
@@ -21,11 +20,9 @@ from mpistrat.values import (
     component,
     reducible,
 )
+from mpistrat.variables import distributed
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.variable import Variable
-
-# MPISTRAT_DEBUG=variables: compare the copies after every write that does not communicate by itself.
-_COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 _ADDITIVE = ("scatter_add", "scatter_sub")
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
@@ -45,11 +42,18 @@ class MirroredVariable(DistributedVariable, Mirrored):
     def _read(self) -> np.ndarray:
         return self._component._array
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """On a GPU, CuPy's functions take a variable as the array that it is."""
+        array: Any = self._component._array
+        return array.__cuda_array_interface__
+
     def _update_in_replica(self, method: str, value: Any) -> None:
         self._component._update(method, self._combined(method, value))
 
     def _combined(self, method: str, value: Any) -> Any:
         """The replicas' values as one."""
+        self._agree_on_variable(method)
         extended, op = self._strategy.extended, self._reduction
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
@@ -65,13 +69,16 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 return self._combined_rows(method, op, value)
         value = self._component._fitting(value)
         if op is None:
-            return broadcast(extended._topology, [value])[0]
+            host = broadcast(extended._topology, [arrays.to_host(value)])[0]
+            return arrays.from_host(host, value)
         if id(value.base) in extended._topology.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
+        if type(value) is not np.ndarray:
+            return extended._all_reduce(op, [value], None)[0]
         return extended._all_reduce_arrays(op, (value,), None)[0]
 
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
@@ -84,7 +91,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 )
             return extended._all_reduce(op, [rows], None)[0]
         topology = extended._topology
-        values, indices = topology.broadcast_object((arrays.to_host(rows.values), rows.indices))
+        values, indices = topology.broadcast_object(
+            (arrays.to_host(rows.values), arrays.to_host(rows.indices))
+        )
         return IndexedSlices(values, indices, rows.dense_shape)
 
     def _update_across_replicas(self, method: str, value: Any) -> None:
@@ -99,11 +108,12 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""
-        if not _COMPARES:
+        if not distributed.COMPARES:
             return
+        self._agree_on_variable(method)
         topology = self._strategy.extended._topology
         own = self._own_copy()
-        checksums = topology.all_gather_object(zlib.crc32(own.tobytes()))
+        checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(own).tobytes()))
         if len(set(checksums)) > 1:
             usual = max(checksums, key=checksums.count)
             others = [rank for rank, checksum in enumerate(checksums) if checksum != usual]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.runtime import arrays
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
 
@@ -23,13 +24,15 @@ class SyncOnReadVariable(DistributedVariable):
             return self._own_copy()
         extended, own = self._strategy.extended, self._own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return broadcast(extended._topology, [own])[0]
+            self._agree_on_variable("read")
+            return arrays.from_host(broadcast(extended._topology, [arrays.to_host(own)])[0], own)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "
                 "strategy.run, or by strategy.experimental_local_results"
             )
         op = ReduceOp.from_variable_aggregation(self._aggregation)
+        self._agree_on_variable("read")
         return extended._all_reduce(op, [own], None)[0]
 
     def _update_in_replica(self, method: str, value: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.dtypes import has_mean
+from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -137,16 +138,17 @@ class Variable(ArrayLike):
     # --- reading and writing ---------------------------------------------------------
 
     def read_value(self) -> np.ndarray:
-        """A copy of the value: in cross-replica context the one value of all replicas."""
-        return np.array(self._read())
+        """A copy of the value, where it is: in cross-replica context the one value of all replicas."""
+        return self._read().copy()
 
     def value(self) -> np.ndarray:
         """As `read_value`."""
         return self.read_value()
 
     def numpy(self) -> np.ndarray:
-        """As `read_value`."""
-        return self.read_value()
+        """As `read_value`, on the host."""
+        value = self._read()
+        return value.copy() if type(value) is np.ndarray else arrays.to_host(value)
 
     def _update(self, method: str, value: Any) -> None:
         """Write by one of the methods of `LocalVariable`, wherever the kind and the context say."""
@@ -243,10 +245,12 @@ class Variable(ArrayLike):
         return own.shape, own.dtype
 
     def __format__(self, spec: str) -> str:
-        return format(self._own_copy()[()], spec) if spec else str(self)
+        return format(arrays.to_host(self._own_copy())[()], spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        own = np.array2string(self._own_copy(), threshold=8, edgeitems=2, separator=" ").replace("\n", "")
+        own = np.array2string(
+            arrays.to_host(self._own_copy()), threshold=8, edgeitems=2, separator=" "
+        ).replace("\n", "")
         kind = f"{type(self).__name__} {self.name!r}"
         return f"<{kind} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
 
@@ -266,6 +270,8 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
         initial_value = initial_value()
     if initial_value is None:
         raise ValueError(f"variable {name!r}: initial_value is needed")
+    if arrays.on_gpu(initial_value):
+        initial_value = arrays.to_host(initial_value)
     array = np.array(initial_value, dtype=dtype, order="C")
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")

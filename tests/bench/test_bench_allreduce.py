@@ -1,4 +1,4 @@
-"""`mpistrat bench allreduce`, `gradients` and `tune` measure what they say, of sums that are right."""
+"""`mpistrat bench allreduce`, `gradients`, `overlap` and `tune` measure what they say, of sums that are right."""
 
 import argparse
 import json
@@ -61,6 +61,19 @@ def test_gradients(run_ranks, tmp_path):
     assert found == {"ResNet-50, separate arrays": separate, "ResNet-50, in place": in_place}
 
 
+SMALL_NETWORK = ["--repetitions", "1", "--layers", "3", "--width", "40", "--rows", "7", "--blocks", "3"]
+
+
+def test_overlap(run_ranks, tmp_path):
+    rows = tmp_path / "rows.json"
+    ended = run_ranks(2, "-m", "mpistrat.bench.overlap", *SMALL_NETWORK, "--json", rows, limit=60).check()
+    ended.shows("mpistrat hides ", "by hand hides ")
+    found = {row["way"]: row["seconds"] for row in json.loads(rows.read_text())}
+    one_list = "mpistrat, one list at the end"
+    assert set(found) == {"mpistrat", one_list, "by hand", "computing alone", "reducing alone"}
+    assert min(found.values()) > 0
+
+
 def test_networks():
     """The numbers of arrays and of parameters that are published."""
     assert [
@@ -96,6 +109,14 @@ sys.exit({subject}.main({arguments}))
             "gradients_one_buffer_by_hand.in_pieces = lambda comm, flat: lambda k: None",
             ["--part", "50", "--network", "ResNet-50"],
             "rank 1: in place, one buffer, 4 MiB pieces: the total of tensor 0 is not 3",
+        ),
+        (
+            "overlap",
+            "overlap_by_hand",
+            "each = overlap_by_hand.all_reduce_each\n"
+            "overlap_by_hand.all_reduce_each = lambda comm, compute, totals: each(comm, compute, totals[:-1])",
+            SMALL_NETWORK,
+            "rank 1: by hand: the total of gradient 2 is off by ",
         ),
     ],
 )
@@ -136,6 +157,16 @@ def test_least_bytes():
     assert least_bytes((3, 1, 2), 300) == 400
 
 
+CHOSEN = """
+import numpy as np, mpistrat
+from mpistrat.collectives.choose import choose
+from mpistrat.runtime.device import Device
+topology = mpistrat.MultiWorkerMirroredStrategy().extended._topology
+names = [choose(topology, nbytes, np.dtype("f4"), Device("cpu")).name for nbytes in (1000, 100_000)]
+print(",".join(names))
+"""
+
+
 def test_tune(run_ranks, tmp_path, monkeypatch):
     """It keeps what it measured where it is looked for, and nothing if it should not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -160,6 +191,14 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
     assert {"mpi", "hierarchical", "leader"} <= set(points)
     for pairs in points.values():
         assert [nbytes for nbytes, _ in pairs] == [1024, 65536]
+    content["points"] = {"mpi": [[1024, 1e-5], [65536, 9e-5]], "leader": [[1024, 2e-5], [65536, 8e-5]]}
+    path.write_text(json.dumps(content))
+    program = tmp_path / "chosen.py"
+    program.write_text(CHOSEN)
+    built_in = run_ranks(2, program, limit=60).check().output.split()
+    tuned = run_ranks(2, program, limit=60, MPISTRAT_TUNED="1").check().output.split()
+    assert built_in == 2 * ["hierarchical,hierarchical"]
+    assert tuned == 2 * ["mpi,leader"]
 
 
 @pytest.mark.parametrize(

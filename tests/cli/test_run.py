@@ -164,11 +164,9 @@ def test_abort(write, status):
         time.sleep({LIMIT})
         """
     )
-    started = time.monotonic()
     found, out, err = run("-n", 2, program)
     if status == 256 and FAMILY == "mpich" and found == 0:
         pytest.xfail("MPICH takes 256 modulo 256, and may end the job before what it says comes out")
-    assert time.monotonic() - started < LIMIT / 2
     assert found == (status if status < 256 else 1)
     assert (out, err) == ("", "last words\n" * 2)
 

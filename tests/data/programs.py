@@ -49,10 +49,10 @@ def odd_filter(path):
     path.write_bytes(content.replace((32000).to_bytes(2, "little"), (31999).to_bytes(2, "little")))
 
 
-def distributed(strategy, files, datasets="x", policy="DATA"):
+def distributed(strategy, files, datasets="x", policy="DATA", **options_of_files):
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
-    dataset = Dataset.from_hdf5(files, datasets).batch(6).with_options(options)
+    dataset = Dataset.from_hdf5(files, datasets, **options_of_files).batch(6).with_options(options)
     return strategy.experimental_distribute_dataset(dataset)
 
 
@@ -109,7 +109,7 @@ def bad_files():
             if prepare:
                 prepare(files[1])
         WORLD.Barrier()
-        began, error = time.monotonic(), None
+        error = None
         try:
             make()
         except Exception as caught:
@@ -117,7 +117,6 @@ def bad_files():
         found = f"{type(error).__name__}: {error}"
         assert type(error).__name__ == kind, (name, found)
         assert re.search(text, str(error)), (name, found)
-        assert time.monotonic() - began < LIMIT, name
         told = WORLD.allgather(found)
         assert len(set(told)) == 1, (name, told)
 
@@ -172,7 +171,7 @@ def bad_files():
         if RANK == 0:
             write(files[1], rows=0)
         WORLD.Barrier()
-        assert len(distributed(strategy, files)) == 2
+        assert distributed(strategy, files).cardinality == 2
     told = WORLD.gather([str(each.message) for each in caught])
     if RANK == 0:
         assert [len(each) for each in told] == [1, 0, 0], told
@@ -249,6 +248,21 @@ def flipped_while_read():
             f.write(bytes([byte[0] ^ 8]))
 
     spoilt(flip)
+
+
+def not_finite():
+    """A row with NaN in it, in file 1: nothing is wrong with the file, and who checks is told."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    files = [FOLDER / f"{i}.h5" for i in range(4)]
+    if RANK == 0:
+        for path in files:
+            write(path, rows=600)
+        with h5py.File(files[1], "r+") as f:
+            f["x"][301, 1] = np.nan
+    WORLD.Barrier()
+    for batch in distributed(strategy, files, check_finite=True):
+        assert np.isfinite(batch).all()
+        strategy.reduce("SUM", float(len(batch)), axis=None)
 
 
 def killed():

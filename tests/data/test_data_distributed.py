@@ -70,8 +70,7 @@ def test_every_row_once_in_the_same_number_of_steps(replicas, size, rows, batch,
 
     def replica(peer):
         distributed = DistributedDataset(dataset(), peer)
-        assert distributed.cardinality == len(distributed)
-        return len(distributed), lists(distributed, epochs=2)
+        return distributed.cardinality, lists(distributed, epochs=2)
 
     results = replicas(size, replica)
     serial = dataset()
@@ -319,7 +318,7 @@ def test_endless(replicas):
     def replica(peer):
         distributed = DistributedDataset(Dataset.range(3).repeat().batch(2), peer)
         assert distributed.cardinality == -1
-        with pytest.raises(TypeError, match="endless"):
+        with pytest.raises(TypeError, match="has no len"):
             len(distributed)
         iterator = iter(distributed)
         return [next(iterator).tolist() for _ in range(4)]
@@ -366,7 +365,7 @@ def test_short_replicas_get_empty_batches(replicas):
         made = DistributedDatasetsFromFunction(
             lambda ctx: Dataset.range(2 * ctx.input_pipeline_id).batch(2), peer
         )
-        assert len(made) == 2
+        assert made.cardinality == 2
         return lists(made)[0]
 
     assert replicas(3, replica) == [[[], []], [[0, 1], []], [[0, 1], [2, 3]]]

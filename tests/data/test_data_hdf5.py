@@ -105,7 +105,7 @@ def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
 
     def replica(peer):
         dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(4), "DATA")
-        return [len(DistributedDataset(dataset, peer)) for _ in range(2)]
+        return [DistributedDataset(dataset, peer).cardinality for _ in range(2)]
 
     assert replicas(3, replica) == [[9, 9]] * 3
     others = [os.path.basename(path) for path in calls if not path.endswith("0.h5")]
@@ -126,10 +126,16 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
     def replica(peer):
         monkeypatch.setattr(ContiguousRows, "owner", peer.rank, raising=False)
         dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(8)
-        list(DistributedDataset(dataset, peer))
+        for ahead, read in (
+            (0, [(k, k + 8) for k in range(0, 40, 8)]),
+            (4, [(0, 8), (8, 24), (24, 40)]),  # two lists of two may wait
+            (-1, [(0, 8), (8, 40)]),
+        ):
+            seen.clear()
+            assert len(list(DistributedDataset(dataset.prefetch(ahead), peer))) == 5
+            assert seen == {0: read}, ahead
 
     replicas(1, replica)
-    assert seen == {0: [(k, k + 8) for k in range(0, 40, 8)]}
     seen.clear()
 
     class Second:
@@ -143,7 +149,7 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
 
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x")
     record = dataset._source._manifests.first()
-    list(DistributedDataset(dataset.batch(8), Second()))
+    list(DistributedDataset(dataset.batch(8).prefetch(0), Second()))
     assert seen == {0: [(k + 4, k + 8) for k in range(0, 40, 8)]}
 
 
@@ -244,7 +250,7 @@ def test_file_policy_deals_files(tmp_path, replicas):
     def replica(peer):
         dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y").batch(5), "FILE")
         distributed = DistributedDataset(dataset, peer)
-        assert len(distributed) == 3
+        assert distributed.cardinality == 3
         return [batch.tolist() for batch in distributed]
 
     assert replicas(2, replica) == [[[0, 1, 2], [3, 20, 21], [22]], [[10, 11], [], []]]

@@ -39,6 +39,7 @@ def test_policies_have_the_values_of_tf():
         "HINT": 3,
     }
     assert data.SHARD_HINT == -1
+    assert data.AUTOTUNE == -1
 
 
 def test_distribute_options():
@@ -86,4 +87,4 @@ def test_importing_loads_neither_h5py_nor_mpi():
 def test_every_public_name_loads_and_is_documented():
     for name in data.__all__:
         value = getattr(data, name)
-        assert name in ("SHARD_HINT", "INFINITE_CARDINALITY") or value.__doc__
+        assert name in ("AUTOTUNE", "SHARD_HINT", "INFINITE_CARDINALITY") or value.__doc__

@@ -12,7 +12,10 @@ import weakref
 import numpy as np
 import pytest
 
+import mpistrat
+from mpistrat.data import prefetch
 from mpistrat.data.prefetch import Prefetched
+from mpistrat.runtime import threads
 from mpistrat.runtime.reused import Buffers
 
 
@@ -52,6 +55,85 @@ def test_no_further_ahead_than_said():
         assert len(made) <= 3 + taken
         assert next(ahead) == taken
     ahead.close()
+
+
+# --- who makes an element: the thread, or its user if he has nothing else to do --------------
+
+
+def named(count, names):
+    for i in range(count):
+        names.append(threading.current_thread().name)
+        yield i
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
+    names = []
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    ahead = Prefetched(named(60, names), most)
+    assert [next(ahead) for _ in range(20)] == list(range(20))
+    # The first comes from nowhere at once; those after it are often enough when there are as many as that.
+    by_thread = prefetch._OFTEN + most
+    assert names == ["mpistrat-read"] * by_thread + ["MainThread"] * (20 - by_thread)
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
+    assert list(ahead) == list(range(20, 60))
+    assert names[20:] == ["mpistrat-read"] * 40
+
+
+def test_a_thread_that_nobody_needs_is_not_started(monkeypatch):
+    names = []
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    ahead = Prefetched(named(40, names), 2, at_once=True)
+    assert [next(ahead) for _ in range(10)] == list(range(10))
+    assert ahead.at_once
+    assert names == ["MainThread"] * 10
+    assert not readers()
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
+    assert [next(ahead) for _ in range(10)] == list(range(10, 20))
+    assert not ahead.at_once
+    assert set(names[10:]) == {"mpistrat-read"}
+    assert len(readers()) == 1
+    ahead.close()
+    unused = Prefetched(named(40, names), 2, at_once=True)
+    unused.close()
+    assert not unused._thread.is_alive()
+
+
+def test_changing_makers_change_nothing(monkeypatch):
+    names = []
+    ahead = Prefetched(named(300, names), 2)
+    for i in range(300):
+        monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0 if i // 10 % 2 else -1.0)
+        assert next(ahead) == i
+    with pytest.raises(StopIteration):
+        next(ahead)
+    assert len(names) == 300
+    assert set(names) == {"mpistrat-read", "MainThread"}
+
+
+def test_its_user_makes_them_as_the_thread_would(monkeypatch):
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
+    strategy = mpistrat.OneDeviceStrategy("cpu:0")
+    seen = []
+
+    def elements():
+        for i in range(20):
+            seen.append((mpistrat.get_strategy() is strategy, threading.get_ident() in threads.without))
+            yield i
+        raise Broken("here")
+
+    with strategy.scope():
+        ahead = Prefetched(elements(), 2)
+    assert [next(ahead) for _ in range(20)] == list(range(20))
+    assert seen == [(True, True)] * 20
+    assert mpistrat.get_strategy() is not strategy
+    threads.refuse("reduce")
+    with pytest.raises(Broken, match="here"):
+        next(ahead)
+    with pytest.raises(StopIteration):
+        next(ahead)
+    ahead._thread.join(10)
+    assert not ahead._thread.is_alive()
 
 
 class Broken(Exception):
@@ -195,6 +277,26 @@ def test_buffers_are_used_again_only_when_free():
     assert (view == 0).all()
     del view, array
     assert buffers.empty(shape, "f4").ctypes.data == address
+
+
+def test_buffers_of_memory_from_elsewhere():
+    made = []
+
+    def allocate(size):
+        made.append(bytearray(size + 64))
+        return made[-1], 64
+
+    buffers = Buffers(allocate=allocate)
+    array = buffers.empty((100_000,), "f8")
+    array[...] = 1.5
+    assert bytes(made[0][:64]) == bytes(64)
+    assert bytes(made[0][64:72]) == np.float64(1.5).tobytes()
+    view = memoryview(array[10:])
+    del array
+    assert buffers.empty((100_000,), "f8").ctypes.data != np.frombuffer(made[0]).ctypes.data + 64
+    assert view[0] == 1.5
+    with pytest.raises(TypeError, match="must not be that of an array"):
+        Buffers(allocate=lambda size: (memoryview(np.empty(size, np.uint8)), 0)).empty((100_000,), "f8")
 
 
 def test_buffers_of_any_type():

@@ -1,6 +1,7 @@
 """Distributed datasets that read ahead give what they give without."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 import mpistrat
 from mpistrat.data import (
+    AUTOTUNE,
     AutoShardPolicy,
     DataFileError,
     Dataset,
     DistributedDataset,
     DistributedDatasetsFromFunction,
     Options,
+    prefetch,
 )
 from mpistrat.runtime import threads
 
@@ -50,7 +53,7 @@ def files(tmp_path_factory):
     batch=st.integers(3, 12),
     shuffle=st.booleans(),
     mapped=st.booleans(),
-    ahead=st.integers(1, 4),
+    ahead=st.sampled_from([AUTOTUNE, 1, 2, 4, 9]),
     leave=st.integers(0, 3),
 )
 def test_the_same_with_and_without(files, replicas, replicas_, policy, batch, shuffle, mapped, ahead, leave):
@@ -63,12 +66,12 @@ def test_the_same_with_and_without(files, replicas, replicas_, policy, batch, sh
         dataset = dataset.map(lambda x, y: (x * 2, y)) if mapped else dataset
         distributed = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
         iterator = iter(distributed)
-        told = [[x.tolist() for x in next(iterator)] for _ in range(min(leave, len(distributed)))]
+        told = [[x.tolist() for x in next(iterator)] for _ in range(min(leave, distributed.cardinality))]
         state = iterator.state()
         again = DistributedDataset(dataset.batch(batch).prefetch(prefetch), peer)
         again.restore(state)
         told += [[x.tolist() for x in pair] for pair in again]
-        return told + [[x.tolist() for x in pair] for pair in distributed], state, len(distributed)
+        return told + [[x.tolist() for x in pair] for pair in distributed], state, distributed.cardinality
 
     with_thread = replicas(replicas_, lambda peer: epochs(peer, ahead))
     assert with_thread == replicas(replicas_, lambda peer: epochs(peer, 0))
@@ -140,6 +143,31 @@ def test_a_file_that_goes_bad_is_told_at_its_step(tmp_path, replicas):
     replicas(1, replica)
 
 
+def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch):
+    """The thread of the first epoch is the last, until the program takes its time."""
+    names, yielded = [], []
+
+    def named(x):
+        names.append(threading.current_thread().name != "mpistrat-read")
+        return x
+
+    def replica(peer):
+        distributed = DistributedDataset(Dataset.from_hdf5(files, "y").batch(1).map(named).prefetch(1), peer)
+        epochs = []
+        for at_once in (10.0, 10.0, -1.0, -1.0):
+            monkeypatch.setattr(prefetch, "_AT_ONCE", at_once)
+            epochs.append([int(batch[0]) for batch in distributed])
+            yielded.append((any(names), all(names)))
+            names.clear()
+        return epochs
+
+    ((first, *others),) = replicas(1, replica)
+    assert len(first) == 30
+    assert others == [first] * 3
+    # Who is expected at once makes the first one, whatever he does then.
+    assert yielded == [(True, False), (True, True), (True, False), (False, False)]
+
+
 def test_no_thread_is_left(files, replicas):
     def replica(peer):
         distributed = DistributedDataset(Dataset.from_hdf5(files, "y").repeat().batch(2), peer)
@@ -171,7 +199,8 @@ def test_the_number_is_checked():
     assert Dataset.range(3).prefetch(5).with_options(Options()).options().prefetch == 5
     assert Options().prefetch is None
     with pytest.raises(ValueError, match="number of batches"):
-        Options().prefetch = -1
+        Options().prefetch = -2
+    assert Dataset.range(3).prefetch(5).prefetch(-1).options().prefetch == AUTOTUNE
 
 
 def test_map_sees_the_strategy_and_may_not_communicate():
@@ -209,10 +238,10 @@ for layout in ("plain", "gzip"):
     for epoch in range(50):
         for batch in distributed:
             nbytes = max(batch.nbytes, 1)
-        taken.append(memory("VmRSS"))
+        if epoch % 10 == 9:
+            taken.append(memory("VmRSS"))
     ring = (2 + 2) * batch.nbytes * 9 // 8
-    early, late = np.median(taken[5:15]), np.median(taken[-10:])
-    print(layout, memory("VmHWM") - before - ring, int(late - early))
+    print(layout, memory("VmHWM") - before - ring, taken[-1] - taken[0])
 """
 
 
@@ -228,9 +257,13 @@ def test_memory_is_flat_over_fifty_epochs(tmp_path):
         text=True,
         timeout=100,
         check=False,
+        # What malloc keeps of what was freed goes up and down by 20 MiB with the threads that meet: here it keeps none.
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"},
     )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         _, beyond_ring, growth = line.split()
         assert int(beyond_ring) <= 64 << 20, line
-        assert int(growth) <= 16 << 20, line  # 8 chunks, of 12 in each of 40 epochs
+        assert int(growth) <= 16 << 20, (
+            line
+        )  # 2 buffers more than once, or 8 chunks of 12 in each of 40 epochs

@@ -30,6 +30,7 @@ READ = {
     "truncated_while_read": ("DataFileError", "1.h5", "truncated"),
     "vanished_while_read": ("DataFileError", "1.h5", "cannot be found"),
     "flipped_while_read": ("ChecksumError", "1.h5", "dataset 'x'"),
+    "not_finite": ("NotFiniteError", "1.h5', dataset 'x': row 301 has the value nan"),
 }
 
 
@@ -37,7 +38,7 @@ READ = {
 def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name):
     ended = run_ranks(3, PROGRAMS, name, tmp_path, limit=LIMIT)
     assert ended.status not in (0, None), str(ended)
-    ended.shows(*READ[name], "fix: ")
+    ended.shows(*READ[name], "of 3 failed, which ends the job", "fix: ")
 
 
 def test_a_killed_rank_leaves_files_as_they_were(run_ranks, tmp_path):

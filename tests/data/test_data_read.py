@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from mpistrat.data import Dataset
 from mpistrat.data.codecs_hdf5 import fletcher32
 from mpistrat.data.describe_hdf5 import describe, way_of_reading
+from mpistrat.data.descriptors import Descriptor
+from mpistrat.data.read_rows import scatter
 from mpistrat.data.records_hdf5 import Chunked, from_json, to_json
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
@@ -299,3 +301,25 @@ def test_fletcher32(data, times):
     if any(data):
         low, high = low or 65535, high or 65535
     assert fletcher32(data) == high << 16 | low
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=20).map(sorted),
+    row_bytes=st.sampled_from([7, 2048, 5000]),
+    runs=st.booleans(),
+    data=st.data(),
+)
+def test_scatter(tmp_path_factory, rows, row_bytes, runs, data):
+    """Neighbours in the file, in memory, in both, and with gaps of all sizes between them."""
+    content = np.random.default_rng(0).integers(0, 256, (31, row_bytes), np.uint8)
+    path = tmp_path_factory.mktemp("scatter") / "a"
+    path.write_bytes(content.tobytes())
+    order = list(range(len(rows))) if runs else data.draw(st.permutations(range(len(rows))))
+    out = np.zeros((len(rows), row_bytes), np.uint8)
+    file = Descriptor(str(path), path.stat().st_size)
+    try:
+        scatter(file, np.array(rows) * row_bytes, row_bytes, out, np.array(order))
+    finally:
+        file.close()
+    np.testing.assert_array_equal(out[order], content[rows])

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -236,6 +237,28 @@ def returns_early_on_a_part():
     now()
 
 
+def leaves_a_reduction_between_nodes():
+    """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
+    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    if RANK == SIZE - 1:
+
+        def fails(self):
+            raise MemoryError("in the middle")
+
+        Topology._meet_again = fails
+    try:
+        while True:
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    except MemoryError:
+        pass
+    try:
+        strategy.barrier()
+    except RuntimeError as error:
+        say("refused:", error)
+    now()
+
+
 def caught_exit():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     for code in (3, "text", None, 0):
@@ -428,7 +451,7 @@ def different_places():
 # --- communicators -------------------------------------------------------------------------------------
 
 
-def many_strategies():
+def strategies():
     before = None
     for i in range(3000):
         strategy = [mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy][i % 2]()
@@ -437,10 +460,9 @@ def many_strategies():
         if i == 10:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) <= before
-    say("all is well")
 
 
-def many_communicators():
+def parts_of_the_world():
     before = None
     for i in range(2100):
         part = WORLD.Split(RANK % 2, key=-RANK)
@@ -453,16 +475,22 @@ def many_communicators():
         part.Free()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1, axis=None) == SIZE
-    say("all is well")
 
 
-def many_copies_of_the_world():
+def copies_of_the_world():
     for i in range(2100):
         copy = WORLD.Dup()
         strategy = mpistrat.MultiWorkerMirroredStrategy(comm=copy)
         if i % 100 == 0:
             assert strategy.reduce("SUM", 1, axis=None) == SIZE
         copy.Free()
+
+
+def many_communicators():
+    """More of each kind than an MPI library has room for at one time."""
+    strategies()
+    parts_of_the_world()
+    copies_of_the_world()
     say("all is well")
 
 

@@ -9,15 +9,18 @@ that it never reached. It then prints its traceback and aborts the job. Only ran
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
 import traceback
 import types
 import zlib
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -66,6 +69,41 @@ def tmp_path(comm, request, tmp_path_factory):
     if comm.rank == 0:
         path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
     return comm.bcast(path)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """CuPy where MPISTRAT_TEST_GPU is set, else what stands in for it on a machine without a GPU."""
+    from mpistrat.runtime import arrays, pinned
+
+    if os.environ.get("MPISTRAT_TEST_GPU"):
+        import cupy
+
+        cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
+        return cupy
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("the kernels of the stand-in need a C++ compiler")
+    for name, module in fake_cupy().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(arrays, "_cupy", lambda: sys.modules["cupy"])
+    monkeypatch.setattr(pinned, "_idle", {})
+    cupy = sys.modules["cupy"]
+    for name, value in {"gpus": list(cupy.cuda.runtime.own), "driver": 12090, "error": None}.items():
+        monkeypatch.setattr(cupy.cuda.runtime, name, value)
+    cupy.cuda.Device(0).use()
+    return cupy
+
+
+@functools.cache
+def fake_cupy():
+    """The modules of the fake, none of which stays where an import finds it."""
+    fakes = str(Path(__file__).parents[1] / "fakes")
+    sys.path.insert(0, fakes)
+    try:
+        importlib.import_module("cupy.cuda.nccl")
+    finally:
+        sys.path.remove(fakes)
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "cupy"}
 
 
 # --- verdicts ------------------------------------------------------------------------------------------

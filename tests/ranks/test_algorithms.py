@@ -1,13 +1,16 @@
 """Every algorithm on every layout of nodes, against a serial oracle."""
 
+import resource
+
 import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import CollectiveAllReduce, packing
+from mpistrat.collectives import CollectiveAllReduce, packing, segmented_ring
 from mpistrat.collectives.choose import ALGORITHMS
+from mpistrat.collectives.ring import ring_all_reduce
 from mpistrat.runtime import node_memory, shared_memory
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.shared_memory import NoSharedMemoryError
@@ -27,9 +30,11 @@ def nodes(request, monkeypatch):
     """A strategy whose ranks are spread over nodes, and whose pieces are small."""
     node = int(request.param[RANK])
     monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
     for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
         monkeypatch.setattr(node_memory, name, 12_000)
     monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)
+    monkeypatch.setattr(segmented_ring, "SEGMENT_BYTES", 100)
     comm = MPI.COMM_WORLD.Dup()
     yield mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     comm.Free()
@@ -51,6 +56,34 @@ def able(strategy):
     return [
         name for name, each in ALGORITHMS.items() if each.supports(topology, np.dtype("f4"), Device("cpu"))
     ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 700, 10_007])
+@pytest.mark.parametrize("combine", [np.add, np.maximum], ids=lambda ufunc: ufunc.__name__)
+def test_segmented_ring_has_the_bits_of_the_ring(monkeypatch, combine, length):
+    """With fewer segments than receives that wait, and with many more."""
+    comm = MPI.COMM_WORLD.Dup()
+    values = np.random.default_rng(RANK).normal(size=length).astype(np.float32)
+    expected = values.copy()
+    ring_all_reduce(comm, combine, expected, np.empty(length // SIZE + 1, np.float32))
+    for nbytes in (20, 400, 100_000):
+        monkeypatch.setattr(segmented_ring, "SEGMENT_BYTES", nbytes)
+        for _ in range(2):
+            mine, gathered, finished, copies = values.copy(), [], [], np.zeros_like(values)
+            rest = iter(range(2))
+
+            def spread(where, mine=mine, copies=copies):
+                copies[where] = mine[where]
+
+            hooks = segmented_ring.InMemory(gathered.append, finished.append, spread, rest)
+            segmented_ring.segmented_ring_all_reduce(comm, combine, mine, hooks)
+            np.testing.assert_array_equal(mine, expected)
+            np.testing.assert_array_equal(copies, expected)
+            assert sorted(np.r_[tuple(gathered)].tolist()) == list(range(length))
+            everywhere = np.concatenate([np.r_[tuple(each)] for each in comm.allgather(finished)])
+            assert sorted(everywhere.tolist()) == list(range(length))
+            assert SIZE == 1 or list(rest) == []
+    comm.Free()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,6 +211,36 @@ def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
         large[:] = 1
         assert (nodes.reduce("MEAN", large, axis=None) == 1).all()
     comm.Free()
+
+
+def test_little_room_for_shared_memory(monkeypatch):
+    """One node has none for slots as large as wanted: those of all nodes are smaller."""
+    reserve = shared_memory._reserve
+
+    def nearly_full(descriptor, start, nbytes):
+        if RANK == SIZE - 1 and nbytes > 200_000:
+            raise OSError(28, "No space left on device")
+        reserve(descriptor, start, nbytes)
+
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(world.rank % 2)))
+    monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", nearly_full)
+    comm = MPI.COMM_WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    memory = strategy.extended._topology.memory
+    assert SIZE == 1 or memory.slot_bytes == 64 << 10
+    for _ in range(2):
+        assert (strategy.reduce("SUM", np.ones(300_001, np.float32), axis=None) == SIZE).all()
+    comm.Free()
+
+
+def test_a_limit_for_files_is_told():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))
+    try:
+        with pytest.raises(NoSharedMemoryError, match="cannot share"):
+            shared_memory.share(MPI.COMM_WORLD, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_sharing_says_why_not(monkeypatch):

@@ -29,6 +29,7 @@ def nodes(request, monkeypatch):
     monkeypatch.setattr(exact, "_RING_BYTES", 2_000)
     monkeypatch.setattr(exact, "_BLOCK", 1_000)
     monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)
+    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
     for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
         monkeypatch.setattr(node_memory, name, 12_000)
     if request.param == "no memory":

@@ -64,6 +64,12 @@ def test_numpy_dataset_and_configuration(multi, one):
     for strategy in (multi, one):
         dataset = strategy.experimental_make_numpy_dataset((np.arange(3), np.ones((3, 2))))
         assert [len(x) for x in next(iter(dataset.batch(2)))] == [2, 2]
+        for make in (
+            strategy.experimental_make_numpy_dataset,
+            strategy.extended.experimental_make_numpy_dataset,
+        ):
+            with pytest.raises(RuntimeError, match="cross-replica context"):
+                strategy.run(make, args=(np.arange(3),))
         config = {"a": [1]}
         copy = strategy.update_config_proto(config)
         assert copy == config
@@ -101,7 +107,7 @@ def test_former_names_say_the_new_ones(strategy):
     with pytest.warns(DeprecationWarning, match="distribute_datasets_from_function"):
         distributed = strategy.experimental_distribute_datasets_from_function(dataset_fn)
     assert isinstance(distributed, mpistrat.DistributedDataset)
-    assert len(distributed) == 2
+    assert distributed.cardinality == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         strategy.run(lambda: None)

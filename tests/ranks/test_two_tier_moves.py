@@ -33,6 +33,7 @@ def topology(request, monkeypatch):
     monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
     if request.param == "no shared memory":
         monkeypatch.setattr(Topology, "_share_memory", lambda self, MPI: None)
+    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
     for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
         monkeypatch.setattr(node_memory, name, SLOT_BYTES)
     monkeypatch.setattr(broadcasting, "_ALONE_BYTES", 30_000)
@@ -268,3 +269,17 @@ def test_reduce_scatter_of_a_structure(strategy):
             strategy.run(
                 lambda wrong=wrong: mpistrat.get_replica_context().experimental_reduce_scatter("SUM", wrong)
             )
+
+
+@pytest.mark.parametrize("name", ["ordered", "exact"])
+def test_reduce_scatter_refuses_promises_that_it_does_not_keep(name):
+    options = mpistrat.experimental.CommunicationOptions(implementation=name)
+
+    def scatter(options=None):
+        return mpistrat.get_replica_context().experimental_reduce_scatter("SUM", [np.ones(3)], options)
+
+    with pytest.raises(ValueError, match=f"cannot be {name}"):
+        mpistrat.MultiWorkerMirroredStrategy().run(scatter, args=(options,))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
+    with pytest.raises(ValueError, match=f"cannot be {name}"):
+        strategy.run(scatter)

@@ -19,7 +19,7 @@ import mpistrat
 from mpistrat import IndexedSlices, PerReplica, Variable
 from mpistrat import VariableAggregation as Aggregation
 from mpistrat import VariableSynchronization as Synchronization
-from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable
+from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable, distributed
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 RANKS = range(SIZE)
@@ -915,3 +915,36 @@ def test_any_sequence_of_writes(strategy, aggregation, on_read, name, todo):
     wanted = combined(aggregation, [x.astype(np.float64) for x in copies])
     np.testing.assert_allclose(v.read_value(), wanted if on_read else copies[0], rtol=1e-2, atol=5e-2)
     assert v.dtype == np.dtype(name)
+
+
+# --- compared when asked for ---------------------------------------------------------------------------
+
+
+def different(strategy, **options):
+    """Of two variables that agree in all but identity another one on replica 0 than elsewhere."""
+    return [make(strategy, name="v", **options) for _ in range(2)][min(RANK, 1)]
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("aggregation", [Aggregation.SUM, Aggregation.ONLY_FIRST_REPLICA])
+def test_different_variables_are_told(strategy, monkeypatch, aggregation):
+    monkeypatch.setattr(distributed, "COMPARES", True)
+    v = different(strategy, aggregation=aggregation)
+    for write in (v.assign, v.assign_add):
+        with pytest.raises(RuntimeError, match=r"rank 0: assign\S* of a variable v created in collective"):
+            strategy.run(write, args=(2.0,))
+        with pytest.raises(RuntimeError, match=r"rank 0: assign\S* of a variable v created in collective"):
+            write(2.0)
+    counted = different(strategy, aggregation=aggregation, on_read=True)
+    with pytest.raises(RuntimeError, match="rank 0: read of a variable v created in collective"):
+        counted.read_value()
+
+
+@pytest.mark.ranks(min=2)
+def test_different_copies_are_told(strategy, monkeypatch):
+    v = make(strategy, name="v")
+    monkeypatch.setattr(distributed, "COMPARES", True)
+    v.assign(3.0)
+    assert strategy.run(v.read_value) == 3.0
+    with pytest.raises(RuntimeError, match="variable 'v' differs between replicas after assign_add: ranks"):
+        v.assign_add(float(RANK))

@@ -144,6 +144,58 @@ def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
         strategy.comm.Free()
 
 
+@pytest.mark.parametrize("algorithm", [None, "leader", "hierarchical"])
+def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
+    """Of products of complex numbers, and of zeros and NaN with either sign: these are not commutative."""
+    rng = np.random.default_rng(RANK)
+    signs = np.where(rng.random(300) < 0.5, -1.0, 1.0)
+    cases = {
+        "Prod": rng.normal(size=300) + 1j * rng.normal(size=300),
+        "Max": np.concatenate([0 * signs, np.copysign(np.nan, signs)]),
+    }
+    for layout in LAYOUTS:
+        strategy = on_nodes(monkeypatch, layout)
+        ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
+        for name, value in cases.items():
+            for _ in range(2):
+                got = np.asarray(ops.reduce(name, value, "cpu:0")).tobytes()
+                assert set(MPI.COMM_WORLD.allgather(got)) == {got}, (layout, name)
+        strategy.comm.Free()
+
+
+def test_a_buffer_and_a_part_of_it_that_is_copied(monkeypatch):
+    """The part is that of the buffer before it was reduced."""
+    for layout in LAYOUTS:
+        strategy = on_nodes(monkeypatch, layout)
+        buffer = strategy.experimental_buffers_like(np.zeros((10, 20)))
+        for parts in ([buffer, buffer[::2]], [buffer.T, buffer]):
+            buffer[...] = 1
+            for total in strategy.reduce("SUM", parts, axis=None):
+                assert (total == SIZE).all(), layout
+        strategy.comm.Free()
+
+
+def test_left_by_an_error_between_nodes(monkeypatch):
+    """The rank that left refuses all further work, since the others are in the middle of it; so here all leave."""
+    if SIZE < 2:
+        return
+    strategy = on_nodes(monkeypatch, "0101"[:SIZE])
+    if strategy.extended._topology.memory is None:
+        return
+
+    def fails(*args):
+        raise MemoryError("in the middle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(strategy.extended._topology), "_meet_again", fails)
+        with pytest.raises(MemoryError):
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"after a MemoryError .* not in step"):
+            strategy.reduce("SUM", np.ones(100_000), axis=None)
+    strategy.extended._topology._left = ""  # or the end of this program would end the job
+
+
 # --- limited patience ------------------------------------------------------------------------------------
 
 
@@ -167,7 +219,7 @@ def test_a_late_rank_is_named(late):
     )
     assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
     if late == RANK:
-        time.sleep(2)
+        time.sleep(0.8)
     with pytest.raises(TimeoutError) as caught:
         strategy.reduce("SUM", np.ones(3), axis=None)
     text = str(caught.value)
@@ -179,6 +231,37 @@ def test_a_late_rank_is_named(late):
         with pytest.raises(RuntimeError, match="after a time-out"):
             call()
     assert mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", 1.0, axis=None) == SIZE
+
+
+SPARSE = mpistrat.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
+LIMITED = {
+    "a structure": lambda replica, options: replica.all_reduce("SUM", {"a": 1.0}, options),
+    "a structure, gathered": lambda replica, options: replica.all_gather({"a": np.ones(2)}, 0, options),
+    "a structure, scattered": lambda replica, options: replica.experimental_reduce_scatter(
+        "SUM", [np.ones(2)], options
+    ),
+    "a structure, asynchronous": lambda replica, options: replica.experimental_all_reduce_async(
+        "SUM", [np.ones(2)], options
+    ).wait(),
+    "sparse rows": lambda replica, options: replica.all_reduce("SUM", SPARSE, options),
+    "sparse rows of extended": lambda replica, options: replica.merge_call(
+        lambda strategy: strategy.extended.reduce_to("SUM", SPARSE, "cpu:0", options)
+    ),
+}
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize(
+    ("case", "ops"), [*((case, None) for case in LIMITED), ("sparse rows", mpistrat.ReductionToOneDevice)]
+)
+def test_patience_of_one_call(case, ops):
+    call = LIMITED[case]
+    strategy = mpistrat.MirroredStrategy(comm=MPI.COMM_WORLD.Dup(), cross_device_ops=ops and ops())
+    in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=60)))
+    if RANK == SIZE - 1:
+        time.sleep(0.5)
+    with pytest.raises(TimeoutError, match=r"did not come within 0\.2 s"):
+        in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=0.2)))
 
 
 # --- asynchronous ----------------------------------------------------------------------------------------
@@ -249,7 +332,7 @@ def test_waiting_for_a_limited_time():
 def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     """Rank 1 leaves a reduction in its third piece, and makes another one of the same shape."""
     strategy = on_nodes(monkeypatch, "0000")
-    value = np.ones(400_000)
+    value = np.ones(1_000_000)
     if SIZE == 1 or strategy.extended._topology.memory is None:
         return
     topology = strategy.extended._topology

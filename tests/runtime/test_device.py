@@ -3,6 +3,8 @@
 import builtins
 import copy
 import pickle
+import sys
+import types
 
 import pytest
 
@@ -89,3 +91,84 @@ def test_gpu_without_cupy(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(RuntimeError, match=r"cuda:0 needs CuPy.*pip install"):
         Device("cuda").require()
+
+
+class CudaError(RuntimeError):
+    def __init__(self, status):
+        super().__init__(f"cudaError {status}")
+        self.status = status
+
+
+def with_gpus(monkeypatch, count, driver=12090):
+    """A CuPy that sees so many GPUs, or that CUDA answers with an error."""
+
+    def get_device_count():
+        if isinstance(count, CudaError):
+            raise count
+        return count
+
+    runtime = types.SimpleNamespace(
+        CUDARuntimeError=CudaError,
+        getDeviceCount=get_device_count,
+        driverGetVersion=lambda: driver,
+        runtimeGetVersion=lambda: 12090,
+    )
+    monkeypatch.setitem(
+        sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "driver", "visible", "text"),
+    [
+        (CudaError(35), 0, None, "this machine has no NVIDIA driver"),
+        (
+            CudaError(35),
+            11040,
+            None,
+            r"too old: it is for CUDA 11\.4, and CuPy for CUDA 12\.9.*CuPy for CUDA 11",
+        ),
+        (CudaError(100), 12090, None, "sees no GPU$"),
+        (CudaError(100), 12090, "", "sees no GPU.*CUDA_VISIBLE_DEVICES is empty"),
+        (0, 12090, "-1", "sees no GPU.*CUDA_VISIBLE_DEVICES=-1"),
+        (CudaError(999), 12090, None, "CUDA does not start: cudaError 999"),
+        (2, 12090, "4,5", r"cuda:2 is not there: this process sees 2 GPUs, cuda:0 to cuda:1 .*=4,5\)"),
+    ],
+)
+def test_gpus_that_are_not_there(monkeypatch, count, driver, visible, text):
+    with_gpus(monkeypatch, count, driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(RuntimeError, match=text):
+        Device("cuda", 2).require()
+
+
+def test_a_cupy_that_cannot_be_imported(monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "cupy":
+            raise ModuleNotFoundError("No module named 'fastrlock'", name="fastrlock")
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(RuntimeError, match="cannot be imported: No module named 'fastrlock'"):
+        Device("cuda").require()
+
+
+def test_the_gpu_of_a_rank(monkeypatch):
+    with_gpus(monkeypatch, 4)
+    assert [Device.own("cuda", rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
+    assert [Device.own("gpu", rank, 2).index for rank in range(2)] == [
+        0,
+        2,
+    ]  # as cluster resolvers share them
+    assert [Device.own("auto", rank, 8).index for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Device.own("cuda:3", 0, 4) == Device.own(Device("cuda", 3), 0, 4) == Device("cuda", 3)
+    assert Device.own("cpu", 3, 4) == Device("cpu")
+    with_gpus(monkeypatch, CudaError(35), driver=0)
+    assert Device.own("auto", 0, 1) == Device("cpu")  # the only way to fall back
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(RuntimeError, match=f"device {name}"):
+            Device.own(name, 0, 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime import arrays
 from mpistrat.training.metrics.mean import Mean
 
 
@@ -41,7 +42,9 @@ class Accuracy(Mean):
         ValueError
             If the shapes do not fit together.
         """
-        super().update_state(self._right(np.asarray(y_true), np.asarray(y_pred)), sample_weight)
+        super().update_state(
+            self._right(*(np.asarray(arrays.off_gpu(y)) for y in (y_true, y_pred))), sample_weight
+        )
 
     def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)

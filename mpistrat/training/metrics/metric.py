@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.strategy import Variable
+from mpistrat.runtime import arrays
+from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.metrics.total import Total, new_total
 from mpistrat.values import VariableAggregation, VariableSynchronization
 
@@ -21,6 +22,25 @@ class Metric(ABC):
     Parameters
     ----------
     name : str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Count(Metric):
+    ...     def __init__(self, name="count"):
+    ...         super().__init__(name)
+    ...         self._count = self.add_total("count")
+    ...
+    ...     def update_state(self, values):
+    ...         self._count.add(np.ones(len(values)))
+    ...
+    ...     def result(self):
+    ...         return self._count.result()
+    >>> count = Count()
+    >>> count.update_state([1, 2])
+    >>> count.update_state([3])
+    >>> float(count.result())
+    3.0
     """
 
     def __init__(self, name: str):
@@ -39,12 +59,13 @@ class Metric(ABC):
 
     def add_weight(self, name: str) -> Variable:
         """A float64 variable that starts at zero and is summed over replicas when read."""
-        made = Variable(
-            np.float64(0),
-            name=f"{self._name}/{name}",
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.SUM,
-        )
+        with get_strategy().extended._variables_on_host():
+            made = Variable(
+                np.float64(0),
+                name=f"{self._name}/{name}",
+                synchronization=VariableSynchronization.ON_READ,
+                aggregation=VariableAggregation.SUM,
+            )
         self._variables.append(made)
         return made
 
@@ -79,8 +100,11 @@ def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     ValueError
         If the weights' axes are not the first axes of the values', or 1.
     """
-    values = np.asarray(values, np.float64)
-    weights = np.ones((), np.float64) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    values = np.asarray(arrays.off_gpu(values), np.float64)
+    if sample_weight is None:
+        weights = np.ones((), np.float64)
+    else:
+        weights = np.asarray(arrays.off_gpu(sample_weight), np.float64)
     if weights.ndim < values.ndim:
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
     try:

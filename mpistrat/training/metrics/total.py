@@ -24,12 +24,13 @@ class Total:
 
     @staticmethod
     def _variable(name: str, value: np.ndarray) -> Variable:
-        return Variable(
-            value,
-            name=name,
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.SUM,
-        )
+        with get_strategy().extended._variables_on_host():
+            return Variable(
+                value,
+                name=name,
+                synchronization=VariableSynchronization.ON_READ,
+                aggregation=VariableAggregation.SUM,
+            )
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of this replica, of any shape."""

@@ -6,8 +6,26 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpistrat.runtime.kernels import EachElement
 from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
+
+_NUMBERS = ["rate", "rest_1", "rest_2", "epsilon", "kept"]  # kept: 1, or with decay of the weights less
+_MOMENTS = "w *= kept; m += (g - m) * rest_1; v += (g * g - v) * rest_2;"
+_ADAM = EachElement(
+    "mpistrat_adam",
+    ["g", "w", "m", "v"],
+    ["w", "m", "v"],
+    _NUMBERS,
+    f"{_MOMENTS} w -= m / (sqrt(v) + epsilon) * rate;",
+)
+_AMSGRAD = EachElement(
+    "mpistrat_amsgrad",
+    ["g", "w", "m", "v", "vhat"],
+    ["w", "m", "v", "vhat"],
+    _NUMBERS,
+    f"{_MOMENTS} vhat = vhat < v ? v : vhat; w -= m / (sqrt(vhat) + epsilon) * rate;",
+)
 
 
 class Adam(Optimizer):
@@ -55,6 +73,15 @@ class Adam(Optimizer):
                 raise ValueError(f"{what} must be in [0, 1), not {beta!r}")
         self._beta_1, self._beta_2, self._epsilon = beta_1, beta_2, epsilon
         self.slots = ("m", "v", "vhat") if amsgrad else ("m", "v")
+
+    def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
+        scaled = rate * np.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
+        numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon, 1 - self._decay(rate))
+        return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
+
+    def _decay(self, rate: float) -> float:
+        """What part of the weights a step takes off."""
+        return 0.0
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

@@ -52,8 +52,11 @@ class AdamW(Adam):
             raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
         self._weight_decay = weight_decay
 
+    def _decay(self, rate: float) -> float:
+        return rate * self._weight_decay
+
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        weights *= 1 - rate * self._weight_decay
+        weights *= 1 - self._decay(rate)
         super().update(weights, gradient, step, rate, *state)

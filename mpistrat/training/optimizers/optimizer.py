@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import strategy as strategies
 from mpistrat.runtime import arrays
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.kernels import FLOATS, EachElement
 from mpistrat.runtime.operation import Operation
 from mpistrat.values import IndexedSlices, ReduceOp, component
-from mpistrat.variables import LocalVariable, Variable
+from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy
@@ -34,6 +36,20 @@ class Optimizer(ABC):
     ------
     ValueError
         If the learning rate is negative.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> class Sign(Optimizer):
+    ...     def update(self, weights, gradient, step, rate, *state):
+    ...         weights -= rate * np.sign(gradient)
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> with strategy.scope():
+    ...     v = mpistrat.Variable([1.0, 2.0])
+    >>> optimizer = Sign(0.5)
+    >>> strategy.run(lambda: optimizer.apply_gradients([(np.array([3.0, -4.0]), v)]))
+    >>> v.read_value()
+    array([0.5, 2.5])
     """
 
     slots: tuple[str, ...] = ()
@@ -142,6 +158,8 @@ class Optimizer(ABC):
         assert self._iterations is not None
         step = self.iterations
         rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
+        if extended._device.kind == "cuda":
+            gradients, variables = self._apply_on_gpu(extended, gradients, variables, step + 1, float(rate))
         for gradient, variable in zip(gradients, variables, strict=True):
             slots = self._slots[id(variable)][1]
             extended.update(variable, self._update, (gradient, step + 1, float(rate), *slots), group=False)
@@ -149,7 +167,8 @@ class Optimizer(ABC):
 
     def _create(self, variables: list[Variable]) -> None:
         if self._iterations is None:
-            self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
+            with variables[0].distribute_strategy.extended._variables_on_host():
+                self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
         for variable in variables:
             if id(variable) not in self._slots:
                 made = tuple(
@@ -162,14 +181,75 @@ class Optimizer(ABC):
                 )
                 self._slots[id(variable)] = (variable, made)
 
+    def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
+        """The kernel that does what `update` does on a GPU, and its numbers; None if there is only `update`.
+
+        The kernel's lists are the gradients, the weights, and the variables of each of `slots`.
+        """
+        return None
+
+    def _apply_on_gpu(
+        self,
+        extended: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Variable],
+        step: int,
+        rate: float,
+    ) -> tuple[list[Any], list[Variable]]:
+        """Update what lives on the GPU in one launch for each dtype; returns what is left to do."""
+        kernel = self.on_gpu(step, rate)
+        left: list[tuple[Any, Variable]] = []
+        groups: dict[Any, list[list[Any]]] = {}
+        for gradient, variable in zip(gradients, variables, strict=True):
+            weights = variable._own_copy()
+            fused = (
+                kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
+            )
+            if not fused or isinstance(gradient, IndexedSlices):
+                left.append((gradient, variable))
+                continue
+            placed = arrays.placed(gradient, extended._device).astype(weights.dtype, copy=False)
+            slots = [slot._own_copy() for slot in self._slots[id(variable)][1]]
+            row = [cupy_for("an optimizer").ascontiguousarray(placed), weights, *slots]
+            groups.setdefault(weights.dtype, []).append(row)
+        if kernel is not None:
+            with cupy_for("an optimizer").cuda.Device(extended._device.index):
+                for rows in groups.values():
+                    kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
+        done = {id(variable) for _, variable in left}
+        for variable in variables:
+            if id(variable) not in done:
+                variable._after_local_write("update")
+        return [gradient for gradient, _ in left], [variable for _, variable in left]
+
     def _update(
         self, variable: LocalVariable, gradient: Any, step: int, rate: float, *slots: LocalVariable
     ) -> None:
         state = [slot.array for slot in slots]
-        if isinstance(gradient, IndexedSlices):
+        if isinstance(variable, GpuVariable):
+            self._update_alone(variable, gradient, step, rate, state)
+        elif isinstance(gradient, IndexedSlices):
+            gradient = IndexedSlices(
+                arrays.to_host(gradient.values), arrays.to_host(gradient.indices), gradient.dense_shape
+            )
             self.update_rows(variable.array, gradient, step, rate, *state)
         else:
             self.update(variable.array, np.ascontiguousarray(arrays.to_host(gradient)), step, rate, *state)
+
+    def _update_alone(
+        self, variable: GpuVariable, gradient: Any, step: int, rate: float, state: list[Any]
+    ) -> None:
+        """On the host, what no kernel does: rows, which a GPU adds up in another order on every replica."""
+        weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
+        if isinstance(gradient, IndexedSlices):
+            rows = IndexedSlices(
+                arrays.to_host(gradient.values), arrays.to_host(gradient.indices), gradient.dense_shape
+            )
+            self.update_rows(weights, rows, step, rate, *held)
+        else:
+            self.update(weights, np.ascontiguousarray(arrays.to_host(gradient)), step, rate, *held)
+        for target, result in zip((variable.array, *state), (weights, *held), strict=True):
+            target[...] = arrays.from_host(result, target)
 
     @abstractmethod
     def update(
@@ -219,13 +299,13 @@ def _fitting(gradient: Any, variable: Variable) -> Any:
                 "do not fit"
             )
         return gradient
-    host = arrays.to_host(gradient)
-    if host.shape != variable.shape:
+    array = arrays.native(gradient)
+    if array.shape != variable.shape:
         raise ValueError(
-            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {host.shape}"
+            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {array.shape}"
         )
-    if not np.can_cast(host.dtype, variable.dtype, "same_kind"):
+    if not np.can_cast(array.dtype, variable.dtype, "same_kind"):
         raise ValueError(
-            f"variable {variable.name!r} has dtype {variable.dtype}, and its gradient {host.dtype}: cast it"
+            f"variable {variable.name!r} has dtype {variable.dtype}, and its gradient {array.dtype}: cast it"
         )
     return gradient

@@ -6,9 +6,26 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpistrat.runtime.kernels import EachElement
 from mpistrat.training.optimizers.blocks import ELEMENTS, blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.values import IndexedSlices
+
+_PLAIN = EachElement("mpistrat_sgd", ["g", "w"], ["w"], ["rate"], "w += g * -rate;")
+_MOMENTUM = EachElement(
+    "mpistrat_sgd_momentum",
+    ["g", "w", "m"],
+    ["w", "m"],
+    ["rate", "momentum"],
+    "m = m * momentum + g * -rate; w += m;",
+)
+_NESTEROV = EachElement(
+    "mpistrat_sgd_nesterov",
+    ["g", "w", "m"],
+    ["w", "m"],
+    ["rate", "momentum"],
+    "const R change = g * -rate; m = m * momentum + change; w += change + m * momentum;",
+)
 
 
 class SGD(Optimizer):
@@ -72,6 +89,11 @@ class SGD(Optimizer):
                 else:
                     change += velocity * self._momentum
             w += change
+
+    def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
+        if not self._momentum:
+            return _PLAIN, (rate,)
+        return (_NESTEROV if self._nesterov else _MOMENTUM), (rate, self._momentum)
 
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray

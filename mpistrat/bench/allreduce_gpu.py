@@ -1,0 +1,159 @@
+"""All-reduce of one array of float32 that lives on the ranks' GPUs: every route, and what is usual without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.bench.report import LIBRARY, Report
+
+ARRAY, BOUND = "array on a GPU", "bound"
+CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
+LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
+
+
+class Way(NamedTuple):
+    """One way to do it: ``times(k)`` does it k times, ``send`` is summed, ``result()`` is what came out."""
+
+    times: Callable[[int], object]
+    send: Any
+    result: Callable[[], Any]
+
+
+def measure(
+    comm: Any,
+    strategy: Any,
+    report: Report,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    timed: Callable[[dict[tuple[str, str], Callable[[int], object]]], dict[tuple[str, str], float]],
+    device_pointers: bool,
+) -> str | None:
+    """Add the rows of all sizes to a report; returns what was wrong with a sum, None if nothing was. Collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    strategy : Strategy
+        One whose device is a GPU.
+    report : Report
+    sizes : sequence of int
+        Bytes.
+    names : sequence of str
+        Routes that are measured too.
+    timed : callable
+        Seconds that each of some ways takes.
+    device_pointers : bool
+        Whether device pointers may be given to the MPI library's own all-reduce.
+    """
+    for nbytes in sizes:
+        count = max(1, nbytes // 4)
+        ways = _ways(comm, strategy, count, names, device_pointers)
+        fault = _fault(comm, ways)
+        if fault:
+            return fault
+        seconds = timed({name: way.times for name, way in ways.items()})
+        for (case, way), each in seconds.items():
+            report.add(case, way, 4 * count, each)
+    return None
+
+
+def _ways(
+    comm: Any, strategy: Any, count: int, names: Sequence[str], device_pointers: bool
+) -> dict[tuple[str, str], Way]:
+    import cupy
+
+    from mpistrat.experimental import CommunicationOptions
+
+    ways: dict[tuple[str, str], Way] = {}
+    wait = cupy.cuda.get_current_stream().synchronize
+
+    def library(name: str | None) -> None:
+        options = None if name is None else CommunicationOptions(implementation=name)
+        send, totals = cupy.zeros(count, np.float32), []  # type: ignore[var-annotated]
+
+        def times(k: int) -> None:
+            strategy.run(partial(_all_reduce, send, options, totals), args=(k,))
+            wait()
+
+        ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = Way(times, send, lambda: totals[0])
+
+    def by_hand(way: str, once: Callable[[Any, Any], None], case: str = ARRAY) -> None:
+        send, receive = cupy.zeros(count, np.float32), cupy.zeros(count, np.float32)
+
+        def times(k: int) -> None:
+            for _ in range(k):
+                once(send, receive)
+            wait()
+
+        ways[case, way] = Way(times, send, lambda: receive)
+
+    def on_device(send: Any, receive: Any) -> None:
+        wait()
+        comm.Allreduce(send, receive)
+
+    def unpinned(send: Any, receive: Any) -> None:
+        host = cupy.asnumpy(send)
+        total = np.empty_like(host)
+        comm.Allreduce(host, total)
+        receive[...] = cupy.asarray(total)
+
+    def down_and_up(send: Any, receive: Any) -> None:
+        from mpistrat.runtime import pinned
+
+        step, source, target = pinned.CHUNK_BYTES, int(send.data.ptr), int(receive.data.ptr)
+        work = [
+            pinned.Piece(source + start, min(step, send.nbytes - start), _same, target + start)
+            for start in range(0, send.nbytes, step)
+        ]
+        with pinned.staging(send.device.id) as stage:
+            pinned.through_host(stage, work)
+
+    def copy(send: Any, receive: Any) -> None:
+        receive[...] = send
+
+    library(None)
+    for name in names:
+        library(name)
+    by_hand(UNPINNED, unpinned)
+    if device_pointers:
+        by_hand(CUDA_AWARE, on_device)
+    by_hand(LINK, down_and_up, BOUND)
+    by_hand(MEMORY, copy, BOUND)
+    return ways
+
+
+def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return down
+
+
+def _all_reduce(send: Any, options: Any, totals: list[Any], k: int) -> None:
+    import mpistrat
+
+    replica = mpistrat.get_replica_context()
+    assert replica is not None
+    for _ in range(k):
+        total = replica.all_reduce("SUM", send, options)
+    totals[:] = [total]
+
+
+def _fault(comm: Any, ways: dict[tuple[str, str], Way]) -> str | None:
+    import cupy
+
+    faults = []
+    for (case, name), way in ways.items():
+        pattern = np.arange(way.send.size, dtype=np.float32) % 1000
+        own = pattern if case == BOUND else (comm.rank + 1) * pattern
+        want = pattern if case == BOUND else comm.size * (comm.size + 1) / 2 * pattern
+        way.send[...] = cupy.asarray(own)
+        way.times(1)
+        got = cupy.asnumpy(way.result())
+        if not np.array_equal(got, want.astype(np.float32)):
+            i = int(np.flatnonzero(got != want)[0])
+            faults.append(f"{case}, {name}: element {i} is {got[i]:g}, not {want[i]:g}")
+        way.send[...] = 0
+    told = comm.allgather(faults)
+    return "\n".join(f"rank {rank}: {fault}" for rank, each in enumerate(told) for fault in each) or None

@@ -1,0 +1,186 @@
+"""What is hidden of an all-reduce of gradients behind the computing of the next ones.
+
+Layer after layer, last first, a gradient is computed and its reduction begun. Computing alone and reducing alone say
+what there is to hide. Most MPI libraries go on with a reduction in their own calls only, so a layer is computed in
+blocks, between which they are called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COMPUTING, REDUCING = "computing alone", "reducing alone"
+ONE_LIST, BY_HAND = f"{LIBRARY}, one list at the end", "by hand"
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("overlap", __doc__ or "", repetitions=15)
+    parser.add_argument("--layers", type=launch.positive, default=8, help="of the network (%(default)s)")
+    parser.add_argument(
+        "--width",
+        type=launch.positive,
+        default=1024,
+        help="of a layer, whose gradient is a square (%(default)s)",
+    )
+    parser.add_argument(
+        "--blocks", type=launch.positive, default=8, help="in which a layer is computed (%(default)s)"
+    )
+    parser.add_argument("--rows", type=launch.positive, default=256, help="of a batch (%(default)s)")
+    arguments = parser.parse_args(argv)
+    status = launch.launched("overlap", arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mpi4py import MPI
+
+    from mpistrat.bench.timing import interleaved, median
+
+    comm = MPI.COMM_WORLD.Dup()
+    network = _Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)
+    ways, totals = _ways(comm, network)
+    fault = _fault(comm, network, ways, totals)
+    if fault:
+        if comm.rank == 0:
+            print(fault, file=sys.stderr)
+        return 1
+    medians = {
+        way: median(samples) for way, samples in interleaved(comm, ways, arguments.repetitions).items()
+    }
+    if comm.rank == 0:
+        report = Report("overlap", comm.size)
+        nbytes = sum(each.nbytes for each in network.gradients)
+        for way, seconds in medians.items():
+            report.add(f"{arguments.layers} layers", way, nbytes, seconds)
+        print(report.table())
+        for way in (LIBRARY, BY_HAND):
+            print(f"{way} hides {hidden(medians, way):.0%} of what reducing alone takes")
+        if arguments.json:
+            report.write_json(arguments.json)
+    return 0
+
+
+def hidden(seconds: Mapping[str, float], way: str) -> float:
+    """The share of the time of reducing alone that a way does not take beyond computing alone.
+
+    Examples
+    --------
+    >>> hidden({COMPUTING: 2.0, REDUCING: 1.0, LIBRARY: 2.25}, LIBRARY)
+    0.75
+    """
+    return 1 - (seconds[way] - seconds[COMPUTING]) / seconds[REDUCING]
+
+
+class _Network:
+    """Square layers without activations: for each gradient two matrix products, as in any dense layer."""
+
+    def __init__(self, rank: int, layers: int, width: int, rows: int, blocks: int):
+        import numpy as np
+
+        rng = np.random.default_rng(rank)
+        self._inputs = [rng.standard_normal((rows, width), np.float32) for _ in range(layers)]
+        scale = np.float32(width**-0.5)  # so that all gradients are of one size
+        self._weights = [scale * rng.standard_normal((width, width), np.float32) for _ in range(layers)]
+        self._deltas = [rng.standard_normal((rows, width), np.float32) for _ in range(layers + 1)]
+        self.gradients = [np.zeros((width, width), np.float32) for _ in range(layers)]
+        self._blocks = [slice(width * i // blocks, width * (i + 1) // blocks) for i in range(blocks)]
+
+    def compute(self, i: int, between: Callable[[], object] = lambda: None) -> np.ndarray:
+        """Gradient ``i`` of the backward pass, and what the next one needs; ``between`` is called after each block."""
+        import numpy as np
+
+        for block in self._blocks:
+            np.matmul(self._inputs[i].T[block], self._deltas[i], out=self.gradients[i][block])
+            self._deltas[i + 1][:, block] = self._deltas[i] @ self._weights[i][block].T
+            between()
+        return self.gradients[i]
+
+
+def _ways(
+    comm: Any, network: _Network
+) -> tuple[dict[str, Callable[[int], object]], dict[str, Sequence[np.ndarray]]]:
+    """What is measured, and where those that compute and reduce leave their totals."""
+    import numpy as np
+
+    import mpistrat
+    from mpistrat.bench.overlap_by_hand import all_reduce_each
+
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    layers = range(len(network.gradients))
+    totals: dict[str, Any] = {LIBRARY: [], ONE_LIST: []}
+    totals[BY_HAND] = [np.zeros_like(each) for each in network.gradients]
+
+    def begin_each(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            pending: list[Any] = []
+            for i in layers:
+                gradient = network.compute(i, pending[-1].test if pending else lambda: None)
+                pending.append(replica.experimental_all_reduce_async("SUM", gradient))
+            totals[LIBRARY][:] = [each.wait() for each in pending]
+
+    def one_list(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            gradients = [network.compute(i) for i in layers]
+            totals[ONE_LIST][:] = replica.all_reduce("SUM", gradients)
+
+    def reducing(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            replica.all_reduce("SUM", network.gradients)
+
+    def computing(k: int) -> None:
+        for _ in range(k):
+            for i in layers:
+                network.compute(i)
+
+    def in_replicas(fn: Callable[[int], None]) -> Callable[[int], object]:
+        return lambda k: strategy.run(fn, (k,))
+
+    ways = {
+        LIBRARY: in_replicas(begin_each),
+        ONE_LIST: in_replicas(one_list),
+        BY_HAND: all_reduce_each(comm, network.compute, totals[BY_HAND]),
+        COMPUTING: computing,
+        REDUCING: in_replicas(reducing),
+    }
+    return ways, totals
+
+
+def _fault(
+    comm: Any,
+    network: _Network,
+    ways: Mapping[str, Callable[[int], object]],
+    totals: Mapping[str, Sequence[np.ndarray]],
+) -> str | None:
+    """What is wrong with the totals of some way, None if nothing."""
+    import numpy as np
+
+    ways[COMPUTING](1)
+    expected = [sum(comm.allgather(gradient)) for gradient in network.gradients]
+    faults = []
+    for way, got in totals.items():
+        ways[way](1)
+        for i, (want, total) in enumerate(zip(expected, got, strict=True)):
+            if not np.allclose(total, want, rtol=1e-4, atol=1e-3):
+                faults.append(f"{way}: the total of gradient {i} is off by {np.abs(total - want).max():g}")
+    told = comm.allgather(faults)
+    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""The all-reduce of arrays on GPUs: packed there, and each message by the first route that the ranks can go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat.collectives import arena, gpu_packing
+from mpistrat.collectives.gpu_direct import GpuDirectRoute
+from mpistrat.collectives.gpu_nccl import NcclRoute
+from mpistrat.collectives.gpu_packing import Job
+from mpistrat.collectives.gpu_pinned import PinnedRoute
+from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.operations import Op
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.topology import Topology
+
+ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
+
+
+def all_reduce(
+    topology: Topology,
+    op: Op,
+    values: Sequence[Any],
+    bytes_per_pack: int = 0,
+    name: str | None = None,
+    timeout_seconds: float | None = None,
+) -> list[Any]:
+    """New arrays that hold the reduction of CuPy arrays over the ranks; buffers of an arena hold it themselves.
+
+    Parameters
+    ----------
+    topology : Topology
+    op : ReduceOp or FurtherOp
+    values : sequence of cupy.ndarray
+        All on one GPU; of equal shapes and dtypes on all ranks.
+    bytes_per_pack : int
+        As in `CommunicationOptions`.
+    name : str, optional
+        Of the route to go; or of an algorithm of the host, to which the pinned route goes.
+    timeout_seconds : float, optional
+        As in `CommunicationOptions`.
+
+    Raises
+    ------
+    TypeError
+        If one of the arrays cannot be reduced by ``op``.
+    ValueError
+        If they live on several GPUs; on every rank, if shapes or dtypes differ between ranks.
+    RuntimeError
+        On every rank, if they cannot go by the route of that name.
+    """
+    if not values:
+        return []
+    device = arrays.require_one_device(values)
+    cupy = cupy_for("an array on a GPU")
+    key = tuple((value.dtype, tuple(value.shape)) for value in values)
+    with cupy.cuda.Device(device.index):
+        jobs, out, where = _jobs(topology, op, values, key, bytes_per_pack)
+        routes = _routes(topology, device, name)
+        operation = Operation("all_reduce", op.name, "on GPUs", key, where, bytes_per_pack or None, name)
+        groups = _by_route(topology, routes, jobs, name, op)
+        algorithm = None if name in ROUTES else name
+        meets = bool(groups) and groups[0][0].meets(topology, groups[0][1][0].bucket, algorithm)
+        with topology.turn(operation, meets, timeout_seconds):
+            for route, some in groups:
+                route.reduce(topology, device.index, some, algorithm, timeout_seconds)
+        for job in jobs:
+            if job.total is not job.message:
+                gpu_packing.unpack(job.bucket, job.total, [shape for _, shape in key], out)
+        for i, (_, shape) in enumerate(key):
+            if out[i] is None:
+                out[i] = cupy.empty(shape, gpu_packing.bucket(op, key, [i], topology.size).result)
+    return out
+
+
+def _jobs(
+    topology: Topology, op: Op, values: Sequence[Any], key: gpu_packing.Key, bytes_per_pack: int
+) -> tuple[list[Job], list[Any], tuple[Any, ...]]:
+    """What is to be reduced, the results as far as they are known, and where buffers of arenas lie."""
+    cupy = cupy_for("an array on a GPU")
+    out: list[Any] = [None] * len(values)
+    jobs: list[Job] = []
+    rest, where = list(range(len(values))), ()
+    if topology.arenas:
+        rest, where = _in_place(topology, op, values, out, jobs)
+    rest_key = tuple(key[i] for i in rest)
+    for each in gpu_packing.plan(op, rest_key, topology.size, bytes_per_pack):
+        bucket = each._replace(members=tuple(rest[i] for i in each.members))
+        jobs.append(Job(bucket, gpu_packing.pack(bucket, values), cupy.empty(bucket.length, bucket.result)))
+    return jobs, out, where
+
+
+def _in_place(
+    topology: Topology, op: Op, values: Sequence[Any], out: list[Any], jobs: list[Job]
+) -> tuple[list[int], tuple[Any, ...]]:
+    """Take the buffers of arenas, neighbours together; returns the places of all others."""
+    homes: dict[int, tuple[arena.Arena, list[int]]] = {}
+    rest: list[int] = []
+    for i, (value, home) in enumerate(zip(values, arena.homes(topology, values), strict=True)):
+        one = gpu_packing.bucket(op, ((value.dtype, tuple(value.shape)),), [0], topology.size)
+        if home is None or one.result != one.source:
+            rest.append(i)
+        else:
+            homes.setdefault(home.number, (home, []))[1].append(i)
+            out[i] = value
+    where: list[Any] = []
+    for home, members in homes.values():
+        stretches = arena.stretches(home, [values[i] for i in members])
+        where.append((home.number, tuple((each.offset, each.length, each.dtype.str) for each in stretches)))
+        for each in stretches:
+            (flat,) = arena.rows(home, each, 1)
+            bucket = gpu_packing.bucket(op, ((each.dtype, (each.length,)),), [0], topology.size)
+            jobs.append(Job(bucket, flat, flat))
+    return rest, tuple(where)
+
+
+def _routes(topology: Topology, device: Device, name: str | None) -> list[Route]:
+    """The routes that the ranks can go, found out when it is first needed: of a name that one, or an error."""
+    if topology.size == 1:
+        return []
+    wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
+    known = topology.gpu_obstacles.setdefault(device.index, {})
+    for each in wanted:
+        if type(ROUTES[each]).obstacle is Route.obstacle:
+            known[each] = ""
+        elif each not in known:
+            with topology.turn(Operation("the way of arrays on GPUs", each)):
+                known[each] = ROUTES[each].obstacle(topology, device.index)
+    if name in ROUTES and known[name]:
+        raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {known[name]}")
+    return [ROUTES[each] for each in wanted if not known[each]]
+
+
+def _by_route(
+    topology: Topology, routes: Sequence[Route], jobs: Sequence[Job], name: str | None, op: Op
+) -> list[tuple[Route, list[Job]]]:
+    if topology.size == 1:
+        return [(_Alone(), list(jobs))] if jobs else []
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        able = [each for each in routes if each.supports(job.bucket.wire, job.bucket.combine)]
+        if not able:
+            raise RuntimeError(
+                f"{name!r} has no {op.name} of {job.bucket.source} on GPUs: leave the route to AUTO"
+            )
+        groups.setdefault(able[0].name, []).append(job)
+    return [(ROUTES[each], some) for each, some in groups.items()]
+
+
+class _Alone(Route):
+    """One replica: its value is the sum."""
+
+    name = "identity"
+
+    def reduce(
+        self,
+        topology: Topology,
+        device: int,
+        jobs: Sequence[Job],
+        algorithm: str | None,
+        timeout_seconds: float | None,
+    ) -> None:
+        for job in jobs:
+            if job.total is not job.message:
+                gpu_packing.finish(job, gpu_packing.widened(job))
+
+
+def obstacles(topology: Topology, device: Device) -> dict[str, str]:
+    """Of each route, in the order of preference, why the ranks cannot go it; empty if they can. Collective."""
+    _routes(topology, device, None)
+    return (
+        dict(topology.gpu_obstacles.get(device.index, {})) if topology.size > 1 else dict.fromkeys(ROUTES, "")
+    )

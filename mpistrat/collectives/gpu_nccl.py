@@ -1,0 +1,176 @@
+"""NCCL, by way of CuPy: a GPU for every rank, and the ranks' GPUs exchange by themselves."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives.gpu_packing import Job, finish, widened
+from mpistrat.collectives.gpu_route import Route
+from mpistrat.runtime.device import cupy_for, gpu_count
+from mpistrat.runtime.operation import ranks_in_words
+from mpistrat.runtime.topology import Topology
+
+_TYPES = {
+    np.dtype(dtype): f"NCCL_{name}"
+    for dtype, name in {
+        np.int32: "INT32",
+        np.uint32: "UINT32",
+        np.int64: "INT64",
+        np.uint64: "UINT64",
+        np.float32: "FLOAT32",
+        np.float64: "FLOAT64",
+    }.items()
+}
+_OPERATIONS: dict[Any, str] = {
+    np.add: "NCCL_SUM",
+    np.multiply: "NCCL_PROD",
+    np.maximum: "NCCL_MAX",
+    np.minimum: "NCCL_MIN",
+}
+_LONGEST_NAP = 0.001
+
+
+def nccl_for(what: str) -> Any:
+    """The module ``cupy.cuda.nccl``.
+
+    Raises
+    ------
+    RuntimeError
+        If CuPy, NCCL or a GPU is missing: the text begins with ``what``.
+    """
+    cupy = cupy_for(what)
+    gpu_count(what)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns where it does not find it
+        try:
+            from cupy.cuda import nccl
+        except ImportError as error:
+            raise RuntimeError(f"{what}: CuPy {cupy.__version__} has no NCCL: {error}") from error
+        if not getattr(nccl, "available", True):
+            raise RuntimeError(
+                f"{what}: CuPy {cupy.__version__} does not find NCCL (libnccl.so.2): pip install nvidia-nccl-cu12, or "
+                "-cu13 with the CuPy for CUDA 13"
+            )
+    return nccl
+
+
+class NcclRoute(Route):
+    """``ncclAllReduce`` on the caller's stream: nothing waits for it but what uses the result.
+
+    Half precision is widened to float32 first, as on all other routes. Maxima and minima of floating point numbers
+    go another way: NCCL's may overlook what is not a number.
+    """
+
+    name = "nccl"
+
+    def obstacle(self, topology: Topology, device: int) -> str:
+        nccl, problem, gpu = None, "", b""
+        try:
+            nccl = nccl_for("it")
+            gpu = _identity(device)
+        except RuntimeError as error:
+            problem = str(error)
+        told = topology.world.allgather((problem, gpu))
+        for rank, (text, _) in enumerate(told):
+            if text:
+                return f"rank {rank}: {text}"
+        gpus = [(each, _node(topology, rank)) for rank, (_, each) in enumerate(told)]
+        for each in gpus:
+            sharing = [rank for rank, other in enumerate(gpus) if other == each]
+            if len(sharing) > 1:
+                return f"{ranks_in_words(sharing)} share a GPU, and NCCL needs one for every rank"
+        return self._connect(topology, device, nccl)
+
+    def _connect(self, topology: Topology, device: int, nccl: Any) -> str:
+        unique = nccl.get_unique_id() if topology.rank == 0 else None
+        is_tuple = topology.world.bcast(isinstance(unique, tuple))
+        sent = topology.world.bcast(None if unique is None else _as_bytes(unique))
+        unique = _as_tuple(sent) if is_tuple else sent
+        problem, communicator = "", None
+        try:
+            with cupy_for("NCCL").cuda.Device(device):
+                communicator = nccl.NcclCommunicator(topology.size, unique, topology.rank)
+        except RuntimeError as error:  # NcclError is one
+            problem = f"NCCL does not start: {error}"
+        for rank, text in enumerate(topology.world.allgather(problem)):
+            if text:
+                return f"rank {rank}: {text}"
+        topology.gpu_communicators[device] = communicator
+        return ""
+
+    def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
+        if wire.kind == "c":
+            return combine is np.add and np.dtype(f"f{wire.itemsize // 2}") in _TYPES
+        return wire in _TYPES and (combine in (np.add, np.multiply) or wire.kind in "iu")
+
+    def reduce(
+        self,
+        topology: Topology,
+        device: int,
+        jobs: Sequence[Job],
+        algorithm: str | None,
+        timeout_seconds: float | None,
+    ) -> None:
+        cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
+        communicator = topology.gpu_communicators[device]
+        communicator.check_async_error()  # of what went before
+        stream = cupy.cuda.get_current_stream()
+        for job in jobs:
+            send, combine = widened(job), job.bucket.combine
+            wide = job.total if job.total.dtype == send.dtype else cupy.empty_like(send)
+            reals, words = send.dtype, 1
+            if reals.kind == "c":
+                reals, words = np.dtype(f"f{reals.itemsize // 2}"), 2
+            communicator.allReduce(
+                int(send.data.ptr),
+                int(wide.data.ptr),
+                job.bucket.length * words,
+                getattr(nccl, _TYPES[reals]),
+                getattr(nccl, _OPERATIONS[combine]),
+                stream.ptr,
+            )
+            finish(job, wide)
+        if timeout_seconds is not None:
+            _wait(topology, communicator, stream, timeout_seconds)
+
+
+def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) -> None:
+    """Wait for the stream; what hangs is aborted, which is the only way out of it."""
+    deadline, nap = time.monotonic() + seconds, 0.0
+    while not stream.done:
+        communicator.check_async_error()
+        if time.monotonic() > deadline:
+            communicator.abort()
+            text = f"rank {topology.rank}: an all-reduce by NCCL was not done within {seconds:g} s"
+            topology.give_up("after a time-out", text)
+            raise TimeoutError(
+                f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds"
+            )
+        time.sleep(nap)
+        nap = min(_LONGEST_NAP, nap + 1e-5)
+    communicator.check_async_error()
+
+
+def _identity(device: int) -> bytes:
+    """What tells a GPU, or a slice of one, from all others."""
+    cupy = cupy_for("NCCL")
+    uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
+    return bytes(uuid) + cupy.cuda.runtime.deviceGetPCIBusId(device).encode()
+
+
+def _node(topology: Topology, rank: int) -> int:
+    return next(i for i, ranks in enumerate(topology.nodes) if rank in ranks)
+
+
+def _as_bytes(unique: Any) -> bytes:
+    """An id of NCCL as it travels: CuPy before 14 has it as a tuple of signed numbers."""
+    return unique if isinstance(unique, bytes) else bytes(each & 255 for each in unique)
+
+
+def _as_tuple(unique: bytes) -> tuple[int, ...]:
+    return tuple(each - 256 if each > 127 else each for each in unique)

@@ -1,0 +1,142 @@
+"""Many arrays on a GPU, few messages: as `packing`, where copies are cheap and each message costs its latency."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.collectives import dtypes
+from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.runtime import kernels
+from mpistrat.runtime.device import cupy_for
+from mpistrat.values import ReduceOp
+
+PACK_BYTES = 64 << 20  # of a message of several arrays
+_ALONE_BYTES = 8 << 20  # from here on an array is a message of its own
+_SMALL = 1 << 10  # elements: a result that is copied rather than left to hold the memory of its message
+
+Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
+
+
+class Bucket(NamedTuple):
+    """Arrays of one dtype that are reduced one behind the other.
+
+    Attributes
+    ----------
+    members, starts : tuple of int
+        Their places in the list, and in the message.
+    length : int
+        Elements of all.
+    source, wire, result : numpy.dtype
+        The dtype of the arrays, the one in which they are combined, and the one they are given back in.
+    combine : numpy.ufunc
+    divisor : int
+        What the combination is divided by; 1 unless for a mean.
+    """
+
+    members: tuple[int, ...]
+    starts: tuple[int, ...]
+    length: int
+    source: np.dtype
+    wire: np.dtype
+    result: np.dtype
+    combine: np.ufunc
+    divisor: int
+
+
+class Job(NamedTuple):
+    """A message, flat and contiguous, and where its reduction is to be written: of one length, may be the same."""
+
+    bucket: Bucket
+    message: Any
+    total: Any
+
+
+def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Bucket, ...]:
+    """Cut a list into buckets, the last arrays first; arrays without elements are in none.
+
+    Raises
+    ------
+    TypeError
+        If one of the arrays cannot be reduced by ``op``.
+    """
+    buckets: list[Bucket] = []
+    open_: dict[np.dtype, list[int]] = {}
+    filled: dict[np.dtype, int] = {}
+    for i in reversed(range(len(key))):
+        dtype, shape = key[i]
+        dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes >= _ALONE_BYTES:
+            buckets.append(bucket(op, key, [i], size))
+        elif nbytes:
+            open_.setdefault(dtype, []).insert(0, i)
+            filled[dtype] = filled.get(dtype, 0) + nbytes
+            if filled[dtype] > (bytes_per_pack or PACK_BYTES):
+                buckets.append(bucket(op, key, open_.pop(dtype), size))
+                del filled[dtype]
+    return (*buckets, *(bucket(op, key, members, size) for members in open_.values()))
+
+
+def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> Bucket:
+    """The bucket of some arrays of one dtype, over ``size`` ranks."""
+    dtype = key[members[0]][0]
+    ends = [0, *itertools.accumulate(math.prod(key[i][1]) for i in members)]
+    return Bucket(
+        tuple(members),
+        tuple(ends[:-1]),
+        ends[-1],
+        dtype,
+        dtypes.accumulator(dtype, op),
+        dtypes.result(dtype, op),
+        COMBINE[op],
+        size if op is ReduceOp.MEAN else 1,
+    )
+
+
+def pack(bucket: Bucket, arrays: Sequence[Any]) -> Any:
+    """A bucket's arrays one behind the other, copied in one launch; one array alone is not copied."""
+    cupy = cupy_for("an array on a GPU")
+    mine = [cupy.ascontiguousarray(arrays[i]) for i in bucket.members]
+    if len(mine) == 1:
+        return mine[0].reshape(-1)
+    message = cupy.empty(bucket.length, bucket.source)
+    kernels.copy_each(mine, [message[start : start + each.size] for start, each in _places(bucket, mine)])
+    return message
+
+
+def unpack(bucket: Bucket, total: Any, shapes: Sequence[tuple[int, ...]], out: list[Any]) -> None:
+    """Put views of a flat result into the places of the bucket's members."""
+    for i, start in zip(bucket.members, bucket.starts, strict=True):
+        part = total[start : start + math.prod(shapes[i])].reshape(shapes[i])
+        out[i] = part.copy() if part.size == 1 and bucket.length > _SMALL else part
+
+
+def widened(job: Job) -> Any:
+    """The message in the dtype that it is combined in; a copy unless it is that of the total."""
+    message, wire = job.message, job.bucket.wire
+    if message.dtype == wire:
+        return message
+    return message.astype(wire)
+
+
+def finish(job: Job, wide: Any) -> None:
+    """Write the combination to the total: divided for a mean, rounded to the dtype of the result."""
+    bucket, total = job.bucket, job.total
+    if bucket.divisor == 1:
+        if wide is not total:
+            total[...] = wide
+        return
+    divisor = (bucket.result if wide.dtype.kind in "iu" else wide.dtype).type(bucket.divisor)
+    if bucket.result == divisor.dtype:
+        np.divide(wide, divisor, out=total)
+    else:
+        total[...] = np.divide(wide, divisor)
+
+
+def _places(bucket: Bucket, arrays: Sequence[Any]) -> zip[tuple[int, Any]]:
+    return zip(bucket.starts, arrays, strict=True)

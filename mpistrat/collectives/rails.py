@@ -1,0 +1,109 @@
+"""All-reduce over several nodes: sums in shared memory, a ring on each rail, and copies meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
+from mpistrat.runtime.topology import Topology
+
+_BLOCK_BYTES = 128 << 10  # copied between two looks at the wire
+
+
+def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+    """Combine all ranks' ``send`` into ``receive``, as `Algorithm.reduce`, an array of any length.
+
+    It is cut into pieces of the size of a slot. While one is on the wire, each rank lays down the next and
+    takes the one before. Local rank ``i`` combines slice ``i`` of its node's slots, and the slices of other
+    nodes by the ring.
+    """
+    memory = topology.memory
+    assert memory is not None
+    pieces = _Pieces(topology, send, receive)
+    _exhaust(pieces.lay(0))
+    topology.meet()
+    for i in range(pieces.count):
+        meanwhile = itertools.chain(pieces.lay(i + 1), pieces.take(i - 1))
+        if pieces.combines:
+            rows, total = pieces.to_combine(i)
+
+            def gather(where: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
+                combine_rows(combine, [row[where] for row in rows], total[where])
+
+            segmented_ring_all_reduce(
+                topology.rail, combine, total, InMemory(gather=gather, meanwhile=meanwhile)
+            )
+        _exhaust(meanwhile)
+        topology.meet()
+    _exhaust(pieces.take(pieces.count - 1))
+
+
+class _Pieces:
+    """Where each piece lies: in the slots of one generation after the other, its result in turn in two places."""
+
+    def __init__(self, topology: Topology, send: np.ndarray, receive: np.ndarray):
+        memory = topology.memory
+        assert memory is not None
+        self._memory = memory
+        self._first = memory.generation
+        self._send, self._receive = send, receive
+        itemsize = max(send.itemsize, receive.itemsize)
+        self.count = max(1, -(-send.nbytes * itemsize // send.itemsize // memory.slot_bytes))
+        self._ends = [len(send) * i // self.count for i in range(self.count + 1)]
+        self._slices = min(topology.ranks_per_node)
+        self.combines = memory.rank < self._slices
+        self._step = max(1, _BLOCK_BYTES // itemsize)
+
+    def _own(self, length: int) -> slice:
+        """The slice of a piece that this rank combines."""
+        if not self.combines:
+            return slice(0, 0)
+        rank, slices = self._memory.rank, self._slices
+        return slice(length * rank // slices, length * (rank + 1) // slices)
+
+    def _slots(self, i: int) -> list[np.ndarray]:
+        length = self._ends[i + 1] - self._ends[i]
+        return self._memory.slots(self._send.dtype, length, (self._first + i) % 2)[1]
+
+    def _result(self, i: int) -> np.ndarray:
+        nbytes = (self._ends[i + 1] - self._ends[i]) * self._receive.itemsize
+        return self._memory.results[i % 2][:nbytes].view(self._receive.dtype)
+
+    def lay(self, i: int) -> Iterator[None]:
+        """Copy what other ranks combine of piece ``i`` to this rank's slot, block by block."""
+        if i >= self.count:
+            return
+        piece = self._send[self._ends[i] : self._ends[i + 1]]
+        slot, own = self._slots(i)[self._memory.rank], self._own(len(piece))
+        for first, last in ((0, own.start), (own.stop, len(piece))):
+            for start in range(first, last, self._step):
+                block = slice(start, min(last, start + self._step))
+                slot[block] = piece[block]
+                yield
+
+    def take(self, i: int) -> Iterator[None]:
+        """Copy the result of piece ``i``, block by block."""
+        if i < 0:
+            return
+        piece, result = self._receive[self._ends[i] : self._ends[i + 1]], self._result(i)
+        for start in range(0, len(piece), self._step):
+            block = slice(start, start + self._step)
+            piece[block] = result[block]
+            yield
+
+    def to_combine(self, i: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """This rank's slice of piece ``i`` as each rank of the node has it, and where its sum belongs."""
+        slots = self._slots(i)
+        own = self._own(len(slots[0]))
+        slots = [*slots]
+        slots[self._memory.rank] = self._send[self._ends[i] : self._ends[i + 1]]
+        return [row[own] for row in slots], self._result(i)[own]
+
+
+def _exhaust(work: Iterator[None]) -> None:
+    for _ in work:
+        pass

@@ -1,0 +1,162 @@
+"""All-reduce on a ring in segments: what is to be done in memory is done while others are on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.runtime.reused import Buffers
+
+# A little less than the 64 KiB up to which Open MPI's TCP sends a message without asking first.
+SEGMENT_BYTES = 60 << 10
+_AHEAD = 16  # receives that wait at a time: the wire carries some while others are added up
+# Own segments overtake those that are passed on, so they are told apart.
+_OWN, _PASSED_ON = 1, 2
+
+_scratch = Buffers()
+_left: list[_Ring] = []  # by an error
+
+
+def _nothing(where: slice) -> None:
+    pass
+
+
+class InMemory(NamedTuple):
+    """What is to be done with each segment beside the ring's own sums. Each is called with its place in the array.
+
+    Attributes
+    ----------
+    gather
+        Before the segment is first read, to make this node's own sum.
+    finish
+        When the segment is combined, on the rank that did it, before others get it.
+    spread
+        When the segment is final.
+    meanwhile
+        Other work in small pieces: one is taken before each wait, the rest is left.
+    """
+
+    gather: Callable[[slice], object] = _nothing
+    finish: Callable[[slice], object] = _nothing
+    spread: Callable[[slice], object] = _nothing
+    meanwhile: Iterator[object] = iter(())
+
+
+def segmented_ring_all_reduce(
+    comm: Any, combine: np.ufunc, data: np.ndarray, in_memory: InMemory | None = None
+) -> None:
+    """As `ring_all_reduce`, of which it has the bits and the bytes, for messages of many segments.
+
+    A segment goes on to the next rank as soon as it is combined, while the following ones arrive (a pipelined
+    ring, Patarasuk and Yuan 2009, section 4).
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    combine : numpy.ufunc
+    data : numpy.ndarray, shape (count,)
+    in_memory : InMemory, optional
+    """
+    ring = _Ring(comm, combine, data, in_memory or InMemory())
+    try:
+        ring.run()
+    except BaseException:
+        _left.append(ring)  # MPI still reads and writes its arrays
+        raise
+
+
+class _Ring:
+    """The segments of one call, numbered by the order in which they arrive.
+
+    Number ``step * segments + i`` is segment ``i`` of the part that comes in this step. In the first
+    ``size - 1`` steps it is combined with this rank's own and sent on; in as many more it is final.
+    """
+
+    def __init__(self, comm: Any, combine: np.ufunc, data: np.ndarray, in_memory: InMemory):
+        self._combine = combine
+        self._data = data
+        self._in_memory = in_memory
+        self._size, self._rank = comm.size, comm.rank
+        self._parts = _cut(data, comm.size)
+        self._segments = len(self._parts[0])
+        self._combined = (comm.size - 1) * self._segments
+        self._send = partial(comm.Isend, dest=(comm.rank + 1) % comm.size)
+        self._receive = partial(comm.Irecv, source=(comm.rank - 1) % comm.size)
+        self._receives: dict[int, Any] = {}
+        self._sends: dict[int, Any] = {}  # by the number of the segment's part and place when it is sent
+        self._scratch: list[np.ndarray] = []
+
+    def run(self) -> None:
+        gather, finish, spread, meanwhile = self._in_memory
+        if self._size == 1:
+            for where in self._parts[0]:
+                gather(where)
+                finish(where)
+                spread(where)
+            return
+        last, ahead = 2 * self._combined, min(_AHEAD, self._segments)
+        room = max(where.stop - where.start for part in self._parts for where in part)
+        scratch = _scratch.empty((ahead * room,), self._data.dtype)
+        self._scratch += [scratch[i * room : (i + 1) * room] for i in range(ahead)]
+        for number in range(ahead):
+            self._begin(number)
+            self._send_own(number)
+        for number in range(last):
+            where = self._where(number)
+            combines = number < self._combined
+            if combines:
+                gather(where)
+            next(meanwhile, None)
+            self._receives.pop(number).Wait()
+            final = number >= self._combined - self._segments
+            if combines:
+                mine = self._data[where]
+                self._combine(mine, self._scratch[number % ahead][: len(mine)], out=mine)
+                if final:
+                    finish(where)
+            if number < last - self._segments:
+                self._sends[number + self._segments] = self._send(self._data[where], tag=_PASSED_ON)
+            if number + ahead < last:
+                self._begin(number + ahead)
+            if number + ahead < self._segments:
+                self._send_own(number + ahead)
+            if final:
+                spread(where)
+        for sent in self._sends.values():
+            sent.Wait()
+
+    def _where(self, number: int) -> slice:
+        step, i = divmod(number, self._segments)
+        return self._parts[(self._rank - step - 1) % self._size][i]
+
+    def _send_own(self, number: int) -> None:
+        where = self._parts[self._rank][number]
+        self._in_memory.gather(where)
+        self._sends[number] = self._send(self._data[where], tag=_OWN)
+
+    def _begin(self, number: int) -> None:
+        where = self._where(number)
+        if number < self._combined:
+            target = self._scratch[number % len(self._scratch)][: where.stop - where.start]
+        else:
+            # What this rank has sent from there, a whole round ago, must have left.
+            self._sends.pop(number - self._combined).Wait()
+            target = self._data[where]
+        self._receives[number] = self._receive(target, tag=_OWN if number < self._segments else _PASSED_ON)
+
+
+def _cut(data: np.ndarray, size: int) -> list[list[slice]]:
+    """Parts as `ring_all_reduce` cuts them, each in the same number of segments."""
+    ends = [len(data) * i // size for i in range(size + 1)]
+    longest = max(last - first for first, last in itertools.pairwise(ends))
+    count = max(1, math.ceil(longest * data.itemsize / SEGMENT_BYTES))
+    parts = []
+    for first, last in itertools.pairwise(ends):
+        cuts = [first + (last - first) * i // count for i in range(count + 1)]
+        parts.append([slice(*pair) for pair in itertools.pairwise(cuts)])
+    return parts

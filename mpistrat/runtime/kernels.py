@@ -1,0 +1,207 @@
+"""CUDA kernels that do the same to every element of many arrays, in one launch.
+
+A network has hundreds of arrays, most of them small: a launch for each costs more than the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime.device import cupy_for
+
+_THREADS = 256
+_ELEMENTS = 8192  # of a block
+_MOST_TABLES = 256
+
+# How a dtype lies in memory, what it is computed in, and the functions between the two.
+FLOATS = {
+    "float16": ("unsigned short", "float", "from_half", "to_half"),
+    "bfloat16": ("unsigned short", "float", "from_bfloat", "to_bfloat"),
+    "float32": ("float", "float", "", ""),
+    "float64": ("double", "double", "", ""),
+}
+_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+_HALVES = """
+union Bits { unsigned int u; float f; };
+__device__ __forceinline__ float from_half(unsigned short h) {
+  Bits b;
+  const unsigned int sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
+  if (exponent == 0u) {
+    b.f = mantissa * 5.9604644775390625e-8f;
+    b.u |= sign;
+  } else {
+    b.u = sign | (exponent == 31u ? 0x7f800000u : (exponent + 112u) << 23) | mantissa << 13;
+  }
+  return b.f;
+}
+__device__ __forceinline__ unsigned short to_half(float value) {
+  Bits b;
+  b.f = value;
+  const unsigned int sign = b.u >> 16 & 0x8000u;
+  b.u &= 0x7fffffffu;
+  if (b.u > 0x7f800000u) return sign | 0x7e00u;
+  if (b.u >= 0x477ff000u) return sign | 0x7c00u;
+  if (b.u < 0x38800000u) return sign | (unsigned int)rintf(b.f * 16777216.0f);
+  return sign | (b.u + 0xc8000fffu + (b.u >> 13 & 1u)) >> 13;
+}
+__device__ __forceinline__ float from_bfloat(unsigned short h) {
+  Bits b;
+  b.u = (unsigned int)h << 16;
+  return b.f;
+}
+__device__ __forceinline__ unsigned short to_bfloat(float value) {
+  Bits b;
+  b.f = value;
+  if ((b.u & 0x7fffffffu) > 0x7f800000u) return b.u >> 16 | 0x40u;
+  return (b.u + 0x7fffu + (b.u >> 16 & 1u)) >> 16;
+}
+"""
+
+_KERNEL = """
+extern "C" __global__ void {name}(const long long* pointers, const long long* layout, long long members{scalars}) {{
+  const long long member = layout[members + 2 * (long long)blockIdx.x];
+  const long long first = layout[members + 2 * (long long)blockIdx.x + 1];
+  const long long rest = layout[member] - first;
+  const long long count = rest < {elements} ? rest : {elements};
+{views}
+#pragma unroll 4
+  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
+{loads}
+    {body}
+{stores}
+  }}
+}}
+"""
+
+
+class EachElement:
+    """A kernel over the elements of several lists of arrays, side by side.
+
+    Parameters
+    ----------
+    name : str
+    reads, writes : sequence of str
+        Names of the lists by which ``body`` calls the element at hand: those that it reads, and that it writes.
+    scalars : sequence of str
+        Names of numbers, in the precision of the computation.
+    body : str
+        Statements of C. The type ``R`` is the one that is computed in: float32, or float64 of float64.
+    """
+
+    def __init__(
+        self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str
+    ):
+        self._name = name
+        self._reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
+        self._lists = list(dict.fromkeys([*reads, *writes]))
+        self._kernels: dict[str, Any] = {}
+        self._tables: dict[tuple[int, bytes], Any] = {}
+
+    def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
+        """Run on the current stream.
+
+        Parameters
+        ----------
+        lists : sequence of sequence of cupy.ndarray
+            For each name, in the order of ``reads`` and then of what is only written, its arrays: contiguous, all of
+            one dtype, those at one place of one length.
+        scalars : sequence of float
+        """
+        sizes = [int(each.size) for each in lists[0]]
+        if not any(sizes):
+            return
+        cupy = cupy_for("a kernel")
+        dtype = lists[0][0].dtype
+        memory, _, _, _ = _types(dtype)
+        words = dtype.itemsize // np.dtype(_SIZES[memory]).itemsize  # of an element that is copied in several
+        kernel = self._kernels.get(dtype.name)
+        if kernel is None:
+            source = _HALVES + self._source(dtype)
+            kernel = cupy.RawKernel(source, self._name, options=("--fmad=false",))  # as NumPy rounds
+            self._kernels[dtype.name] = kernel
+        pointers = np.array([int(each.data.ptr) for arrays in lists for each in arrays], np.int64)
+        layout, blocks = _layout([size * words for size in sizes])
+        device = int(lists[0][0].device.id)
+        real = np.float64 if dtype.name == "float64" else np.float32
+        arguments = [
+            self._table(cupy, device, pointers),
+            self._table(cupy, device, layout),
+            np.int64(len(sizes)),
+        ]
+        kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
+
+    def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
+        """The numbers on the GPU: mostly there from the last step, whose arrays lay where those of this one lie."""
+        key = (device, numbers.tobytes())
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            found = self._tables[key] = cupy.asarray(numbers)
+        return found
+
+    def _source(self, dtype: np.dtype) -> str:
+        memory, real, load, store = _types(dtype)
+        views = [
+            f"  {'' if name in self._writes else 'const '}{memory}* {name}_ = "
+            f"({memory}*)pointers[{i} * members + member] + first;"
+            for i, name in enumerate(self._lists)
+        ]
+        loads = [
+            f"    R {name} = {load}({name}_[i]);" if name in self._reads else f"    R {name};"
+            for name in self._lists
+        ]
+        stores = [f"    {name}_[i] = {store}({name});" for name in self._writes]
+        return f"typedef {real} R;\n" + _KERNEL.format(
+            name=self._name,
+            scalars="".join(f", {real} {name}" for name in self._scalars),
+            elements=_ELEMENTS,
+            views="\n".join(views),
+            loads="\n".join(loads),
+            body=self._body,
+            stores="\n".join(stores),
+        )
+
+
+_SIZES = {
+    "unsigned char": "u1",
+    "unsigned short": "u2",
+    "unsigned int": "u4",
+    "unsigned long long": "u8",
+    "float": "f4",
+    "double": "f8",
+}
+
+
+def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
+    if dtype.name in FLOATS:
+        return FLOATS[dtype.name]
+    bits = _BITS[min(dtype.itemsize, 8)]
+    return bits, bits, "", ""
+
+
+def _layout(sizes: Sequence[int]) -> tuple[np.ndarray, int]:
+    """Lengths of the arrays, then for each block which of them it works on and where it begins; and how many blocks."""
+    blocks = [-(-size // _ELEMENTS) for size in sizes]
+    members = np.repeat(np.arange(len(sizes)), blocks)
+    before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
+    starts = (np.arange(len(members)) - before) * _ELEMENTS
+    places = np.stack([members, starts], axis=1).reshape(-1)
+    return np.concatenate([np.asarray(sizes, np.int64), places.astype(np.int64)]), len(members)
+
+
+_copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
+
+
+def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Copy CuPy arrays to others of the same dtype, in one launch."""
+    bits = [[_as_bits(each) for each in arrays] for arrays in (sources, targets)]
+    _copy(bits)
+
+
+def _as_bits(array: Any) -> Any:
+    return array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}")

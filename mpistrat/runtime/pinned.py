@@ -1,0 +1,188 @@
+"""Copies between a GPU and the host, through a few pieces of pinned memory that are used for ever.
+
+From memory that is not pinned, the driver copies by way of its own, piece by piece, while the caller waits. Pinned
+memory is never given back to the system, and MPI libraries keep what they register of it: so there are few pieces
+of one size, whatever is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.reused import Buffers
+
+CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
+_SLOTS = 3  # one on its way down, one in work, one on its way up
+
+_idle: dict[int, list[Staging]] = {}
+_results = Buffers()
+
+
+class Slot:
+    """Pinned memory for a piece that comes from the GPU and for one that goes there; may be the same bytes."""
+
+    def __init__(self, cupy: Any):
+        self.down = _pinned(cupy)
+        self.up = _pinned(cupy)
+        self.arrived = cupy.cuda.Event(disable_timing=True)
+        self.left = cupy.cuda.Event(disable_timing=True)
+
+
+class Staging:
+    """The pinned memory and the two streams of one GPU, for one thread at a time.
+
+    Attributes
+    ----------
+    slots : list of Slot
+    """
+
+    def __init__(self, device: int):
+        self._cupy = cupy = cupy_for("an array on a GPU")
+        self._runtime = cupy.cuda.runtime
+        with cupy.cuda.Device(device):
+            self._down = cupy.cuda.Stream(non_blocking=True)
+            self._up = cupy.cuda.Stream(non_blocking=True)
+            self._begun = cupy.cuda.Event(disable_timing=True)
+            self._ended = cupy.cuda.Event(disable_timing=True)
+            self.slots = [Slot(cupy) for _ in range(_SLOTS)]
+
+    def begin(self) -> None:
+        """What the caller's stream still does comes before all copies."""
+        self._begun.record(self._cupy.cuda.get_current_stream())
+        self._down.wait_event(self._begun)
+        self._up.wait_event(self._begun)
+
+    def end(self) -> None:
+        """All copies come before what the caller's stream does next."""
+        self._ended.record(self._up)
+        self._cupy.cuda.get_current_stream().wait_event(self._ended)
+
+    def settle(self) -> None:
+        """Wait for all copies."""
+        self._down.synchronize()
+        self._up.synchronize()
+
+    def fetch(self, slot: Slot, source: int, nbytes: int) -> None:
+        """Begin to copy from the GPU to a slot, once what it last sent up has left it."""
+        slot.left.synchronize()
+        self._runtime.memcpyAsync(
+            _address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
+        )
+        slot.arrived.record(self._down)
+
+    def send(self, slot: Slot, host: np.ndarray, target: int) -> None:
+        """Begin to copy what lies in a slot to the GPU."""
+        self._runtime.memcpyAsync(
+            target, _address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
+        )
+        slot.left.record(self._up)
+
+
+@contextmanager
+def staging(device: int) -> Iterator[Staging]:
+    """The staging memory of a GPU, which is made current, for the block."""
+    cupy = cupy_for("an array on a GPU")
+    waiting = _idle.setdefault(device, [])
+    try:
+        stage = waiting.pop()
+    except IndexError:
+        stage = Staging(device)
+    with cupy.cuda.Device(device):
+        try:
+            stage.begin()
+            yield stage
+            stage.end()
+        except BaseException:
+            stage.settle()
+            raise
+        finally:
+            waiting.append(stage)
+
+
+class Piece(NamedTuple):
+    """Bytes that are brought to the host, worked on there, and brought back.
+
+    Attributes
+    ----------
+    source, nbytes
+        Where they lie on the GPU.
+    work : callable
+        Given them and room for the result, in pinned memory, returns the result: a view of one of the two.
+    target : int
+        Where the result is to lie on the GPU.
+    """
+
+    source: int
+    nbytes: int
+    work: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    target: int
+
+
+def through_host(stage: Staging, pieces: Sequence[Piece]) -> None:
+    """Work on pieces in order, on the host, while the next are coming down and the last are going up."""
+    slots = stage.slots
+    ahead = len(slots) - 1
+    for i in range(-ahead, len(pieces)):
+        if i >= 0:
+            slot = slots[i % len(slots)]
+            slot.arrived.synchronize()
+            stage.send(slot, pieces[i].work(slot.down[: pieces[i].nbytes], slot.up), pieces[i].target)
+        if i + ahead < len(pieces):
+            piece = pieces[i + ahead]
+            stage.fetch(slots[(i + ahead) % len(slots)], piece.source, piece.nbytes)
+
+
+def download(array: Any) -> np.ndarray:
+    """A copy of a CuPy array on the host."""
+    cupy = cupy_for("an array on a GPU")
+    with staging(array.device.id) as stage:
+        out = _results.empty(array.shape, array.dtype)
+        array = cupy.ascontiguousarray(array)
+        stage.begin()
+        flat = out.reshape(-1).view(np.uint8) if out.nbytes else np.empty(0, np.uint8)
+        slots, source = stage.slots, int(array.data.ptr)
+        starts = range(0, out.nbytes, CHUNK_BYTES)
+        ahead = len(slots) - 1
+        for i in range(-ahead, len(starts)):
+            if i + ahead < len(starts):
+                start = starts[i + ahead]
+                nbytes = min(CHUNK_BYTES, out.nbytes - start)
+                stage.fetch(slots[(i + ahead) % len(slots)], source + start, nbytes)
+            if i >= 0:
+                slot = slots[i % len(slots)]
+                slot.arrived.synchronize()
+                part = flat[starts[i] : starts[i] + CHUNK_BYTES]
+                part[...] = slot.down[: len(part)]
+    return out
+
+
+def upload(array: np.ndarray, device: int, wait: bool = False) -> Any:
+    """A copy of an array of the host on a GPU, there for what the caller's stream does next; or when this returns."""
+    cupy = cupy_for("an array on a GPU")
+    with staging(device) as stage:
+        out = cupy.empty(array.shape, array.dtype)
+        stage.begin()  # the memory may still be in use by what the stream does
+        if array.nbytes:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            for i, start in enumerate(range(0, array.nbytes, CHUNK_BYTES)):
+                slot = stage.slots[i % len(stage.slots)]
+                part = flat[start : start + CHUNK_BYTES]
+                slot.left.synchronize()
+                slot.up[: len(part)] = part
+                stage.send(slot, slot.up[: len(part)], int(out.data.ptr) + start)
+        if wait:
+            stage.settle()
+    return out
+
+
+def _pinned(cupy: Any) -> np.ndarray:
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(CHUNK_BYTES), np.uint8, CHUNK_BYTES)
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]

@@ -1,0 +1,42 @@
+"""Reductions over replicas and over axes of their values at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpistrat import nest
+from mpistrat.runtime.topology import Alone
+from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
+from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
+from mpistrat.values import Mirrored, ReduceOp, reducible
+
+if TYPE_CHECKING:
+    from mpistrat.strategy.extended import StrategyExtended
+
+
+def reduce_over_axis(
+    extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]
+) -> Any:
+    """The replicas' values combined and reduced over axes; the mean is that over all examples.
+
+    Raises
+    ------
+    TypeError
+        For a nested structure, or axes in a list.
+    """
+    if nest.is_nested(value):
+        raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
+    if isinstance(axis, list):
+        raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
+    leaf = reducible(op, value)
+    options = extended._options
+    if options.algorithm == "exact" and has_roundings(op, leaf):
+        topology = Alone() if isinstance(value, Mirrored) else extended._topology
+        total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
+        return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
+    if op is ReduceOp.SUM:
+        return sum_of_parts(extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
+    parts = local_mean_parts(leaf, axis)
+    if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
+        parts = extended._all_reduce(ReduceOp.SUM, parts, None)
+    return mean_of_parts(parts[0], parts[1], like=leaf)

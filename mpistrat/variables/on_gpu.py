@@ -1,0 +1,85 @@
+"""A variable, or the copy that one replica holds, in the memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime import arrays, pinned
+from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.values import IndexedSlices, component
+from mpistrat.variables.local import LocalVariable
+
+
+class GpuVariable(LocalVariable):
+    """A `LocalVariable` whose array is one of CuPy. What it is given may be of CuPy or NumPy."""
+
+    _array: Any
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CuPy's functions take a variable as the array that it is."""
+        return self._array.__cuda_array_interface__
+
+    def _fitting(self, value: Any) -> Any:
+        mine, value = self._array, component(value)
+        if type(value) is type(mine) and value.dtype == mine.dtype and value.shape == mine.shape:
+            return value
+        if arrays.on_gpu(value):
+            array = arrays.to_cupy(value)
+            self._check(array.shape, array.dtype)
+            return array.astype(mine.dtype, copy=False)
+        host = super()._fitting(value).astype(mine.dtype, copy=False)
+        return pinned.upload(host, arrays.device_of(mine).index)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = arrays.placed(component(value), arrays.device_of(self._array))
+
+    def _update(self, method: str, value: Any) -> None:
+        with cupy_for("a variable").cuda.Device(self._array.device.id):
+            if method in _ARITHMETIC:
+                _ARITHMETIC[method](self._array, self._fitting(value))
+            else:
+                self._write_rows(method, value)
+
+    def _write_rows(self, method: str, rows: IndexedSlices) -> None:
+        """The rows that are touched by the host: atomic operations of a GPU come in another order on every replica."""
+        host = IndexedSlices(arrays.to_host(rows.values), arrays.to_host(rows.indices))
+        self._check_rows(host)
+        touched, places = np.unique(host.indices, return_inverse=True)
+        if not len(touched):
+            return
+        where = pinned.upload(touched, arrays.device_of(self._array).index)
+        here = LocalVariable.copy_of(self, arrays.to_host(self._array[where]), None, 0)
+        here._update(method, IndexedSlices(host.values, places.reshape(-1)))
+        self._array[where] = arrays.from_host(here.array, self._array)
+
+
+def place(variable: LocalVariable, device: Device) -> LocalVariable:
+    """A variable of the host on its device: itself, or on a GPU another one."""
+    if device.kind == "cpu":
+        return variable
+    variable.__class__ = GpuVariable
+    variable._array = pinned.upload(variable._array, device.index)
+    return variable
+
+
+def _assign(mine: Any, value: Any) -> None:
+    mine[...] = value
+
+
+def _assign_add(mine: Any, value: Any) -> None:
+    mine += value
+
+
+def _assign_sub(mine: Any, value: Any) -> None:
+    mine -= value
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], None]] = {
+    "assign": _assign,
+    "assign_add": _assign_add,
+    "assign_sub": _assign_sub,
+}

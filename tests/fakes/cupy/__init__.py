@@ -1,0 +1,204 @@
+"""Stands in for CuPy where no GPU is: NumPy's memory behind CuPy's interface, as far as the package uses it.
+
+What CuPy refuses is refused: to become a NumPy array unasked, to be mixed with one. What CuPy puts off is put off:
+copies and kernels wait in their stream until somebody waits for it (see `cupy.cuda`), so that a synchronisation that
+is missing shows. Memory of two "GPUs" is kept apart by its label only.
+"""
+
+import numpy as _np
+
+from cupy import cuda
+from cupy._kernel import RawKernel
+
+__all__ = ["RawKernel", "cuda", "ndarray"]
+__version__ = "0 (a fake for tests)"
+
+_METHODS = {
+    "all", "any", "argmax", "astype", "copy", "max", "mean", "min", "ravel", "reshape", "sum", "transpose", "view",
+}  # fmt: skip
+
+
+class _Memory:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
+    __array_priority__ = 100
+
+    def __init__(self, host, base=None, device=None):
+        self._host = host
+        self._device = cuda.Device().id if device is None else device
+        self.base = base
+        if base is None:
+            cuda.keep(host)
+
+    def __array__(self, *_, **__):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if method != "__call__" or ufunc.signature is not None:
+            return NotImplemented
+        if any(hasattr(each, "assign") for each in (*inputs, *kwargs.get("out", ()))):
+            return NotImplemented
+        return _call(ufunc, *inputs, **kwargs)
+
+    def __array_function__(self, function, types, args, kwargs):
+        return _call(function, *args, **kwargs)
+
+    def __getattr__(self, name):
+        if name not in _METHODS:
+            raise AttributeError(f"the fake cupy.ndarray has no attribute {name!r}")
+
+        def method(*args, **kwargs):
+            return _call(getattr(_np.ndarray, name), self, *args, **kwargs)
+
+        return method
+
+    def __getitem__(self, key):
+        return _call(_np.ndarray.__getitem__, self, key)
+
+    def __setitem__(self, key, value):
+        _call(_np.ndarray.__setitem__, self, key, value)
+
+    def __matmul__(self, other):
+        return _call(_np.matmul, self, other)
+
+    def __len__(self):
+        return len(self._host)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self):
+        return bool(self.get())
+
+    def __float__(self):
+        return float(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __repr__(self):
+        return f"fake cupy {self.get()!r}"
+
+    def item(self):
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        (stream or cuda.get_current_stream()).synchronize()
+        return self._host.copy()
+
+    def set(self, array, stream=None):
+        (stream or cuda.get_current_stream()).synchronize()
+        self._host[...] = array
+
+    dtype = property(lambda self: self._host.dtype)
+    shape = property(lambda self: self._host.shape)
+    ndim = property(lambda self: self._host.ndim)
+    size = property(lambda self: self._host.size)
+    nbytes = property(lambda self: self._host.nbytes)
+    itemsize = property(lambda self: self._host.itemsize)
+    flags = property(lambda self: self._host.flags)
+    strides = property(lambda self: self._host.strides)
+    T = property(lambda self: self.transpose())
+    device = property(lambda self: cuda.Device(self._device))
+    data = property(lambda self: _Memory(self._host.__array_interface__["data"][0]))
+
+    @property
+    def __cuda_array_interface__(self):
+        return self._host.__array_interface__
+
+    def __dlpack_device__(self):
+        return 2, self._device
+
+    def __dlpack__(self, **_):
+        return self._host
+
+
+def _plain(value):
+    if isinstance(value, ndarray):
+        return value._host
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    if isinstance(value, _np.ndarray):
+        raise TypeError(f"Unsupported type {type(value)}")
+    return value
+
+
+def _wrapped(result, sources):
+    if isinstance(result, (_np.ndarray, _np.generic)):
+        result = _np.asarray(result)
+        for source in sources:
+            if source._host is result:
+                return source
+            if _np.may_share_memory(source._host, result):
+                return ndarray(result, source if source.base is None else source.base, source._device)
+        return ndarray(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_wrapped(each, sources) for each in result)
+    return result
+
+
+def _sources(value):
+    if isinstance(value, ndarray):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [source for each in value for source in _sources(each)]
+    return []
+
+
+def _call(function, *args, **kwargs):
+    cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
+    sources = _sources([*args, *kwargs.values()])
+    return _wrapped(function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()}), sources)
+
+
+class _Function:
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, *args, **kwargs):
+        return _call(self._function, *args, **kwargs)
+
+
+def asarray(value, dtype=None):
+    if isinstance(value, ndarray):
+        return value if dtype in (None, value.dtype) else value.astype(dtype)
+    if hasattr(value, "__cuda_array_interface__"):
+        return ndarray(_np.asarray(_Interface(value)), base=value)
+    return array(value, dtype)
+
+
+def array(value, dtype=None, copy=True):
+    if isinstance(value, ndarray):
+        return value.astype(dtype or value.dtype)
+    return ndarray(_np.array(value, dtype))
+
+
+class _Interface:
+    def __init__(self, value):
+        self._value = value
+        self.__array_interface__ = value.__cuda_array_interface__
+
+
+def asnumpy(value):
+    return value.get() if isinstance(value, ndarray) else _np.asarray(value)
+
+
+def from_dlpack(value):
+    device = value.__dlpack_device__()
+    if device[0] != 2:
+        raise ValueError("not on a GPU")
+    stream = cuda.get_current_stream()
+    return ndarray(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    found = getattr(_np, name)
+    return found if isinstance(found, type) or not callable(found) else _Function(found)

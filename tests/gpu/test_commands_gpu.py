@@ -1,0 +1,72 @@
+"""Commands and the main job with arrays on GPUs: a real one where MPISTRAT_TEST_GPU is set, else the stand-in's."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REAL = bool(os.environ.get("MPISTRAT_TEST_GPU"))
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch, tmp_path):
+    """CuPy for the programs that a test starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if not REAL:
+        if not (shutil.which("g++") or shutil.which("clang++")):
+            pytest.skip("the kernels of the stand-in need a C++ compiler")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "fakes"))
+
+
+def test_bench_allreduce(run_ranks, tmp_path):
+    rows = tmp_path / "rows.json"
+    arguments = ["--device", "cuda", "--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1"]
+    arguments += ["--algorithm", "pinned", "--json", rows]
+    ended = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, limit=100).check()
+    ended.shows(
+        "GB/s", "route pinned: possible", "route gpu_direct: Alltoall on the memory of GPUs was not tried"
+    )
+    ways = {(row["case"], row["way"]) for row in json.loads(rows.read_text())}
+    assert ways == {
+        *(("array on a GPU", way) for way in ("mpistrat", "mpistrat, pinned", "unpinned copy and one call")),
+        *(("bound", way) for way in ("down and up again, pinned", "a copy on the GPU")),
+    }
+    refused = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, "--algorithm", "gpu_direct")
+    assert refused.status == 1
+    refused.shows("cannot be reduced by 'gpu_direct': Alltoall")
+
+
+def test_info(run_ranks):
+    run_ranks(2, "-m", "mpistrat", "info").check().shows("arrays on GPUs", "not gpu_direct: Alltoall")
+
+
+@pytest.mark.skipif(REAL, reason="whether this MPI library is CUDA-aware is not known")
+def test_check(run_alone, run_ranks):
+    run_alone("-m", "mpistrat", "check", "--gpu-direct").check().shows(
+        "Alltoall on the memory of GPUs works", "Allgather on the memory of GPUs works"
+    )
+    ended = run_ranks(2, "-m", "mpistrat", "info").check()
+    assert "not gpu_direct" not in ended.output, str(ended)
+
+
+@pytest.mark.timeout(200)
+def test_the_main_job(run_ranks, tmp_path):
+    """The losses are those of the host, within the roundings of another order."""
+    losses = {}
+    program = ROOT / "docs" / "examples" / "train_digits.py"
+    for device in ("cpu", "cuda"):
+        options = (
+            "--dtype=float64",
+            "--epochs=1",
+            "--batch-size=256",
+            "--data-dir",
+            tmp_path / "data",
+            "--out",
+            tmp_path / device,
+        )
+        run_ranks(2, program, *options, "--device", device, limit=90).check()
+        losses[device] = json.loads((tmp_path / device / "history.json").read_text())["loss"]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-6)

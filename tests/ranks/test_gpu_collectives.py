@@ -1,0 +1,381 @@
+"""Collectives of arrays on GPUs: those of CuPy where MPISTRAT_TEST_GPU is set, else of what stands in for it."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.experimental import CommunicationOptions
+from mpistrat.runtime.topology import Topology
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.int64, np.complex64]
+LENGTHS = (1, 0, 777, 40_001, 5)
+
+
+def values_of(rank, dtype=np.float32, lengths=LENGTHS):
+    random = np.random.default_rng(rank)
+    return [(100 * random.standard_normal(length)).astype(dtype).reshape(-1, 1) for length in lengths]
+
+
+def in_replica(strategy, fn):
+    return strategy.run(lambda: fn(mpistrat.get_replica_context()))
+
+
+def strategy_with(comm=None, **options):
+    return mpistrat.MultiWorkerMirroredStrategy(
+        comm=comm, communication_options=CommunicationOptions(**options)
+    )
+
+
+def assert_equal(cupy, got, want, exactly=True):
+    assert type(got) is cupy.ndarray
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if exactly:
+        np.testing.assert_array_equal(got.get(), want)
+    else:
+        limit = 1e-2 if want.dtype.itemsize == 2 else 1e-6
+        np.testing.assert_allclose(got.get().astype(complex), want.astype(complex), rtol=limit, atol=1e-4)
+
+
+def possible(route, cupy):
+    """Whether a route can be gone here; a real GPU that ranks share is no place for NCCL."""
+    shared = hasattr(cupy.cuda.runtime, "gpus") is False and cupy.cuda.runtime.getDeviceCount() < SIZE
+    return not (route == "nccl" and (shared or not cupy.cuda.nccl.available))
+
+
+# --- all-reduce ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("route", ["auto", "ring", "ordered"])
+def test_lists_as_on_the_host(cupy, op, dtype, route):
+    """Every way gives what the same arrays on the host give; through the host, with its bits."""
+    strategy = strategy_with(implementation=route)
+    mine = values_of(RANK, dtype)
+    on_gpu = [cupy.asarray(value) for value in mine]
+    want = strategy_with(implementation="ordered" if route == "ordered" else "auto").reduce(op, mine, None)
+    for _ in range(2):
+        got = strategy.reduce(op, on_gpu, axis=None)
+        for one, other in zip(got, want, strict=True):
+            assert_equal(cupy, one, other, exactly=route == "ordered")
+    for before, after in zip(mine, on_gpu, strict=True):
+        np.testing.assert_array_equal(after.get(), before)
+
+
+def test_bits_through_the_host(cupy):
+    """One array alone goes piece by piece as on the host, whatever its size."""
+    strategy = strategy_with(implementation="ordered")
+    for length in (1, 999, 1_000_001):
+        (mine,) = values_of(RANK, lengths=[length])
+        assert_equal(
+            cupy, strategy.reduce("MEAN", cupy.asarray(mine), None), strategy.reduce("MEAN", mine, None)
+        )
+
+
+def test_nccl(cupy, monkeypatch):
+    if not possible("nccl", cupy):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    calls = getattr(cupy.cuda.nccl, "calls", [])
+    calls.clear()
+    for op in ("SUM", "MEAN"):
+        for dtype in DTYPES:
+            mine = values_of(RANK, dtype)
+            got = strategy.reduce(op, [cupy.asarray(value) for value in mine], axis=None)
+            want = mpistrat.MultiWorkerMirroredStrategy().reduce(op, mine, axis=None)
+            for one, other in zip(got, want, strict=True):
+                assert_equal(cupy, one, other, exactly=False)
+    if SIZE > 1 and hasattr(cupy.cuda.nccl, "calls"):
+        assert len(calls) == 2 * len(DTYPES)  # a message for each list
+        assert {dtype.itemsize for _, dtype in calls} <= {4, 8}  # nothing is added up in half precision
+        with pytest.raises(RuntimeError, match="implementation NCCL combines arrays on GPUs"):
+            strategy.reduce("SUM", np.ones(3), axis=None)
+    strategy.comm.Free()
+
+
+def test_nccl_where_ranks_share_a_gpu(cupy, monkeypatch):
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "gpus"):
+        return
+    monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["the only one"])
+    cupy.cuda.nccl.calls.clear()
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    with pytest.raises(RuntimeError, match=r"ranks 0.* share a GPU"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    got = strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None)
+    assert got.tolist() == [SIZE] * 3  # the next route
+    assert not cupy.cuda.nccl.calls
+    strategy.comm.Free()
+
+
+def test_nccl_that_hangs(cupy, monkeypatch):
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "hangs"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl", timeout_seconds=30)
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    monkeypatch.setattr(cupy.cuda.nccl, "hangs", True)
+    options = CommunicationOptions(timeout_seconds=0.3)
+    with pytest.raises(TimeoutError, match=r"NCCL was not done within 0\.3 s"):
+        in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
+    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    assert communicator.aborted
+    with pytest.raises(RuntimeError, match="after a time-out"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+
+
+@pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
+def test_further_operations(cupy, name):
+    ops = (
+        mpistrat.HierarchicalCopyAllReduce() if name == "PROD" else mpistrat.collectives.CollectiveAllReduce()
+    )
+    strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
+    value = np.array([RANK + 1.0, 2.0, np.nan if RANK else 1.0], np.float32)
+    want = np.asarray(strategy.extended._ops.reduce(name, value, "cpu:0"))
+    got = strategy.extended._ops.reduce(name, cupy.asarray(value), "cpu:0").values[0]
+    assert_equal(cupy, got, want)
+
+
+def test_pieces_are_packed_in_one_launch(cupy, monkeypatch):
+    from mpistrat.runtime import kernels
+
+    launches = []
+    original = kernels.EachElement.__call__
+    monkeypatch.setattr(
+        kernels.EachElement, "__call__", lambda *args: (launches.append(args[1]), original(*args))[1]
+    )
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    values = [cupy.full(n, float(RANK), np.float32) for n in range(200)]
+    got = strategy.reduce("SUM", values, axis=None)
+    assert [each.tolist() for each in got] == [[sum(range(SIZE))] * n for n in range(200)]
+    assert len(launches) == 1
+
+
+def test_structures_and_mixtures(cupy):
+    """What lives on the host stays there, what lives on a GPU stays there; numbers are numbers."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    value = {"a": cupy.ones((2, 3)), "b": [np.ones(4), 1.0], "c": cupy.asarray(np.float32(RANK))}
+    got = strategy.reduce("SUM", value, axis=None)
+    assert_equal(cupy, got["a"], np.full((2, 3), float(SIZE)))
+    assert type(got["b"][0]) is np.ndarray
+    assert got["b"][1] == SIZE
+    assert got["c"].shape == ()
+    assert float(got["c"]) == sum(range(SIZE))
+
+
+def test_arrays_that_are_not_contiguous(cupy):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    value = np.arange(12.0).reshape(3, 4)
+    for view in (np.s_[:, ::2], np.s_[::-1], np.s_[:, 1]):
+        got = strategy.reduce("SUM", cupy.asarray(value)[view], axis=None)
+        assert_equal(cupy, got, SIZE * value[view])
+    got = strategy.reduce("SUM", cupy.asarray(value).T, axis=None)
+    assert_equal(cupy, got, SIZE * value.T)
+
+
+def test_what_the_stream_still_does_comes_first(cupy):
+    """The value is written by work that waits in the caller's stream, of which there are two."""
+    if not hasattr(cupy.cuda.get_current_stream(), "put"):
+        return
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+        with stream:
+            for call, want in (
+                (lambda x: strategy.reduce("SUM", x, axis=None), 7.0 * SIZE),
+                (lambda x: strategy.gather(x, axis=0), 7.0),
+            ):
+                value = cupy.zeros(100_000, np.float32)
+                stream.put(lambda value=value: value._host.fill(7))
+                got = call(value)
+                assert (got.get() == want).all()
+
+
+def test_mismatches_raise_on_all(cupy):
+    if SIZE == 1:
+        return
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    with pytest.raises(ValueError, match=r"(?s)do not fit together.*all_reduce SUM on GPUs"):
+        strategy.reduce("SUM", cupy.ones(3 + RANK), axis=None)
+    with pytest.raises((ValueError, RuntimeError), match=r"ranks? 0"):
+        strategy.reduce("SUM", np.ones(3) if RANK else cupy.ones(3), axis=None)
+    with pytest.raises(TypeError, match="bool"):
+        strategy.reduce("SUM", cupy.ones(3, bool), axis=None)
+
+
+def test_arrays_on_several_devices(cupy):
+    if cupy.cuda.runtime.getDeviceCount() == 1:
+        return
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    with cupy.cuda.Device(1):
+        second = cupy.ones(3)
+    with pytest.raises(ValueError, match="cuda:0 and cuda:1"):
+        strategy.reduce("SUM", [cupy.ones(3), second], axis=None)
+    got = strategy.reduce("SUM", second, axis=None)
+    assert got.device.id == 1
+    assert got.tolist() == [SIZE] * 3
+
+
+# --- the other collectives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64])
+def test_gather_broadcast_and_scatter(cupy, dtype):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    mine = np.arange(3 * (RANK + 1)).reshape(RANK + 1, 3).astype(dtype)
+    want = strategy.gather(mine, axis=0)
+    assert_equal(cupy, strategy.gather(cupy.asarray(mine), axis=0), want)
+    same = np.full((5, 4), RANK, dtype)
+    got = strategy.extended.broadcast_to(cupy.asarray(same), "cpu:0").values[0]
+    assert_equal(cupy, got, np.zeros((5, 4), dtype))
+    got, want = (
+        in_replica(strategy, lambda replica, x=each: replica.experimental_reduce_scatter("SUM", x))
+        for each in (cupy.asarray(same), same)
+    )
+    assert_equal(cupy, got, want)
+    large = np.arange(1_500_001).astype(dtype)  # several pieces of pinned memory
+    assert_equal(cupy, strategy.gather(cupy.asarray(large), axis=0), np.concatenate([large] * SIZE))
+
+
+def test_asynchronous(cupy):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+
+    def fn(replica):
+        pending = [replica.experimental_all_reduce_async("MEAN", [cupy.full(9, i), 1.0]) for i in range(4)]
+        return [each.wait() for each in reversed(pending)]
+
+    for i, (got, one) in zip((3, 2, 1, 0), in_replica(strategy, fn), strict=True):
+        assert_equal(cupy, got, np.full(9, float(i)))
+        assert one == 1.0
+
+
+def test_reduce_over_an_axis(cupy):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    mine = np.arange(3.0 * (RANK + 1)).reshape(RANK + 1, 3)
+    for op in ("SUM", "MEAN"):
+        for axis in (0, (0, 1)):
+            got = strategy.reduce(op, cupy.asarray(mine), axis=axis)
+            np.testing.assert_allclose(got.get(), strategy.reduce(op, mine, axis=axis))
+
+
+def test_reduction_to_one_device(cupy):
+    strategy = mpistrat.MirroredStrategy(cross_device_ops=mpistrat.ReductionToOneDevice())
+    got = strategy.reduce("MEAN", [cupy.full(3, RANK), cupy.ones(2)], axis=None)
+    assert got[0].tolist() == [(SIZE - 1) / 2] * 3
+    assert type(got[1]) is cupy.ndarray
+
+
+# --- other libraries ---------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """An array on a GPU of a library that speaks DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array_namespace__(self, api_version=None):
+        return Tensor
+
+    @staticmethod
+    def from_dlpack(array):
+        return Tensor(array)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+
+def test_other_libraries_get_back_their_own(cupy):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    value = cupy.full(4, RANK + 1.0)
+    got = strategy.reduce("SUM", [Tensor(value), value], axis=None)
+    assert type(got[0]) is Tensor
+    assert type(got[1]) is cupy.ndarray
+    assert got[0].array.tolist() == got[1].tolist() == [SIZE * (SIZE + 1) / 2] * 4
+    gathered = strategy.gather(Tensor(value), axis=0)
+    assert type(gathered) is Tensor
+    assert len(gathered.array) == 4 * SIZE
+
+
+# --- device pointers by a CUDA-aware MPI -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A new cache of verdicts, and no wish of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MPISTRAT_GPU_DIRECT", raising=False)
+
+
+def by_moves(implementation="auto"):
+    """A strategy on a communicator of which nothing is known yet."""
+    return strategy_with(MPI.COMM_WORLD.Dup(), implementation=implementation)
+
+
+def is_cuda_aware(cupy):
+    """Whether device pointers may be given to this MPI library: those of the fake are pointers of the host."""
+    return hasattr(cupy.cuda.runtime, "gpus")
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_moves_of_device_pointers(cupy, cache, monkeypatch, op):
+    if not is_cuda_aware(cupy):
+        return
+    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "on")
+    monkeypatch.setattr("mpistrat.collectives.gpu_direct._scratch", {})
+    monkeypatch.setattr("mpistrat.collectives.gpu_direct._PIECE_BYTES", 40_000)
+    strategy, host = by_moves("gpu_direct"), strategy_with(implementation="ordered")
+    for dtype in DTYPES:
+        mine = values_of(RANK, dtype)
+        got = strategy.reduce(op, [cupy.asarray(value) for value in mine], axis=None)
+        for one, other in zip(got, host.reduce(op, mine, axis=None), strict=True):
+            assert_equal(cupy, one, other)  # both add up in the order of ranks
+    strategy.comm.Free()
+
+
+def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
+    from mpistrat.cli import gpu_probe
+    from mpistrat.collectives import gpu_verdicts
+
+    if SIZE == 1 or not is_cuda_aware(cupy):
+        return
+    monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["shared"])  # NCCL refuses
+
+    def fails(text):
+        strategy = by_moves("gpu_direct")
+        with pytest.raises(RuntimeError, match=text):
+            strategy.reduce("SUM", cupy.ones(3), axis=None)
+        by_itself = strategy_with(strategy.comm)
+        assert by_itself.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+        strategy.comm.Free()
+
+    fails("Alltoall.*was not tried here: run mpistrat check --gpu-direct")
+    assert gpu_probe.main() == 0
+    if RANK == 0:
+        assert "Allgather on the memory of GPUs works" in capsys.readouterr().out
+    strategy = by_moves("gpu_direct")
+    topology = strategy.extended._topology
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    assert topology.gpu_obstacles[0]["gpu_direct"] == ""
+    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "off")
+    fails("MPISTRAT_GPU_DIRECT is off")
+    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "perhaps")
+    fails("perhaps is none of auto, on, off")
+    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "auto")
+    if RANK == 0:  # a library that crashes leaves this
+        gpu_verdicts.write(
+            gpu_verdicts.key(topology, 0), {"Alltoall": "works", "Allgather": gpu_verdicts.TRYING}
+        )
+    fails("Allgather.*was tried, and did not come back")
+    if RANK == 0:
+        gpu_verdicts.path_of(gpu_verdicts.key(topology, 0)).write_text("{")
+    fails("was not tried here")
+    monkeypatch.setattr(cupy.cuda.runtime, "driver", 13000)  # another driver, and all is to be tried again
+    fails("was not tried here")
+    monkeypatch.setattr(cupy.cuda.runtime, "driver", 12000 + RANK)
+    fails("of several kinds")
+    strategy.comm.Free()
