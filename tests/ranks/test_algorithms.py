@@ -88,21 +88,21 @@ def test_segmented_ring_has_the_bits_of_the_ring(monkeypatch, combine, length):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_and_means(nodes, dtype):
-    for algorithm in [None, *able(nodes)]:
+    def make(rank, shape):
+        return (np.arange(int(np.prod(shape))) % 5 * (rank + 1)).reshape(shape).astype(dtype)
 
-        def make(rank, shape):
-            return (np.arange(int(np.prod(shape))) % 5 * (rank + 1)).reshape(shape).astype(dtype)
-
-        for op in ("SUM", "MEAN"):
+    tolerance = 0.01 if dtype.name in ("float16", "bfloat16") else 1e-6
+    values = [make(RANK, shape) for shape in SHAPES]
+    for op in ("SUM", "MEAN"):
+        wanted = [oracle(lambda rank, shape=shape: make(rank, shape), op) for shape in SHAPES]
+        for algorithm in [None, *able(nodes)]:
             for _ in range(2):
-                got = combine(nodes, algorithm, op, [make(RANK, shape) for shape in SHAPES])
-                for shape, each in zip(SHAPES, got, strict=True):
-                    want = oracle(lambda rank, shape=shape: make(rank, shape), op)
-                    assert each.shape == shape
-                    tolerance = 0.01 if dtype.name in ("float16", "bfloat16") else 1e-6
+                got = combine(nodes, algorithm, op, values)
+                for each, want in zip(got, wanted, strict=True):
+                    assert each.shape == want.shape
                     np.testing.assert_allclose(each.astype(want.dtype), want, rtol=tolerance)
-                    same = nodes.comm.allgather(each.tobytes())
-                    assert len(set(same)) == 1
+                same = nodes.comm.allgather(b"".join(each.tobytes() for each in got))
+                assert len(set(same)) == 1
 
 
 def test_ranks_that_differ_are_told(nodes):

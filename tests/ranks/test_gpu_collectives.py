@@ -233,8 +233,9 @@ def test_gather_broadcast_and_scatter(cupy, dtype):
         for each in (cupy.asarray(same), same)
     )
     assert_equal(cupy, got, want)
-    large = np.arange(1_500_001).astype(dtype)  # several pieces of pinned memory
-    assert_equal(cupy, strategy.gather(cupy.asarray(large), axis=0), np.concatenate([large] * SIZE))
+    if dtype is np.float32:
+        large = np.arange(1_500_001).astype(dtype)  # several pieces of pinned memory
+        assert_equal(cupy, strategy.gather(cupy.asarray(large), axis=0), np.concatenate([large] * SIZE))
 
 
 def test_asynchronous(cupy):

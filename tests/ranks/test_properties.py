@@ -278,7 +278,7 @@ def test_megabytes(by_ops, with_ops, bytes_per_pack):
         return [
             (np.arange(n, dtype=np.int64) % 61 + rank).astype(dtype_of(name))
             for n in lengths
-            for name in names
+            for name in (names if n < 100_000 else names[:2])
         ]
 
     context = CommunicationOptions(bytes_per_pack=bytes_per_pack)
