@@ -177,6 +177,11 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     )
     if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
         return f"{NODELIST}={environ[NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
+    # `srun --preserve-env` and the shell of salloc keep the job's counts. A batch script is task 0, alone.
+    several = environ.get(RANK, "0") != "0" or "," in environ.get("SLURM_GTIDS", "")
+    of_this_job = environ.get("PMIX_NAMESPACE", "").startswith(f"slurm.pmix.{environ.get('SLURM_JOB_ID')}.")
+    if several or of_this_job or environ.get(SIZE) == "1":
+        return None
     both = ((SIZE, "SLURM_NTASKS"), (COUNTS, "SLURM_TASKS_PER_NODE"))
     # Equal in a step, but of heterogeneous jobs the second may be those of another component than the step's.
     if not parts and all(

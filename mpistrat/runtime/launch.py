@@ -75,7 +75,7 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
     """How many tasks the launcher of this process says it started, None if no launcher says anything."""
     for variable in _COUNTS:
         count = _count(environ, variable)
-        if count is not None:
+        if count is not None and not (variable == "SLURM_STEP_NUM_TASKS" and _is_left_over(environ)):
             return Started(count, variable)
     return None
 
@@ -157,6 +157,23 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _count(environ: Mapping[str, str], variable: str) -> int | None:
     value = environ.get(variable, "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def _is_left_over(environ: Mapping[str, str]) -> bool:
+    """Whether srun's variables are of a step in which sbatch was called: a batch script is task 0, alone."""
+    if environ.get("SLURM_PROCID") != "0" or "," in environ.get("SLURM_GTIDS", ""):
+        return False
+    if environ.get("SLURM_HET_SIZE") or environ.get("PMIX_NAMESPACE", "").startswith(
+        f"slurm.pmix.{environ.get('SLURM_JOB_ID')}."
+    ):
+        return False
+    return all(
+        environ.get(own) and environ.get(job) and environ[own] != environ[job]
+        for own, job in (
+            ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+            ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        )
+    )
 
 
 def _is_launchers(name: str) -> bool:

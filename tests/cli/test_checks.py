@@ -97,6 +97,8 @@ def gpu(seen, given=None, own=None, there=0):
         ([gpu(["0"]), gpu([])], [0, 1], FIX, "n1: rank 1 sees no GPU"),
         ([gpu(None, 2)] * 2, None, FIX, "although the job has 2 there"),
         ([gpu(["0"], 2, "0")], None, FIX, "its ranks see GPU 0 of 2 that the job has there"),
+        ([gpu(["0"], 4, "0")] * 4, None, UNKNOWN, "n0: each rank sees GPU 0, of 4 that the job has there"),
+        ([gpu(["1"], 4, "1")] * 4, None, FIX, "its ranks see GPU 1 of 4"),
         ([gpu(["0"], 1, "0")] * 3, None, LOOK, "ranks 0-2 share GPU 0"),
         ([gpu(["MIG-a", "MIG-b"], None, "MIG-a")], None, FIX, "several MIG slices"),
         ([gpu(["MIG-a"], None, "MIG-a")], None, OK, "1 visible"),
@@ -105,6 +107,19 @@ def gpu(seen, given=None, own=None, there=0):
 def test_gpus(facts, nodes, verdict, text):
     finding = judged(gpus, *facts, nodes=nodes)
     assert (finding.verdict, text in finding.found) == (verdict, True), finding
+
+
+@pytest.mark.parametrize(
+    ("seen", "of_task", "names"), [("0", "3", ["3"]), ("0,1", "2,3", ["2", "3"]), ("0", "0,1", ["0"])]
+)
+def test_gpus_that_cgroups_number_from_0(seen, of_task, names, monkeypatch):
+    for name in [each for each in os.environ if each.startswith(("SLURM", "OMPI_", "PMI"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setenv("SLURM_STEP_GPUS", of_task)
+    facts = gpus.local(None)
+    assert (facts["seen"], facts["own"]) == (names, names[0])
+    assert judged(gpus, *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).verdict is OK
 
 
 def shm(free, total=16 * GIB):

@@ -141,6 +141,23 @@ class TestVariables:
         with pytest.raises(RuntimeError, match="SLURM_STEP_NUM_TASKS=2 but SLURM_NTASKS=1"):
             own(same_nodes)
 
+    @pytest.mark.parametrize("more", [{}, {"PMIX_NAMESPACE": "slurm.pmix.{job}.0"}])
+    @pytest.mark.parametrize("rank", range(4))
+    def test_step_that_keeps_the_counts_of_its_job(self, rank, more):
+        """``srun --preserve-env -n 4`` in a job of eight tasks."""
+        environ = recorded("gpus-per-node", rank)
+        for name, text in more.items():
+            environ |= {name: text.format(job=environ["SLURM_JOB_ID"]), "PMIX_RANK": str(rank)}
+        placement = resolve({**environ, "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}).placement
+        assert (placement.launcher, placement.size, placement.rank) == ("srun", 4, rank)
+
+    def test_shell_in_a_job(self):
+        """The only task of its step, with the counts of the job."""
+        environ = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        environ |= {"SLURM_STEP_NODELIST": "tux07", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}
+        placement = resolve(environ).placement
+        assert (placement.launcher, placement.size, placement.nodes) == ("srun", 1, ("tux07",))
+
 
 class TestDistributions:
     def test_of_a_file(self, tmp_path):

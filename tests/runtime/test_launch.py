@@ -17,6 +17,17 @@ CRAY = "MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)\nMPI BUIL
 INTEL = "Intel(R) MPI Library 2021.11 for Linux* OS\n"
 
 
+# a batch script that was submitted inside of a step of another job
+LEFT_OVER = {
+    "SLURM_PROCID": "0",
+    "SLURM_GTIDS": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NTASKS": "1",
+    "SLURM_TASKS_PER_NODE": "1",
+}
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -62,6 +73,7 @@ def test_library_family(library, family):
         (1, {"SLURM_NTASKS": "4"}),
         (1, {"SLURM_STEP_NUM_TASKS": "1"}),
         (4, {"SLURM_STEP_NUM_TASKS": "4"}),
+        (1, LEFT_OVER),
         (2, {"PMI_SIZE": "4"}),  # a size that MPI found itself is not second-guessed
     ],
 )
@@ -91,6 +103,8 @@ def test_alone_in_a_job_of_another_launcher(library, environ):
         (INTEL, {"SLURM_STEP_NUM_TASKS": "4"}, ["--mpi=pmi2", "I_MPI_PMI_LIBRARY"]),
         ("HPE HMPT", {"SLURM_STEP_NUM_TASKS": "4"}, ["--mpi=list"]),
         (OPEN_MPI, {"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4"}, ["PMI_SIZE=4", "srun --mpi=pmix"]),
+        (OPEN_MPI, {**LEFT_OVER, "SLURM_PROCID": "1"}, ["SLURM_STEP_NUM_TASKS=4"]),
+        (OPEN_MPI, {**LEFT_OVER, "SLURM_GTIDS": "0,1"}, ["SLURM_STEP_NUM_TASKS=4"]),
         (OPEN_MPI, {"PMI_SIZE": "2"}, ["PMI_SIZE=2", "mpirun of MPICH", "mpistrat run -n 2"]),
         (MPICH, {"OMPI_COMM_WORLD_SIZE": "2"}, ["mpirun of Open MPI", "mpistrat run -n 2"]),
         (OPEN_MPI, {"FLUX_JOB_SIZE": "2", "PMI_SIZE": "2"}, ["flux run -o pmi=pmix"]),

@@ -24,13 +24,22 @@ def local(options: Options) -> dict[str, Any]:
         placement = resolve().placement
         own = placement.gpu
         given = gpus.on_node(os.environ, placement.local_size)
+    names = None if seen is None else _on_the_node(list(seen.ids), os.environ.get("SLURM_STEP_GPUS", ""))
+    if seen is not None and names is not None and own in seen.ids:
+        own = names[seen.ids.index(own)]
     return {
-        "seen": None if seen is None else list(seen.ids),
+        "seen": names,
         "variable": "" if seen is None else f"{seen.variable}={os.environ[seen.variable]}",
         "own": own,
         "given": given and given[0],
         "there": _there(),
     }
+
+
+def _on_the_node(seen: list[str], of_task: str) -> list[str]:
+    """The GPUs by their numbers on the node: where cgroups hide the others, each task numbers its own from 0."""
+    told = of_task.split(",")
+    return told if len(told) == len(seen) and all(each.isdecimal() for each in (*told, *seen)) else seen
 
 
 def _there() -> int:
@@ -65,6 +74,12 @@ def judge(job: Job) -> Finding:
                 f"{host}: {ranks(blind)} {_see(blind)} no GPU ({which}), although {has}", Verdict.FIX, _ASK
             )
         seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
+        if 0 < len(seen) < given and _numbered_anew(here):
+            return Finding(
+                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: the same "
+                "ones, or each its own, which cgroups number from 0",
+                Verdict.UNKNOWN,
+            )
         if seen and len(seen) < given:
             return Finding(
                 f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
@@ -93,6 +108,12 @@ def judge(job: Job) -> Finding:
 
 def _see(those: list[int]) -> str:
     return "sees" if len(those) == 1 else "see"
+
+
+def _numbered_anew(here: dict[int, Any]) -> bool:
+    """Whether all ranks name their GPUs alike, from 0 on, so that the names do not tell the GPUs apart."""
+    names = [each["seen"] for each in here.values()]
+    return len(names) > 1 and all(each == [str(i) for i in range(len(names[0] or ()))] for each in names)
 
 
 def _several_slices(seen: list[str] | None) -> bool:
