@@ -26,7 +26,6 @@ def command(no_mpi: bool) -> None:
     The exit status is 1 if the environment and MPI contradict each other.
     """
     from mpistrat.cluster_resolver import resolve
-    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
 
     try:
         resolver = resolve()
@@ -39,14 +38,10 @@ def command(no_mpi: bool) -> None:
     rank = placement.rank
     if not no_mpi:
         try:
-            known, everyone = _ask_mpi(placement)
+            known, everyone, problems = _ask_mpi(resolver, placement)
             rank = known.rank
         except (ImportError, RuntimeError) as error:
             problems.append(str(error))
-    if known is not None:
-        found = contradictions(told_by(resolver), known)
-        if found:
-            problems += [*map(str, found), likely_cause(found, known)]
     if rank == 0:
         _show(resolver, placement, known, everyone, problems)
     if problems:
@@ -62,15 +57,24 @@ def _row(placement: Placement) -> list[str]:
     return [*("" if value is None else str(value) for value in values), affinity.ranges(cores or ())]
 
 
-def _ask_mpi(placement: Placement) -> tuple[Placement, list[list[str]]]:
-    """What MPI says of this rank, and the rows of all ranks. Collective."""
+def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:
+    """What MPI says of this rank, the rows of all ranks, and the first rank's contradictions. Collective."""
     from mpistrat.cluster_resolver import MpiClusterResolver
+    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
     from mpistrat.runtime import mpi
     from mpistrat.runtime.topology import Topology
 
     world = mpi.start().COMM_WORLD
     known = MpiClusterResolver(world).placement
-    return known, Topology.of(world).all_gather_object(_row(known))
+    try:
+        found = contradictions(told_by(resolver), known)
+        own = [*map(str, found), likely_cause(found, known)] if found else []
+    except (RuntimeError, ValueError) as error:
+        own = [str(error)]
+    told = Topology.of(world).all_gather_object((_row(known), own))
+    wrong = next(((rank, problems) for rank, (_, problems) in enumerate(told) if problems), None)
+    problems = [] if wrong is None else [f"rank {wrong[0]}: {wrong[1][0]}", *wrong[1][1:]]
+    return known, [row for row, _ in told], problems
 
 
 def _show(

@@ -108,7 +108,23 @@ def _started_by(environ: Mapping[str, str], rank: str, size: str, by: Launched |
 def _started_by_srun(environ: Mapping[str, str], by: Launched | None) -> bool:
     if environ.get("SLURM_EXTERNAL_LAUNCHER"):  # the step is that of mpiexec's proxies
         return False
+    if by is not None and by.alone and _speaks_to_srun(environ):
+        by = None  # sbatch or srun was called by a rank of that mpirun, and handed on its variables
     return _started_by(environ, slurm_step.RANK, _SRUN, by) and slurm_step.left_over(environ) is None
+
+
+def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
+    """Whether it is srun's server that gave this process its number in MPI."""
+    rank, size = environ.get(slurm_step.RANK), environ.get(_SRUN)
+    if environ.get("PMIX_NAMESPACE", "").startswith("slurm.pmix"):
+        return rank is not None and environ.get("PMIX_RANK") == rank
+    # Daemons of mpirun, one on each node, hand on what srun told them.
+    daemons = size == environ.get("SLURM_STEP_NUM_NODES", size)
+    return (
+        not daemons
+        and rank is not None
+        and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) == (rank, size)
+    )
 
 
 def _scheduled(environ: Mapping[str, str]) -> type[_OfMpirun]:

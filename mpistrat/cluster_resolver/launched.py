@@ -8,7 +8,7 @@ from dataclasses import replace
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.launcher import Launched
+from mpistrat.cluster_resolver.launcher import FLUX, Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 from mpistrat.cluster_resolver.variables import own_host, position_of
@@ -126,7 +126,7 @@ def place(
             f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they are not of the same "
             "launch; start the program from a fresh shell"
         )
-    host, of_host = _host(environ, told, here)
+    host, of_host = _host(environ, told, allocations, here)
     sources = {**told.sources, "host": of_host}
     placement = Placement(
         told.launcher, told.size, told.rank, host=host, local_rank=told.local_rank, local_size=told.local_size
@@ -155,10 +155,15 @@ def place(
     )
 
 
-def _host(environ: Mapping[str, str], told: Launched, here: bool) -> tuple[str | None, str]:
+def _host(
+    environ: Mapping[str, str], told: Launched, allocations: Sequence[Allocation], here: bool
+) -> tuple[str | None, str]:
     if told.host:
         return told.host, told.sources["host"]
-    if environ.get("SLURMD_NODENAME"):
+    # Launchers that start ranks by ssh, or from brokers, hand on the SLURMD_NODENAME of another node.
+    if here and any(position_of(own_host(), each.nodes) is not None for each in allocations):
+        return own_host(), "the name of this machine"
+    if environ.get("SLURMD_NODENAME") and told.launcher != FLUX.name:
         return environ["SLURMD_NODENAME"], "SLURMD_NODENAME"
     return (own_host(), "the name of this machine") if here else (None, "")
 

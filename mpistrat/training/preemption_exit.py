@@ -114,7 +114,12 @@ def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | N
         return "", "there is no scontrol on PATH on this node"
     try:
         ended = subprocess.run(
-            [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**environ, "SLURM_TIME_FORMAT": "standard"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)

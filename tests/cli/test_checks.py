@@ -402,6 +402,25 @@ def test_hosts(run_ranks, tmp_path):
     ended.shows("7 8 9", "cuda:2", "CUDA_VISIBLE_DEVICES, the local rank")
 
 
+WRONG = """
+import os
+from mpistrat.cli import main
+from mpistrat.runtime import mpi
+
+rank = mpi.start().COMM_WORLD.rank
+for size in {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & set(os.environ) if rank == 1 else ():
+    os.environ[size] = "3"
+main(["hosts"])
+"""
+
+
+def test_hosts_shows_what_is_wrong_on_another_rank(run_ranks, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    ended = run_ranks(2, tmp_path / "wrong.py", cwd=tmp_path)
+    assert ended.status == 1
+    ended.shows("the ranks, as MPI numbers them", "rank 1: size is 3 according to")
+
+
 @pytest.mark.parametrize("options", [[], ["--no-mpi"]])
 def test_hosts_of_singletons(options, tmp_path):
     step = {

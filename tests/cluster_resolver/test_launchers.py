@@ -206,6 +206,31 @@ class TestOwnLaunchers:
         check(resolver.placement)
         assert resolver.reason == "srun started this task (SLURM_STEP_NUM_TASKS=4)"
 
+    @pytest.mark.parametrize(
+        "spoken",
+        [{"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1.0"}, {"PMI_RANK": "3", "PMI_SIZE": "4"}],
+    )
+    def test_srun_called_by_a_rank_of_mpirun(self, spoken):
+        around = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}
+        resolver = resolve({**around, **self.STEP, "SLURM_STEP_NUM_NODES": "2", **spoken})
+        assert type(resolver) is SlurmClusterResolver
+        check(resolver.placement)
+
+    @pytest.mark.parametrize(
+        "spoken",
+        [
+            {"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-b-17@1", "PMI_RANK": "1", "PMI_SIZE": "2"},
+            {"PMIX_NAMESPACE": "slurm.pmix.1.0"},
+        ],
+    )
+    def test_mpirun_in_srun(self, spoken):
+        """Its daemons, one on each node, hand on what srun told them."""
+        step = {**self.STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+        step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_NODELIST": "a,b"}
+        resolver = resolve({**step, **OPEN_MPI, **spoken})
+        assert type(resolver) is MpiClusterResolver
+        check(resolver.placement, None)
+
     @pytest.mark.parametrize("spoken", [{}, CRAY_PMI, PALS, {"PMIX_RANK": "3"}])
     @pytest.mark.parametrize("around", [{}, {**STEP, "SLURM_STEP_NUM_TASKS": "2"}])
     def test_flux(self, spoken, around):
@@ -216,6 +241,23 @@ class TestOwnLaunchers:
         check(placement, None)
         assert (placement.node, placement.nodes, placement.num_nodes) == (1, None, 2)
         assert (placement.gpus, placement.device) == ((), "cpu:0")
+
+    def test_flux_in_a_step_has_nodes_of_its_own(self):
+        """The brokers are the step's tasks, and hand on the names of theirs."""
+        environ = {**FLUX, **self.STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURMD_NODENAME": "a"}
+        resolver = FluxClusterResolver(nodes="a,b", environ={**environ, "FLUX_TASK_LOCAL_ID": "1"})
+        check(resolver.placement)
+
+    def test_started_by_ssh(self, monkeypatch):
+        """mpiexec hands on the name of the node on which it was called."""
+        monkeypatch.setattr("mpistrat.cluster_resolver.launched.own_host", lambda: "b.cluster.org")
+        slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+        told = {name: value for name, value in HYDRA.items() if name != "PMI_HOSTNAME"}
+        for name in [each for each in os.environ if each.startswith(("SLURM", "OMPI_", "PMI"))]:
+            monkeypatch.delenv(name)
+        for name, value in {**slurm, **told, "SLURMD_NODENAME": "a"}.items():
+            monkeypatch.setenv(name, value)
+        check(resolve().placement)
 
     def test_mpirun_in_flux(self):
         resolver = resolve({**FLUX, **OPEN_MPI, "FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"})

@@ -147,7 +147,7 @@ def scontrol(folder, comm, script):
 def shown(state, preempted, started="2026-11-21T12:20:00"):
     """What ``scontrol show job`` says, in short, and ``scontrol requeue`` does."""
     line = f"JobId=12 JobState={state} Requeue=1 StartTime={started} PreemptTime={preempted} Comment=a=b c"
-    return f'[ "$1" = requeue ] || echo "{line}"'
+    return f'[ "$1" = requeue ] || [ "$SLURM_TIME_FORMAT" != standard ] || echo "{line}"'
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,7 @@ def test_replica_0_requeues(
 ):
     monkeypatch.setenv("PATH", scontrol(tmp_path, comm, script))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")  # "2 hours ago", as some like it
     with caplog.at_level(logging.WARNING), pytest.raises(SystemExit) as end:
         Training(strategy, tmp_path / "saved").run(tell(2, number))
     assert end.value.code == status
