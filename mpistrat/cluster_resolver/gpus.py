@@ -131,7 +131,13 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
     return None
 
 
-def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int | None = None) -> Share | None:
+def share(
+    ids: tuple[str, ...],
+    local_rank: int,
+    local_size: int,
+    on_node: int | None = None,
+    in_turn: bool = False,
+) -> Share | None:
     """Which of the GPUs that a process sees are this rank's, None if it sees none.
 
     Parameters
@@ -143,6 +149,8 @@ def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int |
     on_node : int, optional
         How many GPUs the job has on this node. A rank that sees fewer was given them for itself, or together with
         its neighbours, if they are more than its part.
+    in_turn : bool
+        Whether those that see the same are not neighbours: each socket in turn got one rank.
 
     Examples
     --------
@@ -152,6 +160,8 @@ def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int |
     Share(first=0, number=1)
     >>> share(("2", "3"), 3, 4, on_node=4)  # the GPUs of one socket (--gpu-bind=closest), on which two ranks are
     Share(first=1, number=1)
+    >>> share(("0", "1"), 2, 4, on_node=4, in_turn=True)  # the same, where ranks 0 and 2 are on it
+    Share(first=1, number=1)
     >>> share(("0",), 1, 2)  # more ranks than GPUs: neighbours share one
     Share(first=0, number=1)
     """
@@ -159,11 +169,19 @@ def share(ids: tuple[str, ...], local_rank: int, local_size: int, on_node: int |
         return None
     if on_node is not None and len(ids) < on_node:
         users = max(1, round(len(ids) * local_size / on_node))
-        local_rank, local_size = local_rank % users, users
+        groups = max(1, on_node // len(ids))
+        local_rank, local_size = (local_rank // groups if in_turn else local_rank) % users, users
     each = len(ids) // local_size
     if each == 0:
         return Share(local_rank * len(ids) // local_size, 1)
     return Share(local_rank * each, each)
+
+
+def _sockets_in_turn(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm gave each socket of a node one task in turn, as it does by default, and GPUs by socket."""
+    if re.search(r"\b(mask|map)", f"{environ.get('SLURM_GPU_BIND')} {environ.get('SLURMD_TRES_BIND')}"):
+        return False
+    return environ.get("SLURM_DISTRIBUTION", "").partition(",")[0].split(":")[1:2] != ["block"]
 
 
 class Own(NamedTuple):
@@ -219,7 +237,7 @@ def placed(
         local_rank, local_size = 0, 1
     if local_rank is None or local_size is None or local_rank >= local_size:
         return Own(seen.ids), sources
-    own = share(seen.ids, local_rank, local_size, there)
+    own = share(seen.ids, local_rank, local_size, there, _sockets_in_turn(environ))
     assert own is not None
     gpu, device = seen.ids[own.first], f"cuda:{own.first}"
     if any(each.startswith("MIG-") for each in seen.ids):

@@ -268,7 +268,10 @@ class SlurmClusterResolver(ClusterResolver):
 def _checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(jobs, Mapping):
         raise TypeError(f"jobs is a dict from names to numbers of tasks, not {jobs!r}")
-    return {job: int(count) for job, count in jobs.items()}
+    counts = {job: int(count) for job, count in jobs.items()}
+    if any(count < 0 for count in counts.values()):
+        raise ValueError(f"a job has 0 tasks or more: jobs={dict(jobs)!r}")
+    return counts
 
 
 def _checked_tasks(tasks_per_node: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:

@@ -22,6 +22,7 @@ COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 SIZE = "SLURM_STEP_NUM_TASKS"
 RANK = "SLURM_PROCID"
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
+_ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 _JOB_NODELIST = "SLURM_JOB_NODELIST"
 _GROUP = ("PACK_GROUP", "HET_GROUP")  # srun writes the first in a job of its own, sbatch both
 
@@ -254,15 +255,20 @@ def _layout(
 def _from_hostfile(
     environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[list[int] | None, str]:
-    """The order of ``--distribution=arbitrary``, which stands in a file alone."""
+    """The order of ``--distribution=arbitrary``, which stands in a file, or in a variable of some tasks."""
     path = environ.get("SLURM_HOSTFILE", "")
-    if not path:
+    listed = parsed(environ, _ARBITRARY, expand_hostlist)
+    if not path and not listed:
         return None, "SLURM_DISTRIBUTION=arbitrary, and SLURM_HOSTFILE, which has the order, is not set"
     why = f"SLURM_HOSTFILE={path}"
     try:
-        hosts = hosts_of_file(Path(path).read_text())
+        hosts = hosts_of_file(Path(path).read_text()) if path else []
     except (OSError, ValueError) as error:
-        return None, f"{why} has the order, but cannot be read: {error}"
+        if not listed:
+            return None, f"{why} has the order, but cannot be read: {error}"
+        path = ""
+    if listed and not path:
+        hosts, why = list(listed), f"{_ARBITRARY}={environ[_ARBITRARY]}"
     where = [nodes.index(host) for host in hosts[: sum(counts)] if host in nodes]
     if [where.count(node) for node in range(len(nodes))] != list(counts):
         return None, f"{why} does not name each node as often as it has tasks"

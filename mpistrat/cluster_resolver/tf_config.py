@@ -146,4 +146,9 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _task(environ: Mapping[str, str]) -> dict[str, Any]:
-    return config(environ).get("task") or {}
+    task = config(environ).get("task") or {}
+    if not isinstance(task, dict):
+        raise TypeError(
+            f'"task" in TF_CONFIG must be an object with the keys "type" and "index", not {task!r}'
+        )
+    return task

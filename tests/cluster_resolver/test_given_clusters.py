@@ -213,3 +213,9 @@ def test_own_resolver():
     assert resolver.placement.rank == 1
     with pytest.raises(TypeError, match="abstract"):
         ClusterResolver()
+
+
+def test_task_of_tf_config_is_no_object():
+    resolver = TFConfigClusterResolver(environ={"TF_CONFIG": '{"task": ["worker", 1]}'})
+    with pytest.raises(TypeError, match=r'"task" in TF_CONFIG must be an object'):
+        _ = resolver.task_id

@@ -46,6 +46,7 @@ def step(local_rank, local_size, **more):
 )
 def test_own(seen, given, local_rank, local_size, gpu, device, number):
     environ = step(local_rank, local_size, CUDA_VISIBLE_DEVICES=seen, SLURM_GPUS_ON_NODE=given)
+    environ["SLURM_DISTRIBUTION"] = "block:block"  # neighbours are on one socket
     before = dict(environ)
     resolver = resolve(environ)
     placement = resolver.placement

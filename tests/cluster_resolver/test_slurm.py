@@ -71,6 +71,10 @@ class TestJobs:
         with pytest.raises(TypeError, match="jobs is a dict"):
             own(STEP, ["worker"])
 
+    def test_negative(self):
+        with pytest.raises(ValueError, match="0 tasks or more"):
+            own(STEP, {"worker": 5, "ps": -1})
+
     def test_unknown_task(self):
         with pytest.raises(ValueError, match="has no task 9"):
             own(STEP).master("worker", 9)
@@ -180,6 +184,16 @@ class TestDistributions:
         assert (resolver.placement.rank, resolver.placement.local_rank) == (1, 0)
         with pytest.raises(RuntimeError, match=why):
             resolver.cluster_spec()
+
+    @pytest.mark.parametrize("file", [None, "/nowhere/hosts"])
+    def test_of_a_variable(self, file):
+        for rank in range(5):
+            environ = {
+                name: text for name, text in recorded("arbitrary", rank).items() if "HOSTFILE" not in name
+            }
+            environ |= {"SLURM_ARBITRARY_NODELIST": "node1,node0,node1,node2,node0"}
+            resolver = own({**environ, **({"SLURM_HOSTFILE": file} if file else {})})
+            assert resolver.placement.node_of_rank == (1, 0, 1, 2, 0)
 
     def test_that_is_not_what_slurm_did(self):
         """The list of this node's tasks is what counts."""
@@ -312,6 +326,28 @@ class TestGpus:
         assert resolver.cluster_spec().num_tasks("worker") == 4
         assert environ["CUDA_VISIBLE_DEVICES"] == hidden
         assert (resolver.placement.gpus, resolver.placement.device) == ((), "cpu:0")
+
+    @pytest.mark.parametrize(
+        ("more", "sockets"),
+        [
+            ({}, [0, 1, 0, 1]),
+            ({"SLURM_DISTRIBUTION": "block:cyclic"}, [0, 1, 0, 1]),
+            ({"SLURM_DISTRIBUTION": "cyclic:block,NoPack"}, [0, 0, 1, 1]),
+            ({"SLURM_GPU_BIND": "mask:0x3,0x3,0xc,0xc"}, [0, 0, 1, 1]),
+        ],
+    )
+    def test_of_sockets_are_divided_among_their_tasks(self, more, sockets):
+        step = {
+            **STEP,
+            "SLURM_STEP_NODELIST": "n0",
+            "SLURM_STEP_TASKS_PER_NODE": "4",
+            "SLURM_GPUS_ON_NODE": "4",
+        }
+        found = []
+        for rank, socket in enumerate(sockets):
+            environ = {**step, **more, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+            found.append(own({**environ, "CUDA_VISIBLE_DEVICES": ["0,1", "2,3"][socket]}).placement.gpu)
+        assert sorted(found) == ["0", "1", "2", "3"]
 
     def test_of_another_maker(self):
         placement = own({**STEP, "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "4,5"}).placement
