@@ -122,7 +122,7 @@ def _directives(script: Script) -> Iterator[str]:
     def line(option: str, comment: str = "") -> str:
         return f"{f'#SBATCH {option}':<{_COLUMN}}{f' # {comment}' if comment else ''}".rstrip()
 
-    yield line(f"--job-name={script.name}")
+    yield line(f"--job-name={script.name}", "what squeue calls it; %x below")
     yield line(f"--time={script.time}", "the limit; a job that asks for less starts earlier")
     if script.array is not None:
         yield line(f"--array={script.array}", "a job for each index; `%4` behind it: four at a time")
@@ -141,7 +141,7 @@ def _directives(script: Script) -> Iterator[str]:
     for number, component in enumerate(script.components):
         if number:
             yield line("hetjob", "the next component: its ranks follow those above")
-        yield line(f"--nodes={component.nodes}")
+        yield line(f"--nodes={component.nodes}", "machines")
         if component.ntasks is not None:
             yield line(f"--ntasks={component.ntasks}", "ranks in all")
         if component.ntasks_per_node is not None:

@@ -97,7 +97,7 @@ def test_arguments_arrive_as_they_are():
     script = write("--mpi=pmix", "-m", "package.train", "-x")
     assert started(script)[0][3:] == [sys.executable, "-m", "package.train", "-x"]
     assert started(script, "other.py", "a b")[0][3:] == [sys.executable, "other.py", "a b"]
-    assert "#SBATCH --job-name=train\n" in script
+    assert "#SBATCH --job-name=train " in script
 
 
 def test_places_of_python():
