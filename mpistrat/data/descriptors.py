@@ -110,6 +110,10 @@ class Descriptor:
         os.close(self._fd)
         self._fd = -1
 
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            self.close()
+
 
 class Files(Protocol):
     """The files of a dataset, by number."""

@@ -12,7 +12,10 @@ from mpistrat import nest
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
     """``fn`` of an element; a tuple is spread over the arguments, as in tf.data."""
-    return fn(*element) if type(element) is tuple else fn(element)
+    try:
+        return fn(*element) if type(element) is tuple else fn(element)
+    except StopIteration as error:  # would be taken for the end of the dataset
+        raise RuntimeError("the function given to map() raised StopIteration") from error
 
 
 def rows_of(tree: Any) -> Iterator[Any]:

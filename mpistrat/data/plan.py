@@ -66,6 +66,11 @@ class Plan:
             self._batch_maps = [each.fn for each in batches if isinstance(each, Map)]
             self.length = self._batches.length
 
+    @property
+    def maps(self) -> bool:
+        """Whether functions of the user make the elements."""
+        return bool(self._row_maps) or (self.batch is not None and bool(self._batch_maps))
+
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
         """Which rows of the source element ``k`` is made of, or a cut of them.
 

@@ -81,7 +81,7 @@ class Division:
                 for batch in self.plan.read_each([self.rows(k, iteration) for k in range(step, stop)]):
                     made.append(batch)
                     del batch
-            except BaseException as raised:
+            except Exception as raised:
                 error = raised
             if made:
                 yield made
@@ -97,6 +97,8 @@ class Division:
         """How many lists of `batches` may wait, and how many batches are best in one, like that of a step."""
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
+        if self.plan.maps:  # which may make large things of small rows
+            return PREFETCH if prefetch == AUTOTUNE else prefetch, 1
         best = self.source.at_once() // max(1, len(self.rows(step, iteration)))
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
         together = max(1, min(most if most <= PREFETCH else most // 2, best))

@@ -181,13 +181,17 @@ class Hdf5Source(Source):
     def at_once(self) -> int:
         """As many rows as make 4 MiB: larger buffers would not stay in a cache, and be filled slower."""
         columns = self._manifest.records[0].columns
+        if any(column.dtype.hasobject for column in columns):  # of any size
+            return 0
         return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
 
     def identity(self) -> dict[str, Any]:
         """Names, lengths and sizes of the files."""
         manifest = self._manifest
         if self._identified is None or self._identified[0] is not manifest:
-            self._identified = manifest, manifest.identity()
+            blocks = manifest.blocks()
+            identity = {**manifest.identity(), "blocks": [int(blocks.rows), int(blocks.window)]}
+            self._identified = manifest, identity
         return dict(self._identified[1])
 
     def fingerprint(self) -> Any:

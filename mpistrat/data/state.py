@@ -64,6 +64,9 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         raise TypeError(
             f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
         )
+    for place in {"step", "position", "epoch"} & {*state}:
+        if not isinstance(state[place], int) or state[place] < 0:
+            raise TypeError(f"restore() needs what state() returned: {place} is {state[place]!r:.100}")
     _same("policy", state["policy"], whole.name, "set the policy that was used then")
     _same_source(state["source"], whole.source.identity())
     _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
@@ -76,6 +79,10 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             _same("number of replicas", state["replicas"], whole.replicas, hint)
         _same("batch size", state["batch"], _batch_size(whole.transforms), hint)
     given = [each for each in whole.transforms if isinstance(each, Shuffle)]
+    if given:
+        blocks = "shuffled blocks (rows, blocks of a window)"
+        now = whole.source.identity().get("blocks")
+        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets that were read then")
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.seeded:
             _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed that was used then")

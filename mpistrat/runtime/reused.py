@@ -119,7 +119,7 @@ def new_memory(size: int) -> Memory:
     half as long again: each load has to wait for the store before it, whose address ends with the same 12 bits.
     """
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size), 0
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
     pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)

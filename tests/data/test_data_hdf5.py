@@ -1,5 +1,6 @@
 """Rows of HDF5 files against h5py itself."""
 
+import gc
 import os
 import pickle
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import mpistrat
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset, Options
 from mpistrat.data.read_hdf5 import Reader
 from mpistrat.data.read_rows import ContiguousRows
@@ -238,6 +240,75 @@ def test_a_forked_child_opens_its_own_files(tmp_path):
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [int(i) for i in dataset] == list(range(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_memory_of_its_own(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(64 * 10_000, dtype=np.float32).reshape(64, 10_000)
+    dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(8)
+    held = next(iter(dataset))
+    child = os.fork()
+    if child == 0:
+        try:
+            held[...] = -7
+            os._exit(0 if next(iter(dataset))[0, 1] == 1 else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert held[0, 1] == 1
+
+
+def test_files_are_closed_with_their_dataset(tmp_path):
+    write(tmp_path / "a.h5", 5)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert len(list(Dataset.from_hdf5(tmp_path / "a.h5", "inner/y"))) == 5
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_state_of_other_blocks_is_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((400, 1000)), np.zeros((400, 700))
+    strategy = mpistrat.OneDeviceStrategy("cpu:0")
+
+    def iterator(names, shuffled):
+        dataset = Dataset.from_hdf5(tmp_path / "a.h5", names)
+        dataset = dataset.shuffle(seed=1) if shuffled else dataset
+        return iter(strategy.experimental_distribute_dataset(dataset.batch(10)))
+
+    for shuffled in (False, True):
+        one, other = iterator(("x",), shuffled), iterator(("x", "y"), shuffled)
+        next(one)
+        if shuffled:
+            with pytest.raises(ValueError, match="shuffled blocks"):
+                other.restore(one.state())
+        else:
+            other.restore(one.state())
+            assert len(list(other)) == 39
+
+
+@pytest.mark.parametrize("position", [-3, "7", 2.0])
+def test_a_state_with_another_kind_of_place_is_refused(position):
+    strategy = mpistrat.OneDeviceStrategy("cpu:0")
+    iterator = iter(strategy.experimental_distribute_dataset(Dataset.range(20).batch(4)))
+    state = {**iterator.state()}
+    place = "position" if "position" in state else "step"
+    with pytest.raises(TypeError, match=place):
+        iterator.restore({**state, place: position})
+
+
+def test_stop_iteration_of_a_function_does_not_end_the_dataset():
+    def stops(x):
+        if x == 4:
+            raise StopIteration
+        return x
+
+    for dataset in (Dataset.range(10), Dataset.from_iterable(lambda: iter(range(10)))):
+        for prefetch in (0, 2):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                list(dataset.map(stops).batch(2).prefetch(prefetch))
 
 
 # --- AutoShardPolicy.FILE -----------------------------------------------------------------
