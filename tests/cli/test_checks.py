@@ -344,6 +344,18 @@ class TestMailbox:
         assert inbox.letters == {}
         inbox.close()
 
+    def test_an_inbox_that_goes_while_its_letters_are_looked_for(self, tmp_path, monkeypatch):
+        inbox, outbox = Inbox("key"), Outbox("key", 1)
+        outbox.put("something")
+
+        def gone(path, pattern):
+            raise FileNotFoundError(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "glob", gone)
+            outbox.close()
+        inbox.close()
+
     def test_what_a_killed_launch_has_left(self, tmp_path):
         """With the same key, letters in its inbox and announcements to its ranks."""
         old, sender, late = Inbox("key"), Outbox("key", 1), Outbox("key", 2)

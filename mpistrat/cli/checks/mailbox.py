@@ -172,9 +172,11 @@ class Outbox:
         """Take away what was not read, and the directory if nothing is in it."""
         if self._shared is None:
             return
-        for path in self._shared.glob(f"*/letter-{self._rank}-{self._name}-*.json"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        with contextlib.suppress(OSError):
+            for inbox in list(self._shared.iterdir()):
+                with contextlib.suppress(OSError):  # rank 0 takes its inbox away meanwhile
+                    for path in list(inbox.glob(f"letter-{self._rank}-{self._name}-*.json")):
+                        path.unlink(missing_ok=True)
         _remove_if_empty(self._shared)
 
     def _send(self) -> None:
