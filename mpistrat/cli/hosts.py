@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,8 +45,18 @@ def command(no_mpi: bool) -> None:
             problems.append(str(error))
     if rank == 0:
         _show(resolver, placement, known, everyone, problems)
+    if known is not None:
+        _wait_for_rank_0()
     if problems:
         raise SystemExit(1)
+
+
+def _wait_for_rank_0() -> None:
+    """The first rank that ends with an error ends the others, and rank 0 may still be printing."""
+    from mpistrat.runtime import mpi
+
+    sys.stdout.flush()
+    mpi.start().COMM_WORLD.Barrier()
 
 
 def _row(placement: Placement) -> list[str]:
