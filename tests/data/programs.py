@@ -290,7 +290,9 @@ def paces():
         for step, _ in enumerate(distributed):
             if (epoch, RANK) in ((0, 1), (1, 0)) and step == 3:
                 break
-            if RANK == 0 and step == 9:  # nobody is waited for: the others must have come to their end by then
+            if (
+                RANK == 0 and step == 9
+            ):  # nobody is waited for: the others must have come to their end by then
                 time.sleep(0.5)
         strategy.barrier()
     iterator = iter(distributed)
