@@ -143,6 +143,9 @@ class _OpenMpi:
                 "1",
                 f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another",
             )
+        yield Setting(
+            "OMPI_MCA_btl", "^ofi", "one machine needs no fabric, and to put it aside takes Open MPI a second"
+        )
         transport = "vader" if launcher.version < (5,) else "sm"
         if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
             yield Setting(

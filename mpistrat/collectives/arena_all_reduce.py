@@ -76,12 +76,13 @@ def plan(
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Leave the reduction over all ranks in the buffers of each."""
-    home = plan.home
-    with np.errstate(all="ignore"):
-        if not (home.shared and all(map(_stays, plan.buckets))):
-            _reduce_through_copies(topology, plan, timeout_seconds)
-        else:
-            _reduce_in_shared_memory(topology, plan, timeout_seconds)
+    if plan.home.shared and all(map(_stays, plan.buckets)):
+        with topology.turn(plan.operation, True, timeout_seconds):
+            topology.ignoring_float_errors(_reduce_in_shared_memory, topology, plan)
+    else:
+        meets = bool(plan.buckets) and plan.buckets[0].algorithm.meets
+        with topology.turn(plan.operation, meets, timeout_seconds):
+            topology.ignoring_float_errors(_reduce_through_copies, topology, plan)
 
 
 def _stays(bucket: packing.Bucket) -> bool:
@@ -89,22 +90,21 @@ def _stays(bucket: packing.Bucket) -> bool:
     return bucket.algorithm.name == "hierarchical" and bucket.wire is bucket.source
 
 
-def _reduce_in_shared_memory(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
+def _reduce_in_shared_memory(topology: Topology, plan: InPlace) -> None:
     """Each rank of the node reduces a slice of all; between nodes slice ``i`` goes by the rail of local rank ``i``."""
     if not plan.slices:
         ranks = topology.node.size
         plan.slices.extend(_slice(topology, arena.rows(plan.home, each, ranks)) for each in plan.stretches)
     one_node = len(topology.nodes) == 1
-    with topology.turn(plan.operation, True, timeout_seconds):
-        topology.meet()
-        for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
-            for block in blocks:
-                if one_node:
-                    combine_rows(bucket.combine, block.rows, block.own)
-                    _spread(bucket, block)
-                else:
-                    _combine_between_nodes(topology, bucket, block)
-        topology.meet()
+    topology.meet()
+    for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
+        for block in blocks:
+            if one_node:
+                combine_rows(bucket.combine, block.rows, block.own)
+                _spread(bucket, block)
+            else:
+                _combine_between_nodes(topology, bucket, block)
+    topology.meet()
 
 
 def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
@@ -149,13 +149,11 @@ def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:
         np.divide(total, total.dtype.type(bucket.divisor), out=total)
 
 
-def _reduce_through_copies(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
+def _reduce_through_copies(topology: Topology, plan: InPlace) -> None:
     """Piece by piece as any other array, and back."""
     home = plan.home
     rank = topology.node.rank if home.shared else 0
     ranks = topology.node.size if home.shared else 1
-    meets = bool(plan.buckets) and plan.buckets[0].algorithm.meets
-    with topology.turn(plan.operation, meets, timeout_seconds):
-        for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
-            own = arena.rows(home, stretch, ranks)[rank]
-            own[...] = packing.reduce_one(topology, bucket, own)
+    for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
+        own = arena.rows(home, stretch, ranks)[rank]
+        own[...] = packing.reduce_one(topology, bucket, own)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing
+from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing, small_all_reduce
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -34,10 +34,11 @@ class CollectiveAllReduce(CrossDeviceOps):
         super().__init__()
         self._algorithm = algorithm
         self._plans: dict[Any, packing.Plan] = {}
+        self._small: dict[Any, small_all_reduce.Reduce] = {}
         self._plans_in_place: dict[Any, arena_all_reduce.InPlace] = {}
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
-        self._plans, self._plans_in_place = {}, {}
+        self._plans, self._plans_in_place, self._small = {}, {}, {}
         return super()._rebound_to(topology)
 
     def __init_subclass__(cls) -> None:
@@ -118,26 +119,40 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _reduce_anew(
         self, topology: Topology, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
-        bytes_per_pack = self._bytes_per_pack(values, options)
         algorithm = self._algorithm or options.algorithm
         # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
         key: tuple[Any, ...]
         if len(values) == 1:
-            key = (op, bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
+            key = (op, options.bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
+            small = self._small.get(key)
+            if small is not None and options.timeout_seconds is None:
+                return [small(values[0])]
         else:
-            key = (op, bytes_per_pack, algorithm, tuple(map(_dtype, values)), tuple(map(_shape, values)))
+            key = (
+                op,
+                options.bytes_per_pack,
+                algorithm,
+                tuple(map(_dtype, values)),
+                tuple(map(_shape, values)),
+            )
+            small = self._small.get(key)
+            if small is not None and options.timeout_seconds is None:
+                return small(values)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 1024:
                 self._plans.clear()
+                self._small.clear()
             plan = packing.plan(
                 topology,
                 op,
                 tuple((value.dtype, value.shape) for value in values),
-                bytes_per_pack,
+                self._bytes_per_pack(values, options),
                 algorithm,
             )
             self._plans[key] = plan
+            if small_all_reduce.supports(topology, plan):
+                self._small[key] = small_all_reduce.prepare(topology, plan, tuple(map(_shape, values)))
         with topology.turn(plan.operation, plan.meets, options.timeout_seconds):
             return packing.reduce(topology, plan, values)
 

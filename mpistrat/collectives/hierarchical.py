@@ -14,7 +14,7 @@ from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
 # Below this many bytes a second barrier costs more than every rank's adding up all.
-_ALL_BY_EACH_BYTES = 128 << 10
+ALL_BY_EACH_BYTES = 128 << 10
 
 
 class HierarchicalAllReduce(Algorithm):
@@ -63,7 +63,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
         pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
         combine(*pair, out=receive, dtype=receive.dtype)
         return
-    if len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
+    if len(rows) * receive.nbytes <= ALL_BY_EACH_BYTES:
         combine_rows(combine, rows, receive)
         return
     result = memory.total(receive.dtype, len(receive))

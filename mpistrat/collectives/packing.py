@@ -26,7 +26,7 @@ from mpistrat.values import ReduceOp
 # New memory costs a page fault for every 4 KiB of a result, which is more than adding it up. A step's results
 # are as many as its gradients.
 _results = Buffers()
-_SMALL = 4096  # elements: of these new memory is the cheapest
+SMALL = 4096  # elements: of these new memory is the cheapest
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
@@ -53,6 +53,8 @@ class Bucket(NamedTuple):
         Where each lies.
     length, piece : int
         Elements of all, and of one message.
+    axis : int or None
+        Along which they are joined: the first and only one of all, or else each is flattened, which takes longer.
     source, wire, result : numpy.dtype
         The dtype of the arrays, the one in which they are combined, and the one they are given back in.
     combine : numpy.ufunc
@@ -65,6 +67,7 @@ class Bucket(NamedTuple):
     runs: tuple[Run, ...]
     length: int
     piece: int
+    axis: int | None
     source: np.dtype
     wire: np.dtype
     result: np.dtype
@@ -152,6 +155,7 @@ def _bucket(
         tuple(runs),
         start,
         max(1, algorithm.piece_bytes(topology) // wire.itemsize),
+        0 if all(len(run.shape) == 1 for run in runs) else None,
         result if result == dtype else dtype,  # one object each, to be compared by `is`
         result if result == wire else wire,
         result,
@@ -164,16 +168,26 @@ def _bucket(
 def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
     out: list[Any] = [None] * len(arrays)
-    with np.errstate(all="ignore"):  # infinities are values, as they are to MPI
-        for bucket in plan.buckets:
-            if len(bucket.members) == 1:
-                i = bucket.members[0]
-                out[i] = reduce_one(topology, bucket, arrays[i])
-            else:
-                _reduce_many(topology, bucket, arrays, out)
+    topology.ignoring_float_errors(_reduce_buckets, topology, plan.buckets, arrays, out)
     for i, dtype in plan.empty:
         out[i] = np.empty(arrays[i].shape, dtype)
     return out
+
+
+def _reduce_buckets(
+    topology: Topology, buckets: Sequence[Bucket], arrays: Sequence[np.ndarray], out: list[Any]
+) -> None:
+    for bucket in buckets:
+        if len(bucket.members) == 1:
+            i = bucket.members[0]
+            out[i] = reduce_one(topology, bucket, arrays[i])
+        else:
+            _reduce_many(topology, bucket, arrays, out)
+
+
+def new_array(length: int, dtype: np.dtype) -> np.ndarray:
+    """Memory for a result: that of a former one which nobody holds any more, if it is large."""
+    return np.empty(length, dtype) if length <= SMALL else _results.empty((length,), dtype)
 
 
 def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
@@ -187,10 +201,7 @@ def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndar
 
 def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
     length, piece = bucket.length, bucket.piece
-    if length <= _SMALL:
-        total = np.empty(length, bucket.result)
-    else:
-        total = _results.empty((length,), bucket.result)
+    total = new_array(length, bucket.result)
     if length <= piece:
         _reduce_piece(topology, bucket, flat, total)
         return total
@@ -201,7 +212,7 @@ def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.nda
 
 
 def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray], out: list[Any]) -> None:
-    total = _results.empty((bucket.length,), bucket.result)
+    total = new_array(bucket.length, bucket.result)
     message = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
     _concatenate(bucket, arrays, message)
     _reduce_piece(topology, bucket, message, total)
@@ -214,7 +225,7 @@ def _concatenate(bucket: Bucket, arrays: Sequence[np.ndarray], message: np.ndarr
         mine = arrays[first : last + 1]
     else:
         mine = [arrays[i] for i in bucket.members]
-    np.concatenate(mine, axis=None, out=message, casting="same_kind")
+    np.concatenate(mine, bucket.axis, message)
 
 
 def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpistrat.runtime import arrival, failure, mpi, threads
+from mpistrat.runtime import arrival, failure, float_errors, mpi, threads
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
 from mpistrat.runtime.operation import (
@@ -41,7 +41,7 @@ _keyval: int | None = None
 _log = logging.getLogger(__name__)
 
 # MPISTRAT_DEBUG=collectives: the place of the call is part of what the ranks compare.
-_COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
+COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
 class Topology:
@@ -72,6 +72,10 @@ class Topology:
         Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
     gpu_communicators : dict
         NCCL's communicators, by GPU.
+    end : callable
+        Gives the turn back that `begin` took.
+    ignoring_float_errors : callable
+        ``call(function, *arguments)`` without floating point errors. For the one who holds the turn.
     """
 
     memory: NodeMemory | None = None
@@ -100,6 +104,8 @@ class Topology:
         self.sequence = 0
         self._process = os.getpid()
         self._turn = threading.Lock()
+        self.end = self._turn.release
+        self.ignoring_float_errors = float_errors.ignoring()
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
@@ -207,18 +213,11 @@ class Topology:
             If another thread is in a collective of this communicator, this one reads ahead, or a collective was
             given up before.
         """
-        if threads.without:
-            threads.refuse(operation.name)
-        if not self._turn.acquire(blocking=False):
-            raise RuntimeError(
-                f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
-                "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
-            )
-        self.sequence += 1
+        self.begin(operation)
         if self.size > 1:
-            if self._given_up or timeout_seconds is not None:
+            if timeout_seconds is not None:
                 self._wait_for_all(operation, timeout_seconds)
-            if _COMPARES_PLACES:
+            if COMPARES_PLACES:
                 operation = Operation(
                     operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
                 )
@@ -229,17 +228,34 @@ class Topology:
                 return self
             try:
                 if not self._agreement.agree(operation):
-                    self._disagree(operation)
+                    self.disagree(operation)
             except BaseException:
                 self._turn.release()
                 raise
         return self
 
-    def _wait_for_all(self, operation: Operation, seconds: float | None) -> None:
+    def begin(self, operation: Operation) -> None:
+        """Take the turn without waiting for anybody, for one who then lets the ranks agree. Ends with `end`.
+
+        Raises
+        ------
+        RuntimeError
+            As `turn`.
+        """
+        if threads.without:
+            threads.refuse(operation.name)
+        if not self._turn.acquire(False):
+            raise RuntimeError(
+                f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
+                "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
+            )
+        self.sequence += 1
+        if self._given_up and self.size > 1:
+            self._turn.release()
+            raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
+
+    def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         try:
-            if self._given_up:
-                raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
-            assert seconds is not None
             arrival.wait_for_all(self.world, self.sequence, seconds)
         except arrival.LateError as error:
             text = (
@@ -281,7 +297,7 @@ class Topology:
             return
         self._pending = False
         if not agreed:
-            self._disagree(self._operation)
+            self.disagree(self._operation)
 
     def _meet_again(self) -> None:
         """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
@@ -290,7 +306,7 @@ class Topology:
         self._meetings += 1
         word = self._operation.word | self._meetings << 33
         if memory.meet_saying(word) != word.to_bytes(8, sys.byteorder) * memory.size:
-            self._disagree(self._operation)
+            self.disagree(self._operation)
 
     def __enter__(self) -> Topology:
         return self
@@ -303,7 +319,8 @@ class Topology:
         self._pending = False
         self._turn.release()
 
-    def _disagree(self, operation: Operation) -> NoReturn:
+    def disagree(self, operation: Operation) -> NoReturn:
+        """Raise the error that says what each rank does. Called by all ranks."""
         said = self.world.allgather(Said(operation.name, str(operation), call_site()))
         raise mismatch(self.rank, self.sequence, said)
 
@@ -400,6 +417,8 @@ class Alone(Topology):
         self.arenas, self.in_flight = {}, set()
         self.gpu_obstacles, self.gpu_communicators = {}, {}
         self._turn = threading.Lock()
+        self.end = self._turn.release
+        self.ignoring_float_errors = float_errors.ignoring()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

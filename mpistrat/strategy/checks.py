@@ -21,13 +21,12 @@ def mixing(current: object, wanted: object) -> NoReturn:
 
 def require_cross_replica(strategy: Strategy, method: str, instead: str) -> None:
     """Raise unless in this strategy's cross-replica context, or in no strategy's at all."""
+    if context.is_default():
+        return
     mode = context.current()
-    if mode.replica_context is None:
-        if mode.strategy is not strategy:
-            mixing(mode.strategy, strategy)
-    elif not context.is_default():
-        if mode.strategy is not strategy:
-            mixing(mode.strategy, strategy)
+    if mode.strategy is not strategy:
+        mixing(mode.strategy, strategy)
+    if mode.replica_context is not None:
         raise RuntimeError(
             f"Method requires being in cross-replica context, use get_replica_context().merge_call(): {method} "
             f"was called in a replica context; {instead}"

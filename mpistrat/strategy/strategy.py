@@ -231,7 +231,8 @@ class Strategy(FormerNames):
         if axis is not None:
             return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            return self._extended._all_reduce_arrays(op, (value,), None)[0]
+            extended = self._extended
+            return extended._ops.all_reduce_arrays(op, (value,), extended._options)[0]
         leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value

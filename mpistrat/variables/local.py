@@ -128,11 +128,10 @@ def _assign(variable: LocalVariable, value: Any) -> None:
 
 def _assign_add(variable: LocalVariable, value: Any) -> None:
     mine = variable._array
-    value = variable._fitting(value)
-    if value.dtype is mine.dtype:
-        np.add(mine, value, mine)
+    if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
+        np.add(mine, value, mine)  # by far the most common, and what follows does the same more slowly
     else:
-        np.add(mine, value, out=mine, casting="unsafe")
+        np.add(mine, variable._fitting(value), out=mine, casting="unsafe")
 
 
 def _assign_sub(variable: LocalVariable, value: Any) -> None:

@@ -49,12 +49,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return array.__cuda_array_interface__
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        self._component._update(method, self._combined(method, value))
-
-    def _combined(self, method: str, value: Any) -> Any:
-        """The replicas' values as one."""
-        self._agree_on_variable(method)
-        extended, op = self._strategy.extended, self._reduction
+        if distributed.COMPARES:
+            self._agree_on_variable(method)
+        extended, op = self._strategy._extended, self._reduction
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
@@ -66,20 +63,24 @@ class MirroredVariable(DistributedVariable, Mirrored):
                     component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
                 )
             if isinstance(value, IndexedSlices):
-                return self._combined_rows(method, op, value)
+                self._component._update(method, self._combined_rows(method, op, value))
+                return
         value = self._component._fitting(value)
         if op is None:
             host = broadcast(extended._topology, [arrays.to_host(value)])[0]
-            return arrays.from_host(host, value)
-        if id(value.base) in extended._topology.arenas:
+            self._component._update(method, arrays.from_host(host, value))
+            return
+        if value.base is not None and id(value.base) in extended._topology.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
-        if type(value) is not np.ndarray:
-            return extended._all_reduce(op, [value], None)[0]
-        return extended._all_reduce_arrays(op, (value,), None)[0]
+        if type(value) is np.ndarray:
+            total = extended._ops.all_reduce_arrays(op, (value,), extended._options)[0]
+        else:
+            total = extended._all_reduce(op, [value], None)[0]
+        self._component._update(method, total)
 
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended

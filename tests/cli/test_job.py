@@ -97,6 +97,12 @@ def test_stays_on_this_machine(launcher):
     assert expected[launcher] in settings(launcher)
 
 
+@pytest.mark.parametrize("launcher", [OPEN_MPI_5, OPEN_MPI_4])
+def test_no_second_is_slept_for_a_fabric(launcher):
+    assert settings(launcher)["OMPI_MCA_btl"] == "^ofi"
+    assert "OMPI_MCA_btl" not in settings(launcher, environ={"OMPI_MCA_btl": "self,sm,tcp"})
+
+
 def test_little_shared_memory():
     small = Machine(cores=16, shared=50 << 20)
     assert "OMPI_MCA_btl_sm_backing_directory" not in settings(OPEN_MPI_5, ranks=3, where=small)
