@@ -1,7 +1,8 @@
-"""The all-reduce of one small message inside a node, with all prepared that does not depend on its values.
+"""The all-reduce of one small message, with all prepared that does not depend on its values.
 
-The same meeting and the same sums as the general way, which is `packing.reduce` by `HierarchicalAllReduce` and
-slower by what Python does in between: several microseconds, in which the ranks could meet five times.
+The same meetings and the same sums as the general way, which is `packing.reduce` by `HierarchicalAllReduce` on one
+node and by `LeaderAllReduce` on several, and slower by what Python does in between: several microseconds, in which
+the ranks of a node could meet five times, and many more where their processes take turns on a core.
 """
 
 from __future__ import annotations
@@ -11,22 +12,32 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.hierarchical import ALL_BY_EACH_BYTES
 from mpistrat.collectives.packing import SMALL, Bucket, Plan, unpack
+from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.node_memory import NodeMemory
+from mpistrat.runtime.operation import MismatchError
 from mpistrat.runtime.topology import COMPARES_PLACES, Topology
 
 Reduce = Callable[[Any], Any]
+LayDown = Callable[[np.ndarray, Any], None]
 
 
 def supports(topology: Topology, plan: Plan) -> bool:
     """Whether a plan is that of one message that is small enough, and combined in the dtype of its arrays."""
-    if len(topology.nodes) > 1 or len(plan.buckets) != 1 or plan.empty or COMPARES_PLACES:
+    if len(plan.buckets) != 1 or plan.empty or COMPARES_PLACES:
         return False
     bucket = plan.buckets[0]
+    nbytes = bucket.length * bucket.wire.itemsize
+    if len(topology.nodes) == 1:
+        usual, small = "hierarchical", topology.size * nbytes <= ALL_BY_EACH_BYTES
+    else:
+        usual, small = "leader", nbytes <= PAYLOAD_BYTES
     return (
-        bucket.algorithm.name == "hierarchical"
+        small
+        and bucket.algorithm.name == usual
         and bucket.length <= min(SMALL, bucket.piece)
-        and topology.size * bucket.length * bucket.wire.itemsize <= ALL_BY_EACH_BYTES
         and bucket.source is bucket.wire is bucket.result
     )
 
@@ -38,13 +49,14 @@ def prepare(topology: Topology, plan: Plan, shapes: tuple[tuple[int, ...], ...])
     valid as long as the topology.
     """
     bucket = plan.buckets[0]
+    prepare_message = _on_one_node if len(topology.nodes) == 1 else _between_nodes
     if len(shapes) == 1:
-        return _prepare(topology, plan, np.copyto, shapes[0])
+        return prepare_message(topology, plan, np.copyto, shapes[0])
 
     def join(message: np.ndarray, arrays: list[np.ndarray]) -> None:
         np.concatenate(arrays, bucket.axis, message)
 
-    reduce_many = _prepare(topology, plan, join, (bucket.length,))
+    reduce_many = prepare_message(topology, plan, join, (bucket.length,))
 
     def reduce(arrays: list[np.ndarray]) -> list[np.ndarray]:
         out: list[Any] = [None] * len(arrays)
@@ -54,19 +66,14 @@ def prepare(topology: Topology, plan: Plan, shapes: tuple[tuple[int, ...], ...])
     return reduce
 
 
-def _prepare(
-    topology: Topology, plan: Plan, lay_down: Callable[[np.ndarray, Any], None], shape: tuple[int, ...]
-) -> Callable[[Any], np.ndarray]:
+def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple[int, ...]) -> Reduce:
     memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
     assert memory is not None
     begin, end, meet_saying = topology.begin, topology.end, memory.meet_saying
     ignoring_float_errors, empty, disagree = topology.ignoring_float_errors, np.empty, topology.disagree
     combine, dtype = bucket.combine, bucket.result
     rank, word, said_by_all = memory.rank, operation.word, operation.word_bytes * memory.size
-    messages = [
-        [row.reshape(shape) for row in memory.slots(dtype, bucket.length, generation)[1]]
-        for generation in (0, 1)
-    ]
+    messages = _messages(memory, bucket, shape)
     one_call = memory.size == 2 and bucket.divisor == 1
 
     def reduce(values: Any) -> np.ndarray:
@@ -86,6 +93,51 @@ def _prepare(
             end()
 
     return reduce
+
+
+def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple[int, ...]) -> Reduce:
+    memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
+    assert memory is not None
+    dtype, divisor, word, rank = bucket.result, bucket.divisor, operation.word, memory.rank
+    messages = _messages(memory, bucket, shape)
+    flat = _messages(memory, bucket, (bucket.length,))
+    result = memory.total(dtype, bucket.length).reshape(shape)
+
+    def fill(total: np.ndarray) -> None:
+        combine_rows(bucket.combine, flat[memory.generation ^ 1], total)
+
+    payload = Payload(dtype, bucket.length, bucket.combine, fill)
+
+    def reduce(values: Any) -> np.ndarray:
+        topology.begin(operation)
+        met = False
+        try:
+            lay_down(messages[memory.generation][rank], values)
+            met = True
+            if not topology.ignoring_float_errors(topology.agree_combining, word, payload):
+                topology.disagree(operation)
+            total = result.copy()
+            if divisor != 1:
+                topology.ignoring_float_errors(np.divide, total, dtype.type(divisor), total)
+            return total
+        except MismatchError:
+            raise
+        except BaseException as error:
+            if met:
+                topology.left(operation, type(error))
+            raise
+        finally:
+            topology.end()
+
+    return reduce
+
+
+def _messages(memory: NodeMemory, bucket: Bucket, shape: tuple[int, ...]) -> list[list[np.ndarray]]:
+    """The slots of all ranks of the node, by generation."""
+    return [
+        [row.reshape(shape) for row in memory.slots(bucket.result, bucket.length, generation)[1]]
+        for generation in (0, 1)
+    ]
 
 
 def _add_up(bucket: Bucket, rows: list[np.ndarray], total: np.ndarray) -> None:

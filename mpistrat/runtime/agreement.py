@@ -38,15 +38,6 @@ class Payload(NamedTuple):
     fill: Callable[[np.ndarray], None]
 
 
-class _Views(NamedTuple):
-    """Where a payload lies: with what is said before it, received, and in the memory of the node."""
-
-    message: np.ndarray
-    mine: np.ndarray
-    theirs: np.ndarray
-    result: np.ndarray
-
-
 class Agreement(ABC):
     """A way to compare the operation that each rank is about to make."""
 
@@ -91,14 +82,8 @@ class TwoTierAgreement(Agreement):
         self._memory = memory
         self._leaders = leaders
         self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
-        # The operation's word, and how many bytes of payload follow.
-        self._own_header, self._their_header = (
-            memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
-        )
-        self._bare = self._own[:_HEADER]
-        self._views: dict[tuple[np.dtype, int], _Views] = {}
-        if leaders is not None:
-            self._steps = _steps(leaders.rank, leaders.size)
+        self._steps = _steps(leaders.rank, leaders.size) if leaders is not None else []
+        self._exchanges: dict[Any, tuple[np.ndarray, Callable[[int], None]]] = {}
 
     def agree(self, operation: Operation) -> bool:
         return self.agree_combining(operation.word, None)
@@ -109,54 +94,65 @@ class TwoTierAgreement(Agreement):
         said = memory.meet_saying(word)
         if self._leaders is not None:
             agreed = said == word.to_bytes(8, sys.byteorder) * memory.size
-            self._exchange(word if agreed else _DISAGREED, payload)
+            mine, exchange = self._exchange_of(payload if agreed else None)
+            if agreed and payload is not None:
+                payload.fill(mine)
+            exchange(word if agreed else _DISAGREED)
         memory.meet()
         return memory.verdict[0] == word
 
-    def _exchange(self, word: int, payload: Payload | None) -> None:
-        header, views = self._own_header, None
-        header[0], header[1] = word, 0
-        if payload is not None and word != _DISAGREED:
-            views = self._views_of(payload)
-            header[1] = views.mine.nbytes
-            payload.fill(views.mine)
-        for send, receive, replaces in self._steps:
-            self._move(views.message if views is not None and header[1] else self._bare, send, receive)
-            if receive is None:
-                continue
-            if header[0] != self._their_header[0] or header[1] != self._their_header[1]:
-                header[0], header[1] = _DISAGREED, 0
-            elif views is not None and header[1]:
-                assert payload is not None
-                if replaces:
-                    views.mine[...] = views.theirs
-                elif receive < self._leaders.rank:  # in one order on both sides: products may depend on it
-                    payload.combine(views.theirs, views.mine, out=views.mine)
+    def _exchange_of(self, payload: Payload | None) -> tuple[np.ndarray, Callable[[int], None]]:
+        """Where this node's payload belongs, and a function that exchanges it together with a word."""
+        key = None if payload is None else (payload.dtype, payload.length, payload.combine)
+        found = self._exchanges.get(key)
+        if found is None:
+            if len(self._exchanges) > 1024:
+                self._exchanges.clear()
+            if payload is None:
+                payload = Payload(np.dtype(np.uint8), 0, np.bitwise_or, lambda total: None)
+            found = self._exchanges[key] = self._exchange(payload.dtype, payload.length, payload.combine)
+        return found
+
+    def _exchange(
+        self, dtype: np.dtype, length: int, combine: Any
+    ) -> tuple[np.ndarray, Callable[[int], None]]:
+        nbytes = length * dtype.itemsize
+        mine, other = (each[_HEADER : _HEADER + nbytes].view(dtype) for each in (self._own, self._theirs))
+        # The operation's word, and how many bytes of payload follow.
+        header, other_header = (
+            memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
+        )
+        whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
+        leaders, steps, verdict = self._leaders, self._steps, self._memory.verdict
+        result = self._memory.total(dtype, length)
+
+        def exchange(word: int) -> None:
+            header[0], header[1] = word, nbytes
+            message = whole
+            for send, receive, replaces in steps:
+                if receive is None:
+                    leaders.Send(message, send, _TAG)
+                    continue
+                if send is None:
+                    leaders.Recv(theirs, receive, _TAG)
                 else:
-                    payload.combine(views.mine, views.theirs, out=views.mine)
-        self._memory.verdict[0] = header[0]
-        if views is not None and header[1]:
-            views.result[...] = views.mine
+                    leaders.Sendrecv(message, send, _TAG, theirs, receive, _TAG)
+                if header[0] != other_header[0] or header[1] != other_header[1]:
+                    header[0], header[1] = _DISAGREED, 0
+                    message = bare
+                elif message is bare or not nbytes:
+                    pass
+                elif replaces:
+                    mine[...] = other
+                elif receive < leaders.rank:  # in one order on both sides: products may depend on it
+                    combine(other, mine, out=mine)
+                else:
+                    combine(mine, other, out=mine)
+            verdict[0] = header[0]
+            if header[1]:
+                result[...] = mine
 
-    def _move(self, message: np.ndarray, send: int | None, receive: int | None) -> None:
-        if send is not None and receive is not None:
-            self._leaders.Sendrecv(message, send, _TAG, self._theirs, receive, _TAG)
-        elif send is not None:
-            self._leaders.Send(message, send, _TAG)
-        else:
-            self._leaders.Recv(self._theirs, receive, _TAG)
-
-    def _views_of(self, payload: Payload) -> _Views:
-        key = payload.dtype, payload.length
-        views = self._views.get(key)
-        if views is None:
-            if len(self._views) > 1024:
-                self._views.clear()
-            end = _HEADER + payload.length * payload.dtype.itemsize
-            mine, theirs = (each[_HEADER:end].view(payload.dtype) for each in (self._own, self._theirs))
-            result = self._memory.total(payload.dtype, payload.length)
-            views = self._views[key] = _Views(self._own[:end], mine, theirs, result)
-        return views
+        return mine, exchange
 
 
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:

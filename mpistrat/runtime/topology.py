@@ -289,7 +289,7 @@ class Topology:
             if not self._pending:
                 self._meetings += 1
             word = self._operation.word | self._meetings << 33
-            agreed = self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
+            agreed = self.agree_combining(word, payload)
         elif self._pending:
             agreed = self._agreement.agree(self._operation)
         else:
@@ -298,6 +298,10 @@ class Topology:
         self._pending = False
         if not agreed:
             self.disagree(self._operation)
+
+    def agree_combining(self, word: int, payload: Payload) -> bool:
+        """As `meet` with a payload, for one who has begun with `begin`: whether all ranks said this word."""
+        return self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
 
     def _meet_again(self) -> None:
         """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
@@ -312,9 +316,8 @@ class Topology:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and self._met and len(self.nodes) > 1 and not issubclass(kind, MismatchError):
-            self._left = f"rank {self.rank} left {self._operation} by a {kind.__name__}"
-            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+        if kind is not None and self._met and not issubclass(kind, MismatchError):
+            self.left(self._operation, kind)
         self._met = False
         self._pending = False
         self._turn.release()
@@ -323,6 +326,12 @@ class Topology:
         """Raise the error that says what each rank does. Called by all ranks."""
         said = self.world.allgather(Said(operation.name, str(operation), call_site()))
         raise mismatch(self.rank, self.sequence, said)
+
+    def left(self, operation: Operation, kind: type[BaseException]) -> None:
+        """Note that this rank left a collective between its meetings, by an error of its own."""
+        if len(self.nodes) > 1:
+            self._left = f"rank {self.rank} left {operation} by a {kind.__name__}"
+            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

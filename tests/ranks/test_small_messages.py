@@ -1,4 +1,4 @@
-"""Small messages inside a node, which have a way of their own from the second call on."""
+"""Small messages, which have a way of their own from the second call on."""
 
 import itertools
 
@@ -8,12 +8,13 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
+from mpistrat.collectives.operations import FurtherOp
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-STRATEGY = mpistrat.MultiWorkerMirroredStrategy()
 
 ARRAYS = {
     "one": [(5,)],
@@ -25,63 +26,74 @@ ARRAYS = {
 }
 
 
+@pytest.fixture(params=["0000", "0001", "0101", "0123"])
+def strategy(request, monkeypatch):
+    """On the nodes that a layout puts the ranks on."""
+    node = int(request.param[RANK])
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    made = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    yield made
+    made.comm.Free()
+
+
 def values(shapes, dtype):
     rng = np.random.default_rng([RANK, len(shapes)])
     return [(rng.normal(size=shape) * 9).astype(dtype) for shape in shapes]
 
 
-def reduced(op, arrays, timeout_seconds=None):
+def reduced(strategy, op, arrays, timeout_seconds=None):
     options = CommunicationOptions(timeout_seconds=timeout_seconds)
-    return STRATEGY.extended._ops.all_reduce_arrays(op, arrays, options)
+    return strategy.extended._ops.all_reduce_arrays(op, arrays, options)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int64"])
-def test_bits_are_those_of_the_general_way(name, op, dtype):
-    arrays = [np.asarray(value) for value in values(ARRAYS[name], dtype)]
-    general = reduced(op, arrays, timeout_seconds=60)  # which never goes the short way
-    for _ in range(3):
-        for total, expected in zip(reduced(op, arrays), general, strict=True):
-            assert type(total) is np.ndarray
-            assert (total.shape, total.dtype) == (expected.shape, expected.dtype)
-            assert total.tobytes() == expected.tobytes()
+def test_bits_are_those_of_the_general_way(strategy, name):
+    for op, dtype in itertools.product(
+        [ReduceOp.SUM, ReduceOp.MEAN, FurtherOp.PROD], ["float32", "complex128", "int64"]
+    ):
+        arrays = [np.asarray(value) for value in values(ARRAYS[name], dtype)]
+        general = reduced(strategy, op, arrays, timeout_seconds=60)  # which never goes the short way
+        for _ in range(3):
+            for total, expected in zip(reduced(strategy, op, arrays), general, strict=True):
+                assert type(total) is np.ndarray
+                assert (total.shape, total.dtype) == (expected.shape, expected.dtype)
+                assert total.tobytes() == expected.tobytes()
 
 
-def test_arrays_in_any_order_of_memory():
+def test_arrays_in_any_order_of_memory(strategy):
     own = np.arange(24.0).reshape(4, 6) * (RANK + 1)
     for _, view in itertools.product(range(3), (own, own.T, own[::2, ::-1], np.asfortranarray(own))):
-        total = STRATEGY.reduce("SUM", view, axis=None)
+        total = strategy.reduce("SUM", view, axis=None)
         np.testing.assert_array_equal(total, view / (RANK + 1) * SIZE * (SIZE + 1) / 2)
 
 
-def test_results_are_of_their_own():
-    first = STRATEGY.reduce("SUM", np.full(4, 1.0), axis=None)
-    kept = [STRATEGY.reduce("SUM", np.full(4, float(i)), axis=None) for i in range(4)]
+def test_results_are_of_their_own(strategy):
+    first = strategy.reduce("SUM", np.full(4, 1.0), axis=None)
+    kept = [strategy.reduce("SUM", np.full(4, float(i)), axis=None) for i in range(4)]
     assert first.tolist() == [SIZE] * 4
     assert [total[0] for total in kept] == [SIZE * i for i in range(4)]
 
 
 @pytest.mark.parametrize("length", [1, 5, 5000, 300_000])
-def test_floating_point_errors_are_values(length):
+def test_floating_point_errors_are_values(strategy, length):
     huge = np.full(length, np.finfo(np.float64).max)
     expected = np.inf if SIZE > 1 else huge[0]
     for op in ("SUM", "SUM", "MEAN", "MEAN"):
         with np.errstate(all="raise"):
-            one = STRATEGY.reduce(op, huge, axis=None)
-            many = STRATEGY.reduce(op, [huge, huge[:1]], axis=None)
+            one = strategy.reduce(op, huge, axis=None)
+            many = strategy.reduce(op, [huge, huge[:1]], axis=None)
         assert one[0] == many[0][0] == many[1][0] == expected
 
 
 @pytest.mark.ranks(min=2)
-def test_ranks_that_differ_all_hear_of_it_and_go_on():
+def test_ranks_that_differ_all_hear_of_it_and_go_on(strategy):
     same, other = np.ones(3), np.ones(4)
     for _ in range(3):
         for array in (same, other):
-            STRATEGY.reduce("SUM", array, axis=None)
+            strategy.reduce("SUM", array, axis=None)
         with pytest.raises(MismatchError, match=r"rank 0: all_reduce SUM float64\[4\]"):
-            STRATEGY.reduce("SUM", same if RANK else other, axis=None)
-    assert STRATEGY.reduce("SUM", same, axis=None).tolist() == [SIZE] * 3
+            strategy.reduce("SUM", same if RANK else other, axis=None)
+    assert strategy.reduce("SUM", same, axis=None).tolist() == [SIZE] * 3
 
 
 @pytest.mark.ranks(min=2)
@@ -94,8 +106,8 @@ def test_a_communicator_that_was_freed():
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 
-def test_many_kinds_of_messages():
-    ops = CollectiveAllReduce()._bound_to(STRATEGY.extended._topology)
+def test_many_kinds_of_messages(strategy):
+    ops = CollectiveAllReduce()._bound_to(strategy.extended._topology)
     for length in range(1, 1100):
         array = np.full(length, 1.0)
         for _ in range(2):
