@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.agreement import TwoTierAgreement
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -250,6 +251,31 @@ def leaves_a_reduction_between_nodes():
     try:
         while True:
             strategy.reduce("SUM", np.ones(100_000), axis=None)
+    except MemoryError:
+        pass
+    try:
+        strategy.barrier()
+    except RuntimeError as error:
+        say("refused:", error)
+    now()
+
+
+def leaves_a_small_reduction_between_nodes():
+    """As above, in a message that goes the short way."""
+    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    for _ in range(3):
+        strategy.reduce("SUM", np.ones(10), axis=None)
+    if RANK == SIZE - 1:
+
+        def fails(self, word, payload):
+            self._memory.meet_saying(word)
+            raise MemoryError("in the middle")
+
+        TwoTierAgreement.agree_combining = fails
+    try:
+        while True:
+            strategy.reduce("SUM", np.ones(10), axis=None)
     except MemoryError:
         pass
     try:

@@ -177,7 +177,9 @@ def test_rank_that_ends_while_others_wait(run, name, n):
 
 
 @pytest.mark.parametrize("n", [pytest.param(3, marks=mpich), 4])
-@pytest.mark.parametrize("name", ["leaves_a_reduction_between_nodes"])
+@pytest.mark.parametrize(
+    "name", ["leaves_a_reduction_between_nodes", "leaves_a_small_reduction_between_nodes"]
+)
 def test_rank_that_leaves_others_in_the_middle(run, name, n):
     ended = failed(
         run(name, n), "after a MemoryError in the middle", f"rank {n - 1} left all_reduce", tracebacks=0
