@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.operation import Operation
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import COMPARES_PLACES, Topology
 
 _target = weakref.ref.__call__
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
@@ -44,6 +45,8 @@ class InPlace(NamedTuple):
     slices : list of list of Block
         Of each stretch this rank's slice, on one node cut into blocks. Made when it is first needed, emptied
         when one of the buffers goes: views of the memory would keep it.
+    short : callable or None
+        On one node the whole of it, prepared.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
@@ -52,6 +55,7 @@ class InPlace(NamedTuple):
     stretches: tuple[Stretch, ...]
     buckets: tuple[packing.Bucket, ...]
     slices: list[list[Block]]
+    short: Callable[[], None] | None
 
     def is_for(self, values: Sequence[np.ndarray]) -> bool:
         """Whether it was made for these objects."""
@@ -71,12 +75,17 @@ def plan(
     operation = Operation("all_reduce", op.name, "of buffers", home.number, where, algorithm)
     slices: list[list[Block]] = []
     buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
-    return InPlace(buffers, home, operation, found, tuple(buckets), slices)
+    made = InPlace(buffers, home, operation, found, tuple(buckets), slices, None)
+    if len(topology.nodes) > 1 or not _all_stay(made) or COMPARES_PLACES:
+        return made
+    return made._replace(short=_short(topology, made))
 
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
     """Leave the reduction over all ranks in the buffers of each."""
-    if plan.home.shared and all(map(_stays, plan.buckets)):
+    if plan.short is not None and timeout_seconds is None:
+        plan.short()
+    elif _all_stay(plan):
         with topology.turn(plan.operation, True, timeout_seconds):
             topology.ignoring_float_errors(_reduce_in_shared_memory, topology, plan)
     else:
@@ -85,26 +94,69 @@ def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> 
             topology.ignoring_float_errors(_reduce_through_copies, topology, plan)
 
 
-def _stays(bucket: packing.Bucket) -> bool:
-    """Whether a bucket is reduced where it is: not where the values are widened, or another way is better."""
-    return bucket.algorithm.name == "hierarchical" and bucket.wire is bucket.source
+def _all_stay(plan: InPlace) -> bool:
+    """Whether all is reduced where it is: not where values are widened, or another way is better."""
+    return plan.home.shared and all(
+        bucket.algorithm.name == "hierarchical" and bucket.wire is bucket.source for bucket in plan.buckets
+    )
+
+
+def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
+    """`_reduce_in_shared_memory` on one node in a turn of its own, with less Python around the meetings."""
+    memory, operation = topology.memory, plan.operation
+    assert memory is not None
+    begin, end, meet_saying, disagree = topology.begin, topology.end, memory.meet_saying, topology.disagree
+    # As `Topology.meet` says in its first and second call.
+    words = operation.word, operation.word | 1 << 33
+    said = [word.to_bytes(8, sys.byteorder) * memory.size for word in words]
+
+    def reduce() -> None:
+        begin(operation)
+        try:
+            if not plan.slices:
+                _cut(topology, plan)
+            if meet_saying(words[0]) != said[0]:
+                disagree(operation)
+            topology.ignoring_float_errors(_combine_on_node, plan)
+            if meet_saying(words[1]) != said[1]:
+                disagree(operation)
+        finally:
+            end()
+
+    return reduce
 
 
 def _reduce_in_shared_memory(topology: Topology, plan: InPlace) -> None:
     """Each rank of the node reduces a slice of all; between nodes slice ``i`` goes by the rail of local rank ``i``."""
     if not plan.slices:
-        ranks = topology.node.size
-        plan.slices.extend(_slice(topology, arena.rows(plan.home, each, ranks)) for each in plan.stretches)
-    one_node = len(topology.nodes) == 1
+        _cut(topology, plan)
     topology.meet()
-    for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
-        for block in blocks:
-            if one_node:
-                combine_rows(bucket.combine, block.rows, block.own)
-                _spread(bucket, block)
-            else:
+    if len(topology.nodes) == 1:
+        _combine_on_node(plan)
+    else:
+        for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
+            for block in blocks:
                 _combine_between_nodes(topology, bucket, block)
     topology.meet()
+
+
+def _combine_on_node(plan: InPlace) -> None:
+    for blocks, bucket in zip(plan.slices, plan.buckets, strict=True):
+        combine, divisor = bucket.combine, bucket.divisor
+        for rows, own, others in blocks:
+            if len(rows) == 2:
+                combine(*rows, out=own)
+            else:
+                combine_rows(combine, rows, own)
+            if divisor != 1:
+                _divide(bucket, own)
+            for other in others:
+                other[...] = own
+
+
+def _cut(topology: Topology, plan: InPlace) -> None:
+    ranks = topology.node.size
+    plan.slices.extend(_slice(topology, arena.rows(plan.home, each, ranks)) for each in plan.stretches)
 
 
 def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
@@ -136,12 +188,6 @@ def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, slices: B
             other[where] = own[where]
 
     segmented_ring_all_reduce(topology.rail, bucket.combine, own, InMemory(gather, finish, spread))
-
-
-def _spread(bucket: packing.Bucket, block: Block) -> None:
-    _divide(bucket, block.own)
-    for other in block.others:
-        other[...] = block.own
 
 
 def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:

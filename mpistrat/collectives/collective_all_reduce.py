@@ -109,6 +109,10 @@ class CollectiveAllReduce(CrossDeviceOps):
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
         if topology.arenas:
+            plan = self._plans_in_place.get((op, self._algorithm or options.algorithm, *map(id, values)))
+            if plan is not None and plan.is_for(values):
+                arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
+                return list(values)
             homes = arena.homes(topology, values)
             if any(homes):
                 return self._reduce_by_home(op, values, homes, options)

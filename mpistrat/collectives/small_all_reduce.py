@@ -7,14 +7,16 @@ the ranks of a node could meet five times, and many more where their processes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.hierarchical import ALL_BY_EACH_BYTES
-from mpistrat.collectives.packing import SMALL, Bucket, Plan, unpack
+from mpistrat.collectives.packing import SMALL, Bucket, Plan, new_array, unpack
 from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import MismatchError
@@ -37,7 +39,7 @@ def supports(topology: Topology, plan: Plan) -> bool:
     return (
         small
         and bucket.algorithm.name == usual
-        and bucket.length <= min(SMALL, bucket.piece)
+        and bucket.length <= bucket.piece
         and bucket.source is bucket.wire is bucket.result
     )
 
@@ -70,11 +72,16 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
     memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
     assert memory is not None
     begin, end, meet_saying = topology.begin, topology.end, memory.meet_saying
-    ignoring_float_errors, empty, disagree = topology.ignoring_float_errors, np.empty, topology.disagree
-    combine, dtype = bucket.combine, bucket.result
+    ignoring_float_errors, disagree, combine = (
+        topology.ignoring_float_errors,
+        topology.disagree,
+        bucket.combine,
+    )
     rank, word, said_by_all = memory.rank, operation.word, operation.word_bytes * memory.size
     messages = _messages(memory, bucket, shape)
     one_call = memory.size == 2 and bucket.divisor == 1
+    allocate = np.empty if bucket.length <= SMALL else _reused
+    new: Callable[[], np.ndarray] = partial(allocate, shape, bucket.result)
 
     def reduce(values: Any) -> np.ndarray:
         begin(operation)
@@ -83,7 +90,7 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
             lay_down(rows[rank], values)
             if meet_saying(word) != said_by_all:
                 disagree(operation)
-            total = empty(shape, dtype)
+            total = new()
             if one_call:
                 ignoring_float_errors(combine, *rows, out=total)
             else:
@@ -130,6 +137,10 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
             topology.end()
 
     return reduce
+
+
+def _reused(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return new_array(math.prod(shape), dtype).reshape(shape)
 
 
 def _messages(memory: NodeMemory, bucket: Bucket, shape: tuple[int, ...]) -> list[list[np.ndarray]]:
