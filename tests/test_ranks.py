@@ -15,7 +15,7 @@ LIMIT = 600  # seconds; a test that hangs is ended by its own limit long before
 
 
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize("n", [pytest.param(n, marks=[pytest.mark.mpich] * (n in (2, 3))) for n in SIZES])
+@pytest.mark.parametrize("n", [pytest.param(n, marks=[pytest.mark.mpich] * (n == 2)) for n in SIZES])
 def test_ranks(n, run_ranks, summarize):
     arguments = ("-m", "pytest", "tests/ranks", "-p", "no:cacheprovider", "--color=no")
     ended = run_ranks(n, *arguments, limit=LIMIT)
