@@ -1,5 +1,6 @@
 """What the ranks on the nodes run: ``python programs.py NAME``. Rank 0 prints one line of JSON."""
 
+import hashlib
 import json
 import os
 import signal
@@ -103,6 +104,33 @@ def broadcast(strategy):
     return wrong
 
 
+def bits():
+    """Digests of what the reproducible reductions give."""
+    found = {}
+    for name in ("exact", "ordered"):
+        options = mpistrat.experimental.CommunicationOptions(implementation=name)
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
+        digest = hashlib.sha256()
+        for dtype in (np.float32, np.float64, np.complex64):
+            if name == "exact":  # the same examples on any number of ranks
+                random = np.random.default_rng(3)
+                whole, exponents = (
+                    random.integers(-(2**52), 2**52, (301, 14)),
+                    random.integers(-78, -38, (301, 14)),
+                )
+                examples = np.ldexp(whole, exponents).astype(dtype)
+                totals = [strategy.reduce(op, examples[RANK::SIZE], axis=0) for op in ("SUM", "MEAN")]
+            else:
+                random = np.random.default_rng([RANK, 5])
+                value = np.ldexp(random.integers(-(2**52), 2**52, 40_001), random.integers(-78, -38, 40_001))
+                totals = [strategy.reduce(op, value.astype(dtype), axis=None) for op in ("SUM", "MEAN")]
+            for total in totals:
+                digest.update(total.tobytes())
+        found[name] = digest.hexdigest()[:16]
+        strategy.comm.Free()
+    return found
+
+
 def mismatch(strategy):
     """What each rank is told if the last node has another shape, dtype, or another call altogether."""
     last = RANK in Topology.of(strategy.comm).nodes[-1]
@@ -181,6 +209,7 @@ def everything():
             "many_arrays": many_arrays(strategy),
             "gather": gather(strategy),
             "broadcast": broadcast(strategy),
+            "bits": bits(),
             "traffic": traffic(strategy),
             "mismatch": mismatch(strategy),
         }

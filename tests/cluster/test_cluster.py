@@ -53,6 +53,14 @@ def test_right(told, what):
     assert [each[what] for each in told] == [[]] * len(told)
 
 
+# By the number of ranks, for every layout and MPI library; exact sums do not depend on the former either.
+EXACT, ORDERED = "6f5bf31e11649d95", {8: "c8a86b67a6b1a3b4", 6: "02d1253ed3ec46b3"}
+
+
+def test_bits(told):
+    assert [each["bits"] for each in told] == [{"exact": EXACT, "ordered": ORDERED[len(told)]}] * len(told)
+
+
 def test_bytes_on_the_wire(told, layout):
     """Every node sends 2 (nodes - 1) / nodes times the array: the least that any algorithm can do with.
 
