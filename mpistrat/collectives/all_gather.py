@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat.collectives.pieces import as_bytes, cut, lay, take
 from mpistrat.runtime import mpi
-from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.agreement import FREE_BYTES, Payload
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
@@ -128,7 +128,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     memory = topology.memory
     assert memory is not None
     data = as_bytes(rows)
-    cell = min(PAYLOAD_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
+    cell = min(FREE_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
         topology.meet()
         whole = Whole.like(rows, _lengths_by_mpi(topology, rows))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from mpistrat.collectives.pieces import Piece, as_bytes, cut, lay, take
-from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.agreement import FREE_BYTES, Payload
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
@@ -51,7 +51,7 @@ def broadcast(
         with topology.turn(what, meets=any(map(len, small))):
             _through_slots(topology, small, root)
             _by_mpi(topology, [each for each in data if len(each) >= _ALONE_BYTES], root)
-    elif nbytes <= PAYLOAD_BYTES:
+    elif nbytes <= FREE_BYTES:
         with topology.turn(what, meets=True):
             _with_agreement(topology, data, nbytes, root)
     else:

@@ -108,7 +108,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
-        if topology.arenas:
+        if topology.arenas and not (len(values) == 1 and values[0].base is None):
             plan = self._plans_in_place.get((op, self._algorithm or options.algorithm, *map(id, values)))
             if plan is not None and plan.is_for(values):
                 arena_all_reduce.reduce(topology, plan, options.timeout_seconds)

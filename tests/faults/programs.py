@@ -241,7 +241,8 @@ def returns_early_on_a_part():
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
     Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    options = mpistrat.experimental.CommunicationOptions(implementation="hierarchical")
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
     if RANK == SIZE - 1:
 
         def fails(self):

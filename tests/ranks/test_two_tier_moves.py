@@ -166,7 +166,7 @@ def test_all_gather_beyond_what_a_message_can_count(topology, monkeypatch):
 
 
 def test_all_gather_by_more_ranks_than_fit_the_first_message(topology, monkeypatch):
-    monkeypatch.setattr(gathering, "PAYLOAD_BYTES", 8 * SIZE - 1)
+    monkeypatch.setattr(gathering, "FREE_BYTES", 8 * SIZE - 1)
     check_gather(topology, lambda rank: (rank, 3), "f4", 0)
     check_gather(topology, lambda rank: (3_000, 3), "f4", 0)
 

@@ -179,7 +179,7 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     """The rank that left refuses all further work, since the others are in the middle of it; so here all leave."""
     if SIZE < 2:
         return
-    strategy = on_nodes(monkeypatch, "0101"[:SIZE])
+    strategy = on_nodes(monkeypatch, "0101"[:SIZE], implementation="hierarchical")
     if strategy.extended._topology.memory is None:
         return
 
