@@ -380,6 +380,7 @@ class Topology:
         while True:
             try:
                 with self.turn(_END):
+                    self._leave_gpus()
                     return
             except MismatchError:
                 continue
@@ -399,10 +400,15 @@ class Topology:
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         self.memory = None
-        self.gpu_communicators.clear()
+        self._leave_gpus()
         self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
+
+    def _leave_gpus(self) -> None:
+        """End NCCL's communicators, which is collective, while CUDA still runs."""
+        while self.gpu_communicators:
+            self.gpu_communicators.popitem()[1].destroy()
 
     def __repr__(self) -> str:
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"

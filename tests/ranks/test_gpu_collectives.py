@@ -125,6 +125,45 @@ def test_nccl_that_hangs(cupy, monkeypatch):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
 
 
+def test_nccl_that_does_not_start(cupy, monkeypatch):
+    """What fails on one rank alone is told to all, which go the next way."""
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "id_error"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    if RANK == 0:
+        monkeypatch.setattr(cupy.cuda.nccl, "id_error", "no socket interface found")
+    with pytest.raises(RuntimeError, match="rank 0: NCCL does not start: no socket interface"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_nccl_that_fails_meanwhile(cupy, monkeypatch, waits):
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "async_error"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    monkeypatch.setattr(cupy.cuda.nccl, "async_error", "unhandled system error")
+    options = CommunicationOptions(timeout_seconds=30) if waits else None
+    with pytest.raises(RuntimeError, match=f"rank {RANK}: .*NCCL failed: unhandled system error"):
+        in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
+    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    assert communicator.aborted
+    with pytest.raises(RuntimeError, match="after an error of NCCL"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+
+
+def test_nccl_ends_with_its_communicator(cupy):
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "calls"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    strategy.reduce("SUM", cupy.ones(3), axis=None)
+    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    strategy.comm.Free()
+    assert communicator.destroyed
+
+
 @pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
 def test_further_operations(cupy, name):
     ops = (

@@ -39,7 +39,10 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         if method != "__call__" or ufunc.signature is not None:
             return NotImplemented
-        if any(hasattr(each, "assign") for each in (*inputs, *kwargs.get("out", ()))):
+        if any(
+            hasattr(each, "assign") and not hasattr(each, "__cupy_get_ndarray__")
+            for each in (*inputs, *kwargs.get("out", ()))
+        ):
             return NotImplemented
         return _call(ufunc, *inputs, **kwargs)
 
@@ -122,6 +125,8 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
 def _plain(value):
     if isinstance(value, ndarray):
         return value._host
+    if hasattr(value, "__cupy_get_ndarray__"):
+        return value.__cupy_get_ndarray__()._host
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     if isinstance(value, _np.ndarray):
@@ -169,7 +174,10 @@ def asarray(value, dtype=None):
     if isinstance(value, ndarray):
         return value if dtype in (None, value.dtype) else value.astype(dtype)
     if hasattr(value, "__cuda_array_interface__"):
+        cuda.get_current_stream().synchronize()
         return ndarray(_np.asarray(_Interface(value)), base=value)
+    if hasattr(value, "__cupy_get_ndarray__"):
+        return value.__cupy_get_ndarray__()
     return array(value, dtype)
 
 
