@@ -340,6 +340,113 @@ def test_other_libraries_get_back_their_own(cupy):
     assert len(gathered.array) == 4 * SIZE
 
 
+# --- memory of GPUs that several processes see ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_memory_that_ranks_share(cupy, monkeypatch, op):
+    """Sums in the order of ranks, in pieces, whatever the dtype; from two streams in turn."""
+    if SIZE == 1:
+        return
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.WINDOW_BYTES", 40_000)
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    host = strategy_with(implementation="ordered")
+    for dtype in DTYPES:
+        mine = values_of(RANK, dtype)
+        want = host.reduce(op, mine, axis=None)
+        for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+            with stream:
+                got = strategy.reduce(op, [cupy.asarray(value) for value in mine], axis=None)
+                for one, other in zip(got, want, strict=True):
+                    assert_equal(cupy, one, other)
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
+def test_further_operations_in_memory_that_ranks_share(cupy, name):
+    if SIZE == 1:
+        return
+    comm = MPI.COMM_WORLD.Dup()
+    topology = Topology.of(comm)
+    from mpistrat.collectives import gpu_all_reduce
+    from mpistrat.collectives.operations import parse_op
+
+    for dtype in (np.float32, np.int32):
+        rows = [np.array([rank - 1, 2, -3], dtype) for rank in range(SIZE)]
+        (got,) = gpu_all_reduce.all_reduce(topology, parse_op(name), [cupy.asarray(rows[RANK])], name="ipc")
+        want = {"MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}[name].reduce(rows)
+        assert_equal(cupy, got, want.astype(dtype))
+    comm.Free()
+
+
+def test_memory_that_cannot_be_shared(cupy, monkeypatch):
+    """What one rank cannot open, none uses; the next route is gone."""
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "ipc_error"):
+        return
+    monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["the only one"])  # NCCL refuses
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    if RANK == SIZE - 1:
+        monkeypatch.setattr(cupy.cuda.runtime, "ipc_error", "cudaErrorPeerAccessUnsupported")
+    with pytest.raises(
+        RuntimeError, match=f"rank {SIZE - 1}: the memory of another rank's GPU: cudaErrorPeer"
+    ):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert not cupy.cuda.runtime._opened
+    by_itself = strategy_with(strategy.comm)
+    assert by_itself.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    strategy.comm.Free()
+
+
+def test_memory_is_let_go_with_its_communicator(cupy):
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "_opened"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    before = set(cupy.cuda.runtime._opened)
+    strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert len(set(cupy.cuda.runtime._opened) - before) == SIZE - 1
+    strategy.comm.Free()
+    assert set(cupy.cuda.runtime._opened) == before
+
+
+def test_memory_that_shows_something_else(cupy, monkeypatch):
+    """A driver that opens it, and maps other memory."""
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "_opened"):
+        return
+    runtime, original = cupy.cuda.runtime, cupy.cuda.runtime.ipcOpenMemHandle
+
+    def elsewhere(handle):
+        address, runtime._opened[address] = runtime.new_memory(1 << 26)
+        return address
+
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    monkeypatch.setattr(runtime, "ipcOpenMemHandle", original if RANK == 0 else elsewhere)
+    with pytest.raises(RuntimeError, match="rank 1: the memory of another rank's GPU: shows 0 instead of"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("layout", ["0011", "0101", "0001", "0123"])
+def test_memory_that_ranks_share_on_several_nodes(cupy, monkeypatch, layout):
+    """Slices go between nodes through the host, where all nodes have as many ranks."""
+    if SIZE != 4:
+        return
+    node = int(layout[RANK])
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.WINDOW_BYTES", 40_000)
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.CHUNK_BYTES", 10_000)
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    reason = {"0001": "different numbers of ranks", "0123": "alone on its node"}.get(layout)
+    if reason:
+        with pytest.raises(RuntimeError, match=reason):
+            strategy.reduce("SUM", cupy.ones(3), axis=None)
+    else:
+        for dtype in (np.float32, ml_dtypes.bfloat16, np.int64, np.complex64):
+            rows = [(np.arange(20_011) % 7 + rank).astype(dtype) for rank in range(SIZE)]
+            want = (SIZE * (np.arange(20_011) % 7) + sum(range(SIZE))).astype(dtype)
+            assert_equal(cupy, strategy.reduce("SUM", cupy.asarray(rows[RANK]), axis=None), want)
+    strategy.comm.Free()
+
+
 # --- device pointers by a CUDA-aware MPI -----------------------------------------------------------------------
 
 
@@ -365,7 +472,6 @@ def test_moves_of_device_pointers(cupy, cache, monkeypatch, op):
     if not is_cuda_aware(cupy):
         return
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "on")
-    monkeypatch.setattr("mpistrat.collectives.gpu_direct._scratch", {})
     monkeypatch.setattr("mpistrat.collectives.gpu_direct._PIECE_BYTES", 40_000)
     strategy, host = by_moves("gpu_direct"), strategy_with(implementation="ordered")
     for dtype in DTYPES:

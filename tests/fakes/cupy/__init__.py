@@ -5,6 +5,8 @@ copies and kernels wait in their stream until somebody waits for it (see `cupy.c
 is missing shows. Memory of two "GPUs" is kept apart by its label only.
 """
 
+import ctypes as _ctypes
+
 import numpy as _np
 
 from cupy import cuda
@@ -26,7 +28,16 @@ class _Memory:
 class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 100
 
-    def __init__(self, host, base=None, device=None):
+    def __init__(self, shape, dtype=float, memptr=None):
+        if memptr is None:
+            self._begin(_np.empty(shape, dtype))
+        else:
+            nbytes = int(_np.prod(shape)) * _np.dtype(dtype).itemsize
+            memory = (_ctypes.c_char * nbytes).from_address(memptr.ptr)
+            self._begin(_np.frombuffer(memory, dtype).reshape(shape), None, memptr.device_id)
+            self._memory = memptr
+
+    def _begin(self, host, base=None, device=None):
         self._host = host
         self._device = cuda.Device().id if device is None else device
         self.base = base
@@ -122,6 +133,12 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         return self._host
 
 
+def _of(host, base=None, device=None):
+    array = ndarray.__new__(ndarray)
+    array._begin(host, base, device)
+    return array
+
+
 def _plain(value):
     if isinstance(value, ndarray):
         return value._host
@@ -141,8 +158,8 @@ def _wrapped(result, sources):
             if source._host is result:
                 return source
             if _np.may_share_memory(source._host, result):
-                return ndarray(result, source if source.base is None else source.base, source._device)
-        return ndarray(result)
+                return _of(result, source if source.base is None else source.base, source._device)
+        return _of(result)
     if isinstance(result, (list, tuple)):
         return type(result)(_wrapped(each, sources) for each in result)
     return result
@@ -175,7 +192,7 @@ def asarray(value, dtype=None):
         return value if dtype in (None, value.dtype) else value.astype(dtype)
     if hasattr(value, "__cuda_array_interface__"):
         cuda.get_current_stream().synchronize()
-        return ndarray(_np.asarray(_Interface(value)), base=value)
+        return _of(_np.asarray(_Interface(value)), base=value)
     if hasattr(value, "__cupy_get_ndarray__"):
         return value.__cupy_get_ndarray__()
     return array(value, dtype)
@@ -184,7 +201,7 @@ def asarray(value, dtype=None):
 def array(value, dtype=None, copy=True):
     if isinstance(value, ndarray):
         return value.astype(dtype or value.dtype)
-    return ndarray(_np.array(value, dtype))
+    return _of(_np.array(value, dtype))
 
 
 class _Interface:
@@ -202,7 +219,7 @@ def from_dlpack(value):
     if device[0] != 2:
         raise ValueError("not on a GPU")
     stream = cuda.get_current_stream()
-    return ndarray(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
+    return _of(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
 
 
 def __getattr__(name):
