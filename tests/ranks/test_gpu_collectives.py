@@ -379,6 +379,23 @@ def test_further_operations_in_memory_that_ranks_share(cupy, name):
     comm.Free()
 
 
+def test_memory_that_ranks_share_and_another_stream(cupy):
+    """What the first stream has not fetched yet is not overwritten for the second."""
+    if SIZE == 1:
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    totals = []
+    for number, stream in enumerate(streams, 1):
+        with stream:
+            value = cupy.full(1000, np.float32(number * (RANK + 1)))
+            totals.append(strategy.reduce("SUM", value, axis=None))
+    for number, (stream, total) in enumerate(zip(streams, totals, strict=True), 1):
+        with stream:
+            assert (total.get() == number * SIZE * (SIZE + 1) / 2).all()
+    strategy.comm.Free()
+
+
 def test_memory_that_cannot_be_shared(cupy, monkeypatch):
     """What one rank cannot open, none uses; the next route is gone."""
     if SIZE == 1 or not hasattr(cupy.cuda.runtime, "ipc_error"):
@@ -387,11 +404,12 @@ def test_memory_that_cannot_be_shared(cupy, monkeypatch):
     strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
     if RANK == SIZE - 1:
         monkeypatch.setattr(cupy.cuda.runtime, "ipc_error", "cudaErrorPeerAccessUnsupported")
+    before = set(cupy.cuda.runtime._opened)
     with pytest.raises(
         RuntimeError, match=f"rank {SIZE - 1}: the memory of another rank's GPU: cudaErrorPeer"
     ):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
-    assert not cupy.cuda.runtime._opened
+    assert set(cupy.cuda.runtime._opened) == before
     by_itself = strategy_with(strategy.comm)
     assert by_itself.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     strategy.comm.Free()

@@ -174,9 +174,21 @@ def _sources(value):
 
 
 def _call(function, *args, **kwargs):
-    cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
+    if not _is_view(function, args):
+        cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
     sources = _sources([*args, *kwargs.values()])
     return _wrapped(function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()}), sources)
+
+
+def _is_view(function, args):
+    """Whether nothing has to be done on the GPU."""
+    if function in (_np.ndarray.view, _np.ndarray.transpose):
+        return True
+    if function is _np.ndarray.reshape:
+        return args[0].flags.c_contiguous
+    keys = args[1] if function is _np.ndarray.__getitem__ else [args]
+    keys = keys if isinstance(keys, (tuple, list)) else [keys]
+    return all(each is None or each is Ellipsis or type(each) in (int, slice) for each in keys)
 
 
 class _Function:
