@@ -36,31 +36,10 @@ class IpcRoute(Route):
             return "the nodes have different numbers of ranks"
         if topology.node.size == 1:
             return "every rank is alone on its node"
-        windows: list[Windows] = []
-        handles: list[bytes] = []
-
-        def make() -> bytes:
-            with cupy_for("it").cuda.Device(device):
-                windows.append(Windows(device, device_memory.allocate(2 * WINDOW_BYTES)))
-                return windows[0].handle()
-
-        def open_all() -> None:
-            with cupy_for("it").cuda.Device(device):
-                windows[0].open(handles, topology.node.rank)
-
-        problem, handle = _tried(topology, "memory that other processes open", make)
-        if not problem:
-            handles += topology.node.allgather(handle)
-            problem, _ = _tried(topology, "the memory of another rank's GPU", open_all)
-        if not problem:
-            problem = _wrong(topology, device, windows[0])
-        if problem:
-            for each in windows:
-                each.close()
-            topology.world.Barrier()  # before one frees what another has open
-            return problem
-        topology.gpu_windows[device] = windows[0]
-        return ""
+        problem, windows = open_windows(topology, device, 2 * WINDOW_BYTES)
+        if windows is not None:
+            topology.gpu_windows[device] = windows
+        return problem
 
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
         return wire.kind in "iufc"
@@ -157,6 +136,34 @@ def _on_rail(topology: Topology, device: int, combine: np.ufunc, own: Any) -> No
     ]
     with staging(device) as stage:
         through_host(stage, pieces)
+
+
+def open_windows(topology: Topology, device: int, nbytes: int) -> tuple[str, Windows | None]:
+    """New memory of every rank that all ranks of its node see; or why there is none. Collective, in a turn."""
+    windows: list[Windows] = []
+    handles: list[bytes] = []
+
+    def make() -> bytes:
+        with cupy_for("it").cuda.Device(device):
+            windows.append(Windows(device, device_memory.allocate(nbytes)))
+            return windows[0].handle()
+
+    def open_all() -> None:
+        with cupy_for("it").cuda.Device(device):
+            windows[0].open(handles, topology.node.rank)
+
+    problem, handle = _tried(topology, "memory that other processes open", make)
+    if not problem:
+        handles += topology.node.allgather(handle)
+        problem, _ = _tried(topology, "the memory of another rank's GPU", open_all)
+    if not problem:
+        problem = _wrong(topology, device, windows[0])
+    if not problem:
+        return "", windows[0]
+    for each in windows:
+        each.close()
+    topology.world.Barrier()  # before one frees what another has open
+    return problem, None
 
 
 def _tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:

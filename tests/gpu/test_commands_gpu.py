@@ -33,14 +33,20 @@ def test_bench_allreduce(run_ranks, tmp_path):
     assert ways == {
         *(("array on a GPU", way) for way in ("mpistrat", "mpistrat, pinned", "unpinned copy and one call")),
         *(("bound", way) for way in ("down and up again, pinned", "a copy on the GPU")),
+        ("bound", "read from the next rank's GPU"),
+        ("bound", "memory read and written, as the GPU says"),
+        *(way for way in ways if "PCIe" in way[1]),
     }
+    assert "% of what is bound by: down and up again, pinned" in ended.output
     refused = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, "--algorithm", "gpu_direct")
     assert refused.status == 1
     refused.shows("cannot be reduced by 'gpu_direct': Alltoall")
 
 
 def test_info(run_ranks):
-    run_ranks(2, "-m", "mpistrat", "info").check().shows("arrays on GPUs", "not gpu_direct: Alltoall")
+    run_ranks(2, "-m", "mpistrat", "info").check().shows(
+        "arrays on GPUs", "not gpu_direct: Alltoall", "memory "
+    )
 
 
 @pytest.mark.skipif(REAL, reason="whether this MPI library is CUDA-aware is not known")

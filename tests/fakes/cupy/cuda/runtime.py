@@ -39,6 +39,13 @@ def getDeviceProperties(device):
     return {"name": b"fake", "uuid": gpus[device].encode(), "major": 9, "minor": 0}
 
 
+cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth = 36, 37
+
+
+def deviceGetAttribute(attrib, device):
+    return {36: 3_201_000, 37: 6144}[attrib]
+
+
 def deviceGetPCIBusId(device):
     return f"0000:{device:02x}:00.0"
 
