@@ -88,7 +88,7 @@ def bandwidths(report: Report, nbytes: int) -> list[str]:
         share = 1 if name == "pinned" else 2 * (report.n - 1) / report.n
         bound = {"pinned": LINK, "ipc": NEIGHBOUR, "nccl": NEIGHBOUR, "gpu_direct": NEIGHBOUR}.get(name, "")
         if bound in seconds and share:
-            line += f"  {share * seconds[bound] / each:6.1%} of what is bound by: {bound}"
+            line += f"  {share * seconds[bound] / each:6.1%} of the bound: {bound}"
         lines.append(line)
     return lines
 

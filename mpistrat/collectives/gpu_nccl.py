@@ -34,6 +34,10 @@ _OPERATIONS: dict[Any, str] = {
 }
 _LONGEST_NAP = 0.001
 
+# NcclError is a RuntimeError; of a status that CuPy has no name for it cannot even be made.
+_ERRORS = (RuntimeError, KeyError)
+_IN_PROGRESS = 7
+
 
 def nccl_for(what: str) -> Any:
     """The module ``cupy.cuda.nccl``.
@@ -93,7 +97,7 @@ class NcclRoute(Route):
         if topology.rank == 0:
             try:
                 made = nccl.get_unique_id()
-            except RuntimeError as error:  # no network interface, for one: the others wait to hear of it
+            except _ERRORS as error:  # no network interface, for one: the others wait to hear of it
                 made = f"NCCL does not start: {error}"
             made = made if isinstance(made, str) else (isinstance(made, tuple), _as_bytes(made))
         made = topology.world.bcast(made)
@@ -104,7 +108,7 @@ class NcclRoute(Route):
         try:
             with cupy_for("NCCL").cuda.Device(device):
                 communicator = nccl.NcclCommunicator(topology.size, unique, topology.rank)
-        except RuntimeError as error:  # NcclError is one
+        except _ERRORS as error:
             problem = f"NCCL does not start: {error}"
         for rank, text in enumerate(topology.world.allgather(problem)):
             if text:
@@ -168,7 +172,9 @@ def _check(topology: Topology, communicator: Any) -> None:
     """Raise what NCCL noticed meanwhile: a link that broke, a rank that ended."""
     try:
         communicator.check_async_error()
-    except RuntimeError as error:
+    except _ERRORS as error:
+        if error.args == (_IN_PROGRESS,):
+            return
         text = f"rank {topology.rank}: an all-reduce by NCCL failed: {error}"
         _abort(topology, communicator, "after an error of NCCL", text)
         raise RuntimeError(
@@ -186,7 +192,7 @@ def _identity(device: int) -> bytes:
     """What tells a GPU, or a slice of one, from all others."""
     cupy = cupy_for("NCCL")
     uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
-    return bytes(uuid) + cupy.cuda.runtime.deviceGetPCIBusId(device).encode()
+    return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()
 
 
 def _node(topology: Topology, rank: int) -> int:

@@ -37,7 +37,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
         ("bound", "memory read and written, as the GPU says"),
         *(way for way in ways if "PCIe" in way[1]),
     }
-    assert "% of what is bound by: down and up again, pinned" in ended.output
+    assert "% of the bound: down and up again, pinned" in ended.output
     refused = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, "--algorithm", "gpu_direct")
     assert refused.status == 1
     refused.shows("cannot be reduced by 'gpu_direct': Alltoall")

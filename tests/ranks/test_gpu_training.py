@@ -69,6 +69,14 @@ def test_a_variable_lives_on_the_gpu(cupy, on_gpu):
     assert cupy.asarray(v).data.ptr == v._own_copy().data.ptr
 
 
+def test_bfloat16_needs_a_newer_cupy(cupy, on_gpu, monkeypatch):
+    monkeypatch.setattr(cupy, "__version__", "13.6.0")
+    with on_gpu.scope():
+        mpistrat.Variable(np.zeros(3, np.float16))
+        with pytest.raises(TypeError, match=r"bfloat16 on a GPU needs CuPy 14 or later.*13\.6\.0"):
+            mpistrat.Variable(np.zeros(3, ml_dtypes.bfloat16))
+
+
 def test_other_libraries_take_a_variable(cupy, on_gpu):
     """CuPy without waiting for the stream, and with a dtype that CUDA's array interface has no word for."""
     stream = cupy.cuda.get_current_stream()

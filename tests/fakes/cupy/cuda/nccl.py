@@ -49,6 +49,8 @@ class NcclCommunicator:
         self._comm.Allreduce(MPI.IN_PLACE if sendbuf == recvbuf else send, receive, _OPS[op])
 
     def check_async_error(self):
+        if isinstance(async_error, int):
+            raise KeyError(async_error)
         if async_error:
             raise NcclError(async_error)
 
