@@ -58,6 +58,12 @@ def test_check(run_alone, run_ranks):
     assert "not gpu_direct" not in ended.output, str(ended)
 
 
+def test_memory_does_not_grow(run_ranks):
+    """A few times only: the 10,000 are for a machine with a GPU."""
+    ended = run_ranks(2, ROOT / "tests" / "gpu" / "growth.py", "--times", "30", limit=100).check()
+    ended.shows("pinned, 30 times, rank 1: ", "gpu_direct: Alltoall")
+
+
 @pytest.mark.timeout(200)
 def test_the_main_job(run_ranks, tmp_path):
     """The losses are those of the host, within the roundings of another order."""

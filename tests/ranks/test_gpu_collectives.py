@@ -6,8 +6,11 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.collectives import gpu_packing
+from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.int64, np.complex64]
@@ -94,6 +97,25 @@ def test_nccl(cupy, monkeypatch):
         with pytest.raises(RuntimeError, match="implementation NCCL combines arrays on GPUs"):
             strategy.reduce("SUM", np.ones(3), axis=None)
     strategy.comm.Free()
+
+
+def test_nccl_with_one_rank(cupy):
+    """All that one GPU can tell of NCCL: that it starts, takes these calls and dtypes, and ends."""
+    if not cupy.cuda.nccl.available:
+        return
+    comm = MPI.COMM_SELF.Dup()
+    topology, route = Topology.of(comm), NcclRoute()
+    device = cupy.cuda.Device().id
+    assert route.obstacle(topology, device) == ""
+    for dtype in DTYPES:
+        for op in (ReduceOp.SUM, ReduceOp.MEAN):
+            (mine,) = values_of(RANK, dtype, [1001])
+            message = cupy.asarray(mine).reshape(-1)
+            bucket = gpu_packing.bucket(op, ((mine.dtype, mine.shape),), [0], 1)
+            job = gpu_packing.Job(bucket, message, cupy.empty(bucket.length, bucket.result))
+            route.reduce(topology, device, [job], None, 60.0)
+            np.testing.assert_array_equal(job.total.get(), mine.reshape(-1).astype(bucket.result))
+    comm.Free()
 
 
 def test_nccl_where_ranks_share_a_gpu(cupy, monkeypatch):

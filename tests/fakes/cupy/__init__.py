@@ -41,8 +41,10 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         self._host = host
         self._device = cuda.Device().id if device is None else device
         self.base = base
-        if base is None:
-            cuda.keep(host)
+
+    def __del__(self):
+        if self.base is None:  # its memory goes back to a pool, and the stream uses it in order
+            cuda.keep((self._host, getattr(self, "_memory", None)))
 
     def __array__(self, *_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")

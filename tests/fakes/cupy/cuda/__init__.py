@@ -32,7 +32,7 @@ class Device:
     def mem_info(self):
         if runtime.error is not None:
             raise runtime.CUDARuntimeError(*runtime.error)
-        return 1 << 30, 1 << 31
+        return (1 << 40) - runtime.allocated(), 1 << 40
 
     def synchronize(self):
         for stream in list(_streams.values()):

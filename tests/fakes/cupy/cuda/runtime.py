@@ -71,6 +71,10 @@ def new_memory(size):
     return address, memory
 
 
+def allocated():
+    return sum(os.fstat(descriptor).st_size for descriptor in _files.values())
+
+
 def forget(address):
     os.close(_files.pop(address))
 
