@@ -64,6 +64,12 @@ def test_memory_does_not_grow(run_ranks):
     ended.shows("pinned, 30 times, rank 1: ", "gpu_direct: Alltoall")
 
 
+def test_bandwidth_of_kernels(run_ranks):
+    program = ROOT / "tests" / "gpu" / "bandwidth.py"
+    ended = run_ranks(1, program, "--megabytes", "1", "--repetitions", "1", limit=100).check()
+    ended.shows("a copy on the GPU", "pack 1000 arrays of bfloat16", "update by mpistrat_adam of float64")
+
+
 @pytest.mark.timeout(200)
 def test_the_main_job(run_ranks, tmp_path):
     """The losses are those of the host, within the roundings of another order."""

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+import warnings
 import zlib
 from pathlib import Path
 
@@ -80,6 +81,9 @@ def cupy(monkeypatch):
     if os.environ.get("MPISTRAT_TEST_GPU"):
         import cupy
 
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of CuPy's where there is no NCCL
+            importlib.import_module("cupy.cuda.nccl")  # which `import cupy` does not
         cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
         return cupy
     if not (shutil.which("g++") or shutil.which("clang++")):
