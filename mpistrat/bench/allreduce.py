@@ -138,9 +138,7 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
             print(fault, file=sys.stderr)
         else:
             print(report.table())
-            for row in report.rows:
-                if row.bytes == arguments.sizes[-1]:
-                    print(f"{row.way:<30} {row.bytes / row.seconds / 1e9:8.2f} GB/s")
+            print("\n".join(allreduce_gpu.bandwidths(report, report.rows[-1].bytes)))
             for name, text in found.items():
                 print(f"route {name}: {text or 'possible'}")
             if arguments.json:

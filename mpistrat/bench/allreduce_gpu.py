@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.runtime.device_bounds import bounds
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
 
 ARRAY, BOUND = "array on a GPU", "bound"
 CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
+NEIGHBOUR = "read from the next rank's GPU"
 
 
 class Way(NamedTuple):
@@ -49,16 +54,75 @@ def measure(
     device_pointers : bool
         Whether device pointers may be given to the MPI library's own all-reduce.
     """
+    extended = strategy.extended
+    limits = bounds(extended._device.index)
     for nbytes in sizes:
         count = max(1, nbytes // 4)
         ways = _ways(comm, strategy, count, names, device_pointers)
-        fault = _fault(comm, ways)
-        if fault:
-            return fault
-        seconds = timed({name: way.times for name, way in ways.items()})
+        with _neighbour(extended._topology, extended._device.index, count) as neighbour:
+            if neighbour is not None:
+                ways[BOUND, NEIGHBOUR] = neighbour
+            fault = _fault(comm, ways)
+            if fault:
+                return fault
+            seconds = timed({name: way.times for name, way in ways.items()})
         for (case, way), each in seconds.items():
             report.add(case, way, 4 * count, each)
+        if limits.link is not None:
+            report.add(BOUND, f"{limits.link_name}, as the system says", 4 * count, 4 * count / limits.link)
+        if limits.memory is not None:
+            report.add(
+                BOUND, "memory read and written, as the GPU says", 4 * count, 8 * count / limits.memory
+            )
     return None
+
+
+def bandwidths(report: Report, nbytes: int) -> list[str]:
+    """Lines that tell, for arrays of one size, GB/s of each way, and what part it is of what bounds it."""
+    seconds = {row.way: row.seconds for row in report.rows if row.bytes == nbytes}
+    lines = []
+    for way, each in seconds.items():
+        line = f"{way:<42} {nbytes / each / 1e9:8.2f} GB/s"
+        name = way.partition(", ")[2] if way.startswith(f"{LIBRARY}, ") else ""
+        # Of each array every rank reads from the others two parts of all but its own: to add up, and the sums.
+        share = 1 if name == "pinned" else 2 * (report.n - 1) / report.n
+        bound = {"pinned": LINK, "ipc": NEIGHBOUR, "nccl": NEIGHBOUR, "gpu_direct": NEIGHBOUR}.get(name, "")
+        if bound in seconds and share:
+            line += f"  {share * seconds[bound] / each:6.1%} of the bound: {bound}"
+        lines.append(line)
+    return lines
+
+
+@contextmanager
+def _neighbour(topology: Topology, device: int, count: int) -> Iterator[Way | None]:
+    """Reading what another rank of the node has on its GPU: by NVLink, PCIe, or from the memory of the same one."""
+    import cupy
+
+    from mpistrat.collectives.gpu_ipc import open_windows
+
+    with topology.turn(operation(NEIGHBOUR, count)):
+        together = min(topology.ranks_per_node) > 1
+        _, windows = open_windows(topology, device, 4 * count) if together else ("", None)
+    if windows is None:
+        yield None
+        return
+    rank, stream = topology.node.rank, cupy.cuda.get_current_stream()
+    send, receive = cupy.zeros(count, np.float32), cupy.zeros(count, np.float32)
+    windows.rows[rank].view(np.float32)[...] = cupy.asarray(_pattern(count))
+    stream.synchronize()
+    topology.barrier()
+    source = windows.rows[(rank + 1) % len(windows.rows)].view(np.float32)
+
+    def times(k: int) -> None:
+        for _ in range(k):
+            receive[...] = source
+        stream.synchronize()
+
+    try:
+        yield Way(times, send, lambda: receive)
+    finally:
+        windows.close()
+        topology.barrier()
 
 
 def _ways(
@@ -126,6 +190,10 @@ def _ways(
     return ways
 
 
+def _pattern(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.float32) % 1000
+
+
 def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
     return down
 
@@ -145,7 +213,7 @@ def _fault(comm: Any, ways: dict[tuple[str, str], Way]) -> str | None:
 
     faults = []
     for (case, name), way in ways.items():
-        pattern = np.arange(way.send.size, dtype=np.float32) % 1000
+        pattern = _pattern(way.send.size)
         own = pattern if case == BOUND else (comm.rank + 1) * pattern
         want = pattern if case == BOUND else comm.size * (comm.size + 1) / 2 * pattern
         way.send[...] = cupy.asarray(own)

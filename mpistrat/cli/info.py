@@ -127,9 +127,14 @@ def _devices() -> str:
         return "cpu (GPUs are used through cupy, which is not installed)"
     import cupy
 
+    from mpistrat.runtime.device_bounds import bounds
+
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-        names = [cupy.cuda.runtime.getDeviceProperties(each)["name"].decode() for each in range(count)]
+        names = [
+            f"{cupy.cuda.runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})"
+            for each in range(count)
+        ]
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"cpu (CUDA: {error})"
     return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names)) or "cpu"

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpistrat.collectives import arena, gpu_packing
 from mpistrat.collectives.gpu_direct import GpuDirectRoute
+from mpistrat.collectives.gpu_ipc import IpcRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.collectives.gpu_packing import Job
 from mpistrat.collectives.gpu_pinned import PinnedRoute
@@ -17,7 +18,9 @@ from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 
-ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
+ROUTES: dict[str, Route] = {
+    route.name: route for route in (NcclRoute(), IpcRoute(), GpuDirectRoute(), PinnedRoute())
+}
 
 
 def all_reduce(
@@ -59,9 +62,8 @@ def all_reduce(
     key = tuple((value.dtype, tuple(value.shape)) for value in values)
     with cupy.cuda.Device(device.index):
         jobs, out, where = _jobs(topology, op, values, key, bytes_per_pack)
-        routes = _routes(topology, device, name)
         operation = Operation("all_reduce", op.name, "on GPUs", key, where, bytes_per_pack or None, name)
-        groups = _by_route(topology, routes, jobs, name, op)
+        groups = _by_route(topology, device, jobs, name, op)
         algorithm = None if name in ROUTES else name
         meets = bool(groups) and groups[0][0].meets(topology, groups[0][1][0].bucket, algorithm)
         with topology.turn(operation, meets, timeout_seconds):
@@ -117,36 +119,41 @@ def _in_place(
     return rest, tuple(where)
 
 
-def _routes(topology: Topology, device: Device, name: str | None) -> list[Route]:
-    """The routes that the ranks can go, found out when it is first needed: of a name that one, or an error."""
-    if topology.size == 1:
-        return []
-    wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
+def _obstacle(topology: Topology, device: Device, name: str) -> str:
+    """Why the ranks cannot go a route, found out when it is first needed. Collective."""
     known = topology.gpu_obstacles.setdefault(device.index, {})
-    for each in wanted:
-        if type(ROUTES[each]).obstacle is Route.obstacle:
-            known[each] = ""
-        elif each not in known:
-            with topology.turn(Operation("the way of arrays on GPUs", each)):
-                known[each] = ROUTES[each].obstacle(topology, device.index)
-    if name in ROUTES and known[name]:
-        raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {known[name]}")
-    return [ROUTES[each] for each in wanted if not known[each]]
+    if name not in known:
+        if type(ROUTES[name]).obstacle is Route.obstacle:
+            known[name] = ""
+        else:
+            with topology.turn(Operation("the way of arrays on GPUs", name)):
+                known[name] = ROUTES[name].obstacle(topology, device.index)
+    return known[name]
 
 
 def _by_route(
-    topology: Topology, routes: Sequence[Route], jobs: Sequence[Job], name: str | None, op: Op
+    topology: Topology, device: Device, jobs: Sequence[Job], name: str | None, op: Op
 ) -> list[tuple[Route, list[Job]]]:
+    """The jobs of each route: the first that the ranks can go, or the one of that name."""
     if topology.size == 1:
         return [(_Alone(), list(jobs))] if jobs else []
+    wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
+    if name in ROUTES and _obstacle(topology, device, name):
+        raise RuntimeError(
+            f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}"
+        )
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        able = [each for each in routes if each.supports(job.bucket.wire, job.bucket.combine)]
-        if not able:
+        for each in wanted:
+            if ROUTES[each].supports(job.bucket.wire, job.bucket.combine) and not _obstacle(
+                topology, device, each
+            ):
+                groups.setdefault(each, []).append(job)
+                break
+        else:
             raise RuntimeError(
                 f"{name!r} has no {op.name} of {job.bucket.source} on GPUs: leave the route to AUTO"
             )
-        groups.setdefault(able[0].name, []).append(job)
     return [(ROUTES[each], some) for each, some in groups.items()]
 
 
@@ -170,7 +177,6 @@ class _Alone(Route):
 
 def obstacles(topology: Topology, device: Device) -> dict[str, str]:
     """Of each route, in the order of preference, why the ranks cannot go it; empty if they can. Collective."""
-    _routes(topology, device, None)
-    return (
-        dict(topology.gpu_obstacles.get(device.index, {})) if topology.size > 1 else dict.fromkeys(ROUTES, "")
-    )
+    if topology.size == 1:
+        return dict.fromkeys(ROUTES, "")
+    return {name: _obstacle(topology, device, name) for name in ROUTES}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,38 @@ import numpy as np
 from mpistrat.collectives import gpu_verdicts
 from mpistrat.collectives.gpu_packing import Job, finish, widened
 from mpistrat.collectives.gpu_route import Route
-from mpistrat.runtime import mpi
+from mpistrat.runtime import device_memory, mpi
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 64 << 20
 
-# The library maps and registers what it is given, and lets go of none of it: always the same memory.
-_scratch: dict[int, tuple[Any, Any]] = {}
+_idle: dict[int, list[Scratch]] = {}
+
+
+class Scratch:
+    """What the library is given: it maps and registers memory, and lets go of none of it, so always the same."""
+
+    def __init__(self, cupy: Any):
+        self.send = device_memory.allocate(_PIECE_BYTES)
+        self.receive = device_memory.allocate(_PIECE_BYTES)
+        self.left = cupy.cuda.Event(disable_timing=True)
+
+
+@contextmanager
+def _scratch(cupy: Any, device: int) -> Iterator[Scratch]:
+    """The memory of one thread, once the stream that it was last used in has left it."""
+    waiting, stream = _idle.setdefault(device, []), cupy.cuda.get_current_stream()
+    try:
+        memory = waiting.pop()
+    except IndexError:
+        memory = Scratch(cupy)
+    stream.wait_event(memory.left)
+    try:
+        yield memory
+    finally:
+        memory.left.record(stream)
+        waiting.append(memory)
 
 
 class GpuDirectRoute(Route):
@@ -62,22 +87,23 @@ class GpuDirectRoute(Route):
         timeout_seconds: float | None,
     ) -> None:
         cupy = cupy_for("arrays on GPUs")
-        for job in jobs:
-            message = widened(job)
-            wide = job.total if job.total.dtype == message.dtype else cupy.empty_like(message)
-            step = _PIECE_BYTES // topology.size // message.itemsize * topology.size
-            for start in range(0, len(message), step):
-                part = slice(start, start + step)
-                _reduce_piece(topology, cupy, device, job.bucket.combine, message[part], wide[part])
-            finish(job, wide)
+        with _scratch(cupy, device) as memory:
+            for job in jobs:
+                message = widened(job)
+                wide = job.total if job.total.dtype == message.dtype else cupy.empty_like(message)
+                step = _PIECE_BYTES // topology.size // message.itemsize * topology.size
+                for start in range(0, len(message), step):
+                    part = slice(start, start + step)
+                    _reduce_piece(topology, cupy, memory, job.bucket.combine, message[part], wide[part])
+                finish(job, wide)
 
 
 def _reduce_piece(
-    topology: Topology, cupy: Any, device: int, combine: np.ufunc, message: Any, total: Any
+    topology: Topology, cupy: Any, memory: Scratch, combine: np.ufunc, message: Any, total: Any
 ) -> None:
     size = topology.size
     each = -(-len(message) // size)
-    send, receive = (memory[: size * each * message.itemsize] for memory in _memory(cupy, device))
+    send, receive = (each_way[: size * each * message.itemsize] for each_way in (memory.send, memory.receive))
     mine = send.view(message.dtype)
     mine[: len(message)] = message
     exchange(topology, cupy, "Alltoall", send, receive)
@@ -96,10 +122,3 @@ def exchange(topology: Topology, cupy: Any, operation: str, send: Any, receive: 
     cupy.cuda.get_current_stream().synchronize()
     ends = [[MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes), MPI.BYTE] for each in (send, receive)]
     getattr(topology.world, operation)(*ends)
-
-
-def _memory(cupy: Any, device: int) -> tuple[Any, Any]:
-    found = _scratch.get(device)
-    if found is None:
-        found = _scratch[device] = cupy.zeros(_PIECE_BYTES, np.uint8), cupy.zeros(_PIECE_BYTES, np.uint8)
-    return found

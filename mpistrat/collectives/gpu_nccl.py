@@ -34,6 +34,10 @@ _OPERATIONS: dict[Any, str] = {
 }
 _LONGEST_NAP = 0.001
 
+# NcclError is a RuntimeError; of a status that CuPy has no name for it cannot even be made.
+_ERRORS = (RuntimeError, KeyError)
+_IN_PROGRESS = 7
+
 
 def nccl_for(what: str) -> Any:
     """The module ``cupy.cuda.nccl``.
@@ -73,6 +77,8 @@ class NcclRoute(Route):
         try:
             nccl = nccl_for("it")
             gpu = _identity(device)
+            # Makes CUDA's context: if that fails on one rank alone, the others would wait for it within NCCL.
+            _ = cupy_for("it").cuda.Device(device).mem_info
         except RuntimeError as error:
             problem = str(error)
         told = topology.world.allgather((problem, gpu))
@@ -87,15 +93,22 @@ class NcclRoute(Route):
         return self._connect(topology, device, nccl)
 
     def _connect(self, topology: Topology, device: int, nccl: Any) -> str:
-        unique = nccl.get_unique_id() if topology.rank == 0 else None
-        is_tuple = topology.world.bcast(isinstance(unique, tuple))
-        sent = topology.world.bcast(None if unique is None else _as_bytes(unique))
-        unique = _as_tuple(sent) if is_tuple else sent
+        made: Any = None
+        if topology.rank == 0:
+            try:
+                made = nccl.get_unique_id()
+            except _ERRORS as error:  # no network interface, for one: the others wait to hear of it
+                made = f"NCCL does not start: {error}"
+            made = made if isinstance(made, str) else (isinstance(made, tuple), _as_bytes(made))
+        made = topology.world.bcast(made)
+        if isinstance(made, str):
+            return f"rank 0: {made}"
+        unique = _as_tuple(made[1]) if made[0] else made[1]
         problem, communicator = "", None
         try:
             with cupy_for("NCCL").cuda.Device(device):
                 communicator = nccl.NcclCommunicator(topology.size, unique, topology.rank)
-        except RuntimeError as error:  # NcclError is one
+        except _ERRORS as error:
             problem = f"NCCL does not start: {error}"
         for rank, text in enumerate(topology.world.allgather(problem)):
             if text:
@@ -118,7 +131,7 @@ class NcclRoute(Route):
     ) -> None:
         cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
         communicator = topology.gpu_communicators[device]
-        communicator.check_async_error()  # of what went before
+        _check(topology, communicator)  # what went before
         stream = cupy.cuda.get_current_stream()
         for job in jobs:
             send, combine = widened(job), job.bucket.combine
@@ -143,24 +156,43 @@ def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) ->
     """Wait for the stream; what hangs is aborted, which is the only way out of it."""
     deadline, nap = time.monotonic() + seconds, 0.0
     while not stream.done:
-        communicator.check_async_error()
+        _check(topology, communicator)
         if time.monotonic() > deadline:
-            communicator.abort()
             text = f"rank {topology.rank}: an all-reduce by NCCL was not done within {seconds:g} s"
-            topology.give_up("after a time-out", text)
+            _abort(topology, communicator, "after a time-out", text)
             raise TimeoutError(
                 f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds"
             )
         time.sleep(nap)
         nap = min(_LONGEST_NAP, nap + 1e-5)
-    communicator.check_async_error()
+    _check(topology, communicator)
+
+
+def _check(topology: Topology, communicator: Any) -> None:
+    """Raise what NCCL noticed meanwhile: a link that broke, a rank that ended."""
+    try:
+        communicator.check_async_error()
+    except _ERRORS as error:
+        if error.args == (_IN_PROGRESS,):
+            return
+        text = f"rank {topology.rank}: an all-reduce by NCCL failed: {error}"
+        _abort(topology, communicator, "after an error of NCCL", text)
+        raise RuntimeError(
+            f"{text}; fix: see the output of the other ranks, or set NCCL_DEBUG=WARN"
+        ) from error
+
+
+def _abort(topology: Topology, communicator: Any, when: str, text: str) -> None:
+    """End what NCCL still does on this GPU, which nothing else would."""
+    topology.give_up(when, text)
+    communicator.abort()
 
 
 def _identity(device: int) -> bytes:
     """What tells a GPU, or a slice of one, from all others."""
     cupy = cupy_for("NCCL")
     uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
-    return bytes(uuid) + cupy.cuda.runtime.deviceGetPCIBusId(device).encode()
+    return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()
 
 
 def _node(topology: Topology, rank: int) -> int:

@@ -65,7 +65,7 @@ def on_gpu(value: Any) -> bool:
     if isinstance(value, (np.ndarray, *_SCALARS)):
         return False
     if hasattr(value, "assign"):  # a variable
-        return hasattr(value, "__cuda_array_interface__")
+        return hasattr(value, "__cupy_get_ndarray__")
     where = getattr(value, "__dlpack_device__", None)
     return where is not None and where()[0] in _ON_GPU and _cupy() is not None
 
@@ -76,7 +76,7 @@ def to_cupy(value: Any) -> Any:
     if type(value) is cupy.ndarray:
         return value
     if hasattr(value, "assign"):
-        return cupy.asarray(value)
+        return value.__cupy_get_ndarray__()
     if hasattr(value, "detach"):  # a tensor that gradients are recorded for
         value = value.detach()
     return cupy.from_dlpack(value)

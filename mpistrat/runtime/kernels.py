@@ -14,7 +14,11 @@ from mpistrat.runtime.device import cupy_for
 
 _THREADS = 256
 _ELEMENTS = 8192  # of a block
+# What a thread reads of each array before it writes anything: a store may be to what the next load reads, as far as
+# the compiler knows, and would wait for its load; too few bytes on their way do not fill the memory's bandwidth.
+_BYTES_AHEAD = 16
 _MOST_TABLES = 256
+OPTIONS = ("--fmad=false",)  # multiplications and additions are rounded one by one, as NumPy does
 
 # How a dtype lies in memory, what it is computed in, and the functions between the two.
 FLOATS = {
@@ -66,13 +70,34 @@ extern "C" __global__ void {name}(const long long* pointers, const long long* la
   const long long member = layout[members + 2 * (long long)blockIdx.x];
   const long long first = layout[members + 2 * (long long)blockIdx.x + 1];
   const long long rest = layout[member] - first;
-  const long long count = rest < {elements} ? rest : {elements};
+  const int count = rest < {elements} ? (int)rest : {elements};
 {views}
-#pragma unroll 4
-  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
+  for (int start = threadIdx.x; start < count; start += {batch} * {threads}) {{
+{batches}
+    if (start + ({batch} - 1) * {threads} < count) {{
+#pragma unroll
+      for (int k = 0; k < {batch}; ++k) {{
+        const int i = start + k * {threads};
 {loads}
-    {body}
+      }}
+    }} else {{
+#pragma unroll
+      for (int k = 0; k < {batch}; ++k) {{
+        const int i = start + k * {threads};
+        if (i < count) {{
+{loads}
+        }}
+      }}
+    }}
+#pragma unroll
+    for (int k = 0; k < {batch}; ++k) {{
+      const int i = start + k * {threads};
+      if (i < count) {{
+{values}
+        {body}
 {stores}
+      }}
+    }}
   }}
 }}
 """
@@ -99,7 +124,7 @@ class EachElement:
         self._reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
         self._lists = list(dict.fromkeys([*reads, *writes]))
         self._kernels: dict[str, Any] = {}
-        self._tables: dict[tuple[int, bytes], Any] = {}
+        self._tables: dict[tuple[int, int, bytes], Any] = {}
 
     def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
         """Run on the current stream.
@@ -121,7 +146,7 @@ class EachElement:
         kernel = self._kernels.get(dtype.name)
         if kernel is None:
             source = _HALVES + self._source(dtype)
-            kernel = cupy.RawKernel(source, self._name, options=("--fmad=false",))  # as NumPy rounds
+            kernel = cupy.RawKernel(source, self._name, options=OPTIONS)
             self._kernels[dtype.name] = kernel
         pointers = np.array([int(each.data.ptr) for arrays in lists for each in arrays], np.int64)
         layout, blocks = _layout([size * words for size in sizes])
@@ -135,8 +160,11 @@ class EachElement:
         kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
 
     def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
-        """The numbers on the GPU: mostly there from the last step, whose arrays lay where those of this one lie."""
-        key = (device, numbers.tobytes())
+        """The numbers on the GPU: mostly there from the last step, whose arrays lay where those of this one lie.
+
+        Each stream has its own: another one would not wait until they are there, nor until they are read.
+        """
+        key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
         found = self._tables.get(key)
         if found is None:
             if len(self._tables) >= _MOST_TABLES:
@@ -151,19 +179,23 @@ class EachElement:
             f"({memory}*)pointers[{i} * members + member] + first;"
             for i, name in enumerate(self._lists)
         ]
-        loads = [
-            f"    R {name} = {load}({name}_[i]);" if name in self._reads else f"    R {name};"
+        batch = max(2, _BYTES_AHEAD // np.dtype(_SIZES[memory]).itemsize)
+        values = [
+            f"        R {name} = {load}({name}_read[k]);" if name in self._reads else f"        R {name};"
             for name in self._lists
         ]
-        stores = [f"    {name}_[i] = {store}({name});" for name in self._writes]
         return f"typedef {real} R;\n" + _KERNEL.format(
             name=self._name,
             scalars="".join(f", {real} {name}" for name in self._scalars),
             elements=_ELEMENTS,
+            threads=_THREADS,
+            batch=batch,
             views="\n".join(views),
-            loads="\n".join(loads),
+            batches="\n".join(f"    {memory} {name}_read[{batch}];" for name in self._reads),
+            loads="\n".join(f"        {name}_read[k] = {name}_[i];" for name in self._reads),
+            values="\n".join(values),
             body=self._body,
-            stores="\n".join(stores),
+            stores="\n".join(f"        {name}_[i] = {store}({name});" for name in self._writes),
         )
 
 

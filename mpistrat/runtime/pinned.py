@@ -17,6 +17,7 @@ from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.reused import Buffers
 
 CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
+_WITH_BFLOAT16 = 14
 _SLOTS = 3  # one on its way down, one in work, one on its way up
 
 _idle: dict[int, list[Staging]] = {}
@@ -164,6 +165,10 @@ def download(array: Any) -> np.ndarray:
 def upload(array: np.ndarray, device: int, wait: bool = False) -> Any:
     """A copy of an array of the host on a GPU, there for what the caller's stream does next; or when this returns."""
     cupy = cupy_for("an array on a GPU")
+    if array.dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
+        raise TypeError(
+            f"bfloat16 on a GPU needs CuPy {_WITH_BFLOAT16} or later (and NumPy 2.1.2 or later), not {cupy.__version__}"
+        )
     with staging(device) as stage:
         out = cupy.empty(array.shape, array.dtype)
         stage.begin()  # the memory may still be in use by what the stream does

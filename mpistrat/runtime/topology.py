@@ -72,6 +72,8 @@ class Topology:
         Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
     gpu_communicators : dict
         NCCL's communicators, by GPU.
+    gpu_windows : dict
+        Memory of the node's GPUs that this rank has open, by its own GPU.
     end : callable
         Gives the turn back that `begin` took.
     ignoring_float_errors : callable
@@ -110,6 +112,7 @@ class Topology:
         self.arenas: dict[int, Any] = {}
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
         self.gpu_communicators: dict[int, Any] = {}
+        self.gpu_windows: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
@@ -389,6 +392,7 @@ class Topology:
         while True:
             try:
                 with self.turn(_END):
+                    self._leave_gpus()
                     return
             except MismatchError:
                 continue
@@ -408,10 +412,20 @@ class Topology:
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         self.memory = None
-        self.gpu_communicators.clear()
+        self._leave_gpus()
         self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
+
+    def _leave_gpus(self) -> None:
+        """End what the ranks have in common on GPUs, which is collective, while CUDA still runs."""
+        while self.gpu_communicators:
+            self.gpu_communicators.popitem()[1].destroy()
+        if self.gpu_windows:
+            for windows in self.gpu_windows.values():
+                windows.close()
+            self.node.Barrier()  # before one frees what another has open
+            self.gpu_windows.clear()
 
     def __repr__(self) -> str:
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
@@ -424,7 +438,7 @@ class Alone(Topology):
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.sequence = 0
         self.arenas, self.in_flight = {}, set()
-        self.gpu_obstacles, self.gpu_communicators = {}, {}
+        self.gpu_obstacles, self.gpu_communicators, self.gpu_windows = {}, {}, {}
         self._turn = threading.Lock()
         self.end = self._turn.release
         self.ignoring_float_errors = float_errors.ignoring()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,21 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return self._component._array
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cupy_get_ndarray__(self) -> Callable[[], Any]:
         """On a GPU, CuPy's functions take a variable as the array that it is."""
-        array: Any = self._component._array
-        return array.__cuda_array_interface__
+        component: Any = self._component
+        return component.__cupy_get_ndarray__
+
+    @property
+    def __dlpack_device__(self) -> Callable[[], tuple[int, int]]:
+        """On a GPU, the other libraries do so by ``from_dlpack``."""
+        component: Any = self._component
+        return component.__dlpack_device__
+
+    @property
+    def __dlpack__(self) -> Callable[..., Any]:
+        component: Any = self._component
+        return component.__dlpack__
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         if distributed.COMPARES:

@@ -18,10 +18,19 @@ class GpuVariable(LocalVariable):
 
     _array: Any
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CuPy's functions take a variable as the array that it is."""
-        return self._array.__cuda_array_interface__
+    def __cupy_get_ndarray__(self) -> Any:
+        """CuPy's functions take a variable as the array that it is.
+
+        CUDA's array interface would do that, too, but CuPy waits for the stream whenever it is used, and it has no
+        word for bfloat16.
+        """
+        return self._array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
 
     def _fitting(self, value: Any) -> Any:
         mine, value = self._array, component(value)

@@ -33,14 +33,20 @@ def test_bench_allreduce(run_ranks, tmp_path):
     assert ways == {
         *(("array on a GPU", way) for way in ("mpistrat", "mpistrat, pinned", "unpinned copy and one call")),
         *(("bound", way) for way in ("down and up again, pinned", "a copy on the GPU")),
+        ("bound", "read from the next rank's GPU"),
+        ("bound", "memory read and written, as the GPU says"),
+        *(way for way in ways if "PCIe" in way[1]),
     }
+    assert "% of the bound: down and up again, pinned" in ended.output
     refused = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, "--algorithm", "gpu_direct")
     assert refused.status == 1
     refused.shows("cannot be reduced by 'gpu_direct': Alltoall")
 
 
 def test_info(run_ranks):
-    run_ranks(2, "-m", "mpistrat", "info").check().shows("arrays on GPUs", "not gpu_direct: Alltoall")
+    run_ranks(2, "-m", "mpistrat", "info").check().shows(
+        "arrays on GPUs", "not gpu_direct: Alltoall", "memory "
+    )
 
 
 @pytest.mark.skipif(REAL, reason="whether this MPI library is CUDA-aware is not known")
@@ -50,6 +56,18 @@ def test_check(run_alone, run_ranks):
     )
     ended = run_ranks(2, "-m", "mpistrat", "info").check()
     assert "not gpu_direct" not in ended.output, str(ended)
+
+
+def test_memory_does_not_grow(run_ranks):
+    """A few times only: the 10,000 are for a machine with a GPU."""
+    ended = run_ranks(2, ROOT / "tests" / "gpu" / "growth.py", "--times", "30", limit=100).check()
+    ended.shows("pinned, 30 times, rank 1: ", "gpu_direct: Alltoall")
+
+
+def test_bandwidth_of_kernels(run_ranks):
+    program = ROOT / "tests" / "gpu" / "bandwidth.py"
+    ended = run_ranks(1, program, "--megabytes", "1", "--repetitions", "1", limit=100).check()
+    ended.shows("a copy on the GPU", "pack 1000 arrays of bfloat16", "update by mpistrat_adam of float64")
 
 
 @pytest.mark.timeout(200)

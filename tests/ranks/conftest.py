@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import types
+import warnings
 import zlib
 from pathlib import Path
 
@@ -74,11 +75,15 @@ def tmp_path(comm, request, tmp_path_factory):
 @pytest.fixture
 def cupy(monkeypatch):
     """CuPy where MPISTRAT_TEST_GPU is set, else what stands in for it on a machine without a GPU."""
+    from mpistrat.collectives import gpu_direct
     from mpistrat.runtime import arrays, pinned
 
     if os.environ.get("MPISTRAT_TEST_GPU"):
         import cupy
 
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of CuPy's where there is no NCCL
+            importlib.import_module("cupy.cuda.nccl")  # which `import cupy` does not
         cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
         return cupy
     if not (shutil.which("g++") or shutil.which("clang++")):
@@ -87,6 +92,7 @@ def cupy(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(arrays, "_cupy", lambda: sys.modules["cupy"])
     monkeypatch.setattr(pinned, "_idle", {})
+    monkeypatch.setattr(gpu_direct, "_idle", {})
     cupy = sys.modules["cupy"]
     for name, value in {"gpus": list(cupy.cuda.runtime.own), "driver": 12090, "error": None}.items():
         monkeypatch.setattr(cupy.cuda.runtime, name, value)

@@ -1,15 +1,21 @@
 """Collectives of arrays on GPUs: those of CuPy where MPISTRAT_TEST_GPU is set, else of what stands in for it."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.collectives import gpu_packing
+from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+USER_SAYS_CUDA_AWARE = os.environ.get("MPISTRAT_GPU_DIRECT") == "on"
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.int64, np.complex64]
 LENGTHS = (1, 0, 777, 40_001, 5)
 
@@ -96,6 +102,25 @@ def test_nccl(cupy, monkeypatch):
     strategy.comm.Free()
 
 
+def test_nccl_with_one_rank(cupy):
+    """All that one GPU can tell of NCCL: that it starts, takes these calls and dtypes, and ends."""
+    if not cupy.cuda.nccl.available:
+        return
+    comm = MPI.COMM_SELF.Dup()
+    topology, route = Topology.of(comm), NcclRoute()
+    device = cupy.cuda.Device().id
+    assert route.obstacle(topology, device) == ""
+    for dtype in DTYPES:
+        for op in (ReduceOp.SUM, ReduceOp.MEAN):
+            (mine,) = values_of(RANK, dtype, [1001])
+            message = cupy.asarray(mine).reshape(-1)
+            bucket = gpu_packing.bucket(op, ((mine.dtype, mine.shape),), [0], 1)
+            job = gpu_packing.Job(bucket, message, cupy.empty(bucket.length, bucket.result))
+            route.reduce(topology, device, [job], None, 60.0)
+            np.testing.assert_array_equal(job.total.get(), mine.reshape(-1).astype(bucket.result))
+    comm.Free()
+
+
 def test_nccl_where_ranks_share_a_gpu(cupy, monkeypatch):
     if SIZE == 1 or not hasattr(cupy.cuda.runtime, "gpus"):
         return
@@ -123,6 +148,47 @@ def test_nccl_that_hangs(cupy, monkeypatch):
     assert communicator.aborted
     with pytest.raises(RuntimeError, match="after a time-out"):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
+
+
+def test_nccl_that_does_not_start(cupy, monkeypatch):
+    """What fails on one rank alone is told to all, which go the next way."""
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "id_error"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    if RANK == 0:
+        monkeypatch.setattr(cupy.cuda.nccl, "id_error", "no socket interface found")
+    with pytest.raises(RuntimeError, match="rank 0: NCCL does not start: no socket interface"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_nccl_that_fails_meanwhile(cupy, monkeypatch, waits):
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "async_error"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    monkeypatch.setattr(cupy.cuda.nccl, "async_error", 7)  # in progress, as CuPy says it
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    monkeypatch.setattr(cupy.cuda.nccl, "async_error", "unhandled system error")
+    options = CommunicationOptions(timeout_seconds=30) if waits else None
+    with pytest.raises(RuntimeError, match=f"rank {RANK}: .*NCCL failed: unhandled system error"):
+        in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
+    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    assert communicator.aborted
+    with pytest.raises(RuntimeError, match="after an error of NCCL"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+
+
+def test_nccl_ends_with_its_communicator(cupy):
+    if SIZE == 1 or not hasattr(cupy.cuda.nccl, "calls"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    strategy.reduce("SUM", cupy.ones(3), axis=None)
+    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    strategy.comm.Free()
+    assert communicator.destroyed
 
 
 @pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
@@ -301,6 +367,131 @@ def test_other_libraries_get_back_their_own(cupy):
     assert len(gathered.array) == 4 * SIZE
 
 
+# --- memory of GPUs that several processes see ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_memory_that_ranks_share(cupy, monkeypatch, op):
+    """Sums in the order of ranks, in pieces, whatever the dtype; from two streams in turn."""
+    if SIZE == 1:
+        return
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.WINDOW_BYTES", 40_000)
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    host = strategy_with(implementation="ordered")
+    for dtype in DTYPES:
+        mine = values_of(RANK, dtype)
+        want = host.reduce(op, mine, axis=None)
+        for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+            with stream:
+                got = strategy.reduce(op, [cupy.asarray(value) for value in mine], axis=None)
+                for one, other in zip(got, want, strict=True):
+                    assert_equal(cupy, one, other)
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
+def test_further_operations_in_memory_that_ranks_share(cupy, name):
+    if SIZE == 1:
+        return
+    comm = MPI.COMM_WORLD.Dup()
+    topology = Topology.of(comm)
+    from mpistrat.collectives import gpu_all_reduce
+    from mpistrat.collectives.operations import parse_op
+
+    for dtype in (np.float32, np.int32):
+        rows = [np.array([rank - 1, 2, -3], dtype) for rank in range(SIZE)]
+        (got,) = gpu_all_reduce.all_reduce(topology, parse_op(name), [cupy.asarray(rows[RANK])], name="ipc")
+        want = {"MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}[name].reduce(rows)
+        assert_equal(cupy, got, want.astype(dtype))
+    comm.Free()
+
+
+def test_memory_that_ranks_share_and_another_stream(cupy):
+    """What the first stream has not fetched yet is not overwritten for the second."""
+    if SIZE == 1:
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    totals = []
+    for number, stream in enumerate(streams, 1):
+        with stream:
+            value = cupy.full(1000, np.float32(number * (RANK + 1)))
+            totals.append(strategy.reduce("SUM", value, axis=None))
+    for number, (stream, total) in enumerate(zip(streams, totals, strict=True), 1):
+        with stream:
+            assert (total.get() == number * SIZE * (SIZE + 1) / 2).all()
+    strategy.comm.Free()
+
+
+def test_memory_that_cannot_be_shared(cupy, monkeypatch):
+    """What one rank cannot open, none uses; the next route is gone."""
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "ipc_error"):
+        return
+    monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["the only one"])  # NCCL refuses
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    if RANK == SIZE - 1:
+        monkeypatch.setattr(cupy.cuda.runtime, "ipc_error", "cudaErrorPeerAccessUnsupported")
+    before = set(cupy.cuda.runtime._opened)
+    with pytest.raises(
+        RuntimeError, match=f"rank {SIZE - 1}: the memory of another rank's GPU: cudaErrorPeer"
+    ):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert set(cupy.cuda.runtime._opened) == before
+    by_itself = strategy_with(strategy.comm)
+    assert by_itself.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    strategy.comm.Free()
+
+
+def test_memory_is_let_go_with_its_communicator(cupy):
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "_opened"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    before = set(cupy.cuda.runtime._opened)
+    strategy.reduce("SUM", cupy.ones(3), axis=None)
+    assert len(set(cupy.cuda.runtime._opened) - before) == SIZE - 1
+    strategy.comm.Free()
+    assert set(cupy.cuda.runtime._opened) == before
+
+
+def test_memory_that_shows_something_else(cupy, monkeypatch):
+    """A driver that opens it, and maps other memory."""
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "_opened"):
+        return
+    runtime, original = cupy.cuda.runtime, cupy.cuda.runtime.ipcOpenMemHandle
+
+    def elsewhere(handle):
+        address, runtime._opened[address] = runtime.new_memory(1 << 26)
+        return address
+
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    monkeypatch.setattr(runtime, "ipcOpenMemHandle", original if RANK == 0 else elsewhere)
+    with pytest.raises(RuntimeError, match="rank 1: the memory of another rank's GPU: shows 0 instead of"):
+        strategy.reduce("SUM", cupy.ones(3), axis=None)
+    strategy.comm.Free()
+
+
+@pytest.mark.parametrize("layout", ["0011", "0101", "0001", "0123"])
+def test_memory_that_ranks_share_on_several_nodes(cupy, monkeypatch, layout):
+    """Slices go between nodes through the host, where all nodes have as many ranks."""
+    if SIZE != 4:
+        return
+    node = int(layout[RANK])
+    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.WINDOW_BYTES", 40_000)
+    monkeypatch.setattr("mpistrat.collectives.gpu_ipc.CHUNK_BYTES", 10_000)
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="ipc")
+    reason = {"0001": "different numbers of ranks", "0123": "alone on its node"}.get(layout)
+    if reason:
+        with pytest.raises(RuntimeError, match=reason):
+            strategy.reduce("SUM", cupy.ones(3), axis=None)
+    else:
+        for dtype in (np.float32, ml_dtypes.bfloat16, np.int64, np.complex64):
+            rows = [(np.arange(20_011) % 7 + rank).astype(dtype) for rank in range(SIZE)]
+            want = (SIZE * (np.arange(20_011) % 7) + sum(range(SIZE))).astype(dtype)
+            assert_equal(cupy, strategy.reduce("SUM", cupy.asarray(rows[RANK]), axis=None), want)
+    strategy.comm.Free()
+
+
 # --- device pointers by a CUDA-aware MPI -----------------------------------------------------------------------
 
 
@@ -323,10 +514,11 @@ def is_cuda_aware(cupy):
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 def test_moves_of_device_pointers(cupy, cache, monkeypatch, op):
-    if not is_cuda_aware(cupy):
+    """On a GPU where the environment says that this MPI library can (MPISTRAT_GPU_DIRECT=on)."""
+    if not (is_cuda_aware(cupy) or USER_SAYS_CUDA_AWARE):
         return
+    monkeypatch.setattr("mpistrat.collectives.gpu_direct._idle", {})
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "on")
-    monkeypatch.setattr("mpistrat.collectives.gpu_direct._scratch", {})
     monkeypatch.setattr("mpistrat.collectives.gpu_direct._PIECE_BYTES", 40_000)
     strategy, host = by_moves("gpu_direct"), strategy_with(implementation="ordered")
     for dtype in DTYPES:

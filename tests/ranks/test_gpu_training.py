@@ -69,6 +69,35 @@ def test_a_variable_lives_on_the_gpu(cupy, on_gpu):
     assert cupy.asarray(v).data.ptr == v._own_copy().data.ptr
 
 
+def test_bfloat16_needs_a_newer_cupy(cupy, on_gpu, monkeypatch):
+    monkeypatch.setattr(cupy, "__version__", "13.6.0")
+    with on_gpu.scope():
+        mpistrat.Variable(np.zeros(3, np.float16))
+        with pytest.raises(TypeError, match=r"bfloat16 on a GPU needs CuPy 14 or later.*13\.6\.0"):
+            mpistrat.Variable(np.zeros(3, ml_dtypes.bfloat16))
+
+
+def test_other_libraries_take_a_variable(cupy, on_gpu):
+    """CuPy without waiting for the stream, and with a dtype that CUDA's array interface has no word for."""
+    stream = cupy.cuda.get_current_stream()
+    with on_gpu.scope():
+        v = mpistrat.Variable(np.arange(4), dtype=ml_dtypes.bfloat16)
+        w = mpistrat.Variable(np.arange(4.0))
+    with mpistrat.MultiWorkerMirroredStrategy(device="cpu").scope():
+        on_host = mpistrat.Variable(np.arange(4.0))
+    if hasattr(stream, "put"):
+        stream.put(lambda: None)
+    taken = cupy.asarray(v)
+    assert (taken.data.ptr, taken.dtype) == (v._own_copy().data.ptr, ml_dtypes.bfloat16)
+    if hasattr(stream, "put"):
+        assert stream.queue
+    assert (cupy.arange(4.0) * w).tolist() == (w * cupy.arange(4.0)).tolist() == [0, 1, 4, 9]
+    assert cupy.from_dlpack(w).data.ptr == w._own_copy().data.ptr
+    assert not any(
+        hasattr(on_host, f"__{name}__") for name in ("dlpack", "dlpack_device", "cupy_get_ndarray")
+    )
+
+
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
 def test_assignments_in_replicas(cupy, on_gpu, aggregation):
     with on_gpu.scope():

@@ -5,13 +5,15 @@ copies and kernels wait in their stream until somebody waits for it (see `cupy.c
 is missing shows. Memory of two "GPUs" is kept apart by its label only.
 """
 
+import ctypes as _ctypes
+
 import numpy as _np
 
 from cupy import cuda
 from cupy._kernel import RawKernel
 
 __all__ = ["RawKernel", "cuda", "ndarray"]
-__version__ = "0 (a fake for tests)"
+__version__ = "14.0 (a fake for tests)"
 
 _METHODS = {
     "all", "any", "argmax", "astype", "copy", "max", "mean", "min", "ravel", "reshape", "sum", "transpose", "view",
@@ -26,12 +28,23 @@ class _Memory:
 class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 100
 
-    def __init__(self, host, base=None, device=None):
+    def __init__(self, shape, dtype=float, memptr=None):
+        if memptr is None:
+            self._begin(_np.empty(shape, dtype))
+        else:
+            nbytes = int(_np.prod(shape)) * _np.dtype(dtype).itemsize
+            memory = (_ctypes.c_char * nbytes).from_address(memptr.ptr)
+            self._begin(_np.frombuffer(memory, dtype).reshape(shape), None, memptr.device_id)
+            self._memory = memptr
+
+    def _begin(self, host, base=None, device=None):
         self._host = host
         self._device = cuda.Device().id if device is None else device
         self.base = base
-        if base is None:
-            cuda.keep(host)
+
+    def __del__(self):
+        if self.base is None:  # its memory goes back to a pool, and the stream uses it in order
+            cuda.keep((self._host, getattr(self, "_memory", None)))
 
     def __array__(self, *_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
@@ -39,7 +52,10 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         if method != "__call__" or ufunc.signature is not None:
             return NotImplemented
-        if any(hasattr(each, "assign") for each in (*inputs, *kwargs.get("out", ()))):
+        if any(
+            hasattr(each, "assign") and not hasattr(each, "__cupy_get_ndarray__")
+            for each in (*inputs, *kwargs.get("out", ()))
+        ):
             return NotImplemented
         return _call(ufunc, *inputs, **kwargs)
 
@@ -119,9 +135,17 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         return self._host
 
 
+def _of(host, base=None, device=None):
+    array = ndarray.__new__(ndarray)
+    array._begin(host, base, device)
+    return array
+
+
 def _plain(value):
     if isinstance(value, ndarray):
         return value._host
+    if hasattr(value, "__cupy_get_ndarray__"):
+        return value.__cupy_get_ndarray__()._host
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     if isinstance(value, _np.ndarray):
@@ -136,8 +160,8 @@ def _wrapped(result, sources):
             if source._host is result:
                 return source
             if _np.may_share_memory(source._host, result):
-                return ndarray(result, source if source.base is None else source.base, source._device)
-        return ndarray(result)
+                return _of(result, source if source.base is None else source.base, source._device)
+        return _of(result)
     if isinstance(result, (list, tuple)):
         return type(result)(_wrapped(each, sources) for each in result)
     return result
@@ -152,9 +176,21 @@ def _sources(value):
 
 
 def _call(function, *args, **kwargs):
-    cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
+    if not _is_view(function, args):
+        cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
     sources = _sources([*args, *kwargs.values()])
     return _wrapped(function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()}), sources)
+
+
+def _is_view(function, args):
+    """Whether nothing has to be done on the GPU."""
+    if function in (_np.ndarray.view, _np.ndarray.transpose):
+        return True
+    if function is _np.ndarray.reshape:
+        return args[0].flags.c_contiguous
+    keys = args[1] if function is _np.ndarray.__getitem__ else [args]
+    keys = keys if isinstance(keys, (tuple, list)) else [keys]
+    return all(each is None or each is Ellipsis or type(each) in (int, slice) for each in keys)
 
 
 class _Function:
@@ -169,14 +205,17 @@ def asarray(value, dtype=None):
     if isinstance(value, ndarray):
         return value if dtype in (None, value.dtype) else value.astype(dtype)
     if hasattr(value, "__cuda_array_interface__"):
-        return ndarray(_np.asarray(_Interface(value)), base=value)
+        cuda.get_current_stream().synchronize()
+        return _of(_np.asarray(_Interface(value)), base=value)
+    if hasattr(value, "__cupy_get_ndarray__"):
+        return value.__cupy_get_ndarray__()
     return array(value, dtype)
 
 
 def array(value, dtype=None, copy=True):
     if isinstance(value, ndarray):
         return value.astype(dtype or value.dtype)
-    return ndarray(_np.array(value, dtype))
+    return _of(_np.array(value, dtype))
 
 
 class _Interface:
@@ -194,7 +233,7 @@ def from_dlpack(value):
     if device[0] != 2:
         raise ValueError("not on a GPU")
     stream = cuda.get_current_stream()
-    return ndarray(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
+    return _of(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
 
 
 def __getattr__(name):

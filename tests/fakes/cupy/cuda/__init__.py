@@ -28,6 +28,12 @@ class Device:
     def use(self):
         _local.device = self.id
 
+    @property
+    def mem_info(self):
+        if runtime.error is not None:
+            raise runtime.CUDARuntimeError(*runtime.error)
+        return (1 << 40) - runtime.allocated(), 1 << 40
+
     def synchronize(self):
         for stream in list(_streams.values()):
             stream.synchronize()
@@ -125,3 +131,24 @@ def stream_of(ptr):
 
 def alloc_pinned_memory(size):
     return memoryview(np.empty(size, np.uint8))
+
+
+class Memory:
+    """Of its own, as a file that other processes can map."""
+
+    def __init__(self, size):
+        self.size, self.device_id = size, Device().id
+        self.ptr, self._map = runtime.new_memory(size)
+
+    def __del__(self):
+        runtime.forget(self.ptr)
+
+
+class UnownedMemory:
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id

@@ -15,6 +15,8 @@ _DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 _OPS = [MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN]
 calls = []  # (number of elements, dtype) of each all-reduce
 hangs = False  # a test sets it: no all-reduce is ever done
+id_error = ""  # a test sets it: no id can be made
+async_error = ""  # a test sets it: what was noticed meanwhile
 
 
 class NcclError(RuntimeError):
@@ -22,6 +24,8 @@ class NcclError(RuntimeError):
 
 
 def get_unique_id():
+    if id_error:
+        raise NcclError(id_error)
     return bytes(range(128))
 
 
@@ -33,7 +37,7 @@ class NcclCommunicator:
         if len({gpus[0] for gpus in told}) < ndev:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: two ranks on one device")
         self._comm = (MPI.COMM_WORLD if ndev > 1 else MPI.COMM_SELF).Dup()
-        self.aborted = False
+        self.aborted = self.destroyed = False
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         stream_of(stream).synchronize()  # NCCL goes on by itself, MPI in a queue would not
@@ -45,13 +49,16 @@ class NcclCommunicator:
         self._comm.Allreduce(MPI.IN_PLACE if sendbuf == recvbuf else send, receive, _OPS[op])
 
     def check_async_error(self):
-        pass
+        if isinstance(async_error, int):
+            raise KeyError(async_error)
+        if async_error:
+            raise NcclError(async_error)
 
     def abort(self):
         self.aborted = True
 
     def destroy(self):
-        pass
+        self.destroyed = True
 
 
 def _memory(address, count, dtype):

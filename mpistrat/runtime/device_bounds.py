@@ -1,0 +1,80 @@
+"""What a GPU's memory and its link to the host carry at most, as far as the system says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from mpistrat.runtime.device import cupy_for
+
+_SYSTEM = Path("/sys/bus/pci/devices")
+_FOR_BYTES = ((60, 242 / 256), (8, 128 / 130), (0, 8 / 10))  # from so many GT/s on: the part that is payload
+
+
+class Bounds(NamedTuple):
+    """Bytes per second; None where nothing says.
+
+    Attributes
+    ----------
+    memory : float or None
+        Read and written together.
+    link : float or None
+        To the host or from it; both at once carry twice that.
+    link_name : str
+        Such as ``"PCIe 32 GT/s x16"``; empty where nothing says.
+    """
+
+    memory: float | None
+    link: float | None
+    link_name: str
+
+    def __str__(self) -> str:
+        said = [] if self.memory is None else [f"memory {self.memory / 1e9:.0f} GB/s"]
+        if self.link is not None:
+            said.append(f"{self.link_name} {self.link / 1e9:.0f} GB/s each way")
+        return ", ".join(said) or "bounds unknown"
+
+
+def bounds(device: int) -> Bounds:
+    """The bounds of a GPU that this process sees.
+
+    The link is taken at its full speed, to which it changes once there is something to copy.
+    """
+    runtime = cupy_for("bounds of a GPU").cuda.runtime
+    try:
+        # Two transfers for each tick.
+        kilohertz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
+        bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
+        memory = 2e3 * kilohertz * bits / 8 or None
+    except (runtime.CUDARuntimeError, AttributeError):  # a driver or a CuPy that has no such attribute
+        memory = None
+    link, name = _link(runtime.deviceGetPCIBusId(device).lower())
+    return Bounds(memory, link, name)
+
+
+def _link(bus_id: str) -> tuple[float | None, str]:
+    try:
+        speed = (_SYSTEM / bus_id / "max_link_speed").read_text()
+        lanes = int((_SYSTEM / bus_id / "current_link_width").read_text())
+    except (OSError, ValueError):
+        return None, ""
+    found = re.match(r"([\d.]+) GT/s", speed)
+    if found is None or not 0 < lanes <= 32:
+        return None, ""
+    transfers = float(found[1])
+    return link_bandwidth(transfers, lanes), f"PCIe {transfers:g} GT/s x{lanes}"
+
+
+def link_bandwidth(transfers: float, lanes: int) -> float:
+    """Bytes per second and direction of so many lanes of PCI Express, at so many GT/s.
+
+    Examples
+    --------
+    >>> f"{link_bandwidth(32, 16):.3g}"
+    '6.3e+10'
+    >>> f"{link_bandwidth(5, 8):.3g}"
+    '4e+09'
+    """
+    left = next(left for least, left in _FOR_BYTES if transfers >= least)
+    return transfers * 1e9 / 8 * lanes * left

@@ -1,0 +1,76 @@
+"""The kernels through NVIDIA's own compiler, which needs no GPU: pip install nvidia-cuda-nvrtc-cu12 (or cupy's)."""
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpistrat.runtime import kernels
+from mpistrat.training.optimizers import adam, sgd
+
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+KERNELS = [
+    *((kernels._copy, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)),
+    *(
+        (kernel, dtype)
+        for kernel in (sgd._PLAIN, sgd._MOMENTUM, sgd._NESTEROV, adam._ADAM, adam._AMSGRAD)
+        for dtype in FLOATS
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    """The library, from the wheel."""
+    found = importlib.util.find_spec("nvidia")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    files = [path for folder in folders for path in Path(folder).glob("*/lib/libnvrtc.so.1[0-9]")]
+    if not files:
+        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12")
+    return ctypes.CDLL(str(files[0]))
+
+
+def compiled(nvrtc, source, *options):
+    """PTX, or an AssertionError with what the compiler says."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None) == 0
+    status = nvrtc.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+    )
+    texts = []
+    for what in ("ProgramLog", "PTX"):
+        if what == "ProgramLog" or status == 0:
+            getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+            text = ctypes.create_string_buffer(size.value)
+            getattr(nvrtc, f"nvrtcGet{what}")(program, text)
+            texts.append(text.value.decode())
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    assert status == 0, texts[0]
+    return texts[1]
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS, ids=lambda each: getattr(each, "_name", None))
+def test_every_kernel(nvrtc, kernel, dtype):
+    """As CuPy compiles it; without fused multiply-add, so that it rounds as NumPy does."""
+    source = kernels._HALVES + kernel._source(np.dtype(dtype))
+    ptx = compiled(nvrtc, source, "--gpu-architecture=compute_90", "--std=c++17", *kernels.OPTIONS)
+    assert f".entry {kernel._name}(" in ptx
+    assert "fma." not in ptx
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_a_copy_has_several_loads_on_their_way(nvrtc, dtype):
+    """A load that waited for the store before it would leave most of the memory's bandwidth unused."""
+    ptx = compiled(
+        nvrtc,
+        kernels._HALVES + kernels._copy._source(np.dtype(dtype)),
+        "--gpu-architecture=compute_90",
+        *kernels.OPTIONS,
+    )
+    bits = 8 * np.dtype(dtype).itemsize
+    moves = re.findall(rf"^\s(ld|st)\.global\.u{bits} ", ptx, re.MULTILINE)
+    assert "ld " * (16 // np.dtype(dtype).itemsize) in " ".join(moves) + " "
