@@ -9,7 +9,6 @@ from mpistrat.cluster_resolver import gpus, layout, slurm_job, slurm_step
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
-from mpistrat.cluster_resolver.variables import integer
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -150,16 +149,13 @@ class SlurmClusterResolver(ClusterResolver):
             "node_of_rank": step.why,
             "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else slurm_step.NODELIST,
             "node": "SLURM_NODEID" if environ.get("SLURM_NODEID") else step.why,
-            "local_rank": "SLURM_LOCALID",
+            "local_rank": step.of_local_rank,
             "local_size": counts,
         }
-        local_rank = integer(environ, "SLURM_LOCALID")
-        if local_rank is None and step.node_of_rank is not None:
-            local_rank, sources["local_rank"] = self._local_rank(), step.why
         local_size = None if step.node is None else step.counts[step.node]
         given = self._gpus_per_node
         on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
-        own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
+        own, of_gpus = gpus.placed(environ, step.local_rank, local_size, on_node)
         job = slurm_job.job(environ)
         allocation = slurm_job.nodes_of_job(environ)
         return Placement(
@@ -169,7 +165,7 @@ class SlurmClusterResolver(ClusterResolver):
             nodes=step.nodes,
             node=step.node,
             host=None if step.node is None else step.nodes[step.node],
-            local_rank=local_rank,
+            local_rank=step.local_rank,
             local_size=local_size,
             ranks_per_node=step.counts,
             node_of_rank=step.node_of_rank,

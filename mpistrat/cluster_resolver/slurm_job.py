@@ -29,7 +29,7 @@ def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | No
     """All nodes of the job, and where they were read from."""
     parts = groups(environ)
     if parts:
-        return tuple(host for part in parts for host in part), GROUPS
+        return tuple(dict.fromkeys(host for part in parts for host in part)), GROUPS
     for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = parsed(environ, name, expand_hostlist)
         if hosts:

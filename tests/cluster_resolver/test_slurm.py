@@ -276,6 +276,73 @@ class TestComponents:
             own(environ)
 
 
+class TestComponentsOnOneNode:
+    """Slurm lists such a node once for each component, and counts the tasks of each from 0."""
+
+    STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_JOB_ID": "9"}
+    TASKS = (("0,1", "0", "0"), ("0,1", "1", "0"), ("2", "0", "1"))
+
+    @pytest.mark.parametrize("nodes", ["n[0,0]", "n0,n0"])
+    @pytest.mark.parametrize("rank", range(3))
+    @pytest.mark.parametrize("named", [True, False])
+    def test_are_one_node(self, nodes, rank, named):
+        gtids, local, number = self.TASKS[rank]
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": nodes, "SLURM_PROCID": str(rank)}
+        environ |= {"SLURM_GTIDS": gtids, "SLURM_LOCALID": local, "SLURM_NODEID": number}
+        resolver = resolve({**environ, **({"SLURMD_NODENAME": "n0"} if named else {})})
+        placement = resolver.placement
+        assert (placement.nodes, placement.ranks_per_node, placement.node_of_rank) == (
+            ("n0",),
+            (3,),
+            (0,) * 3,
+        )
+        assert (placement.node, placement.host) == (0, "n0")
+        assert (placement.local_rank, placement.local_size) == (rank, 3)
+        assert placement.sources["local_rank"] != "SLURM_LOCALID"
+        assert resolver.cluster_spec().as_dict() == {"worker": ["n0:8888", "n0:8889", "n0:8890"]}
+
+    def test_in_any_order_of_counts(self):
+        """That of one node is known, whatever its components are."""
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": "n0,n0", "SLURM_PROCID": "1", "SLURM_GTIDS": "1,2"}
+        placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}).placement
+        assert (placement.local_rank, placement.local_size, placement.node_of_rank) == (1, 3, (0, 0, 0))
+
+    @pytest.mark.parametrize(
+        ("rank", "gtids", "node", "local"),
+        [(0, "0,1", 0, 0), (1, "0,1", 0, 1), (2, "2", 1, 0), (3, "3", 0, 2), (4, "4", 2, 0)],
+    )
+    def test_of_a_heterogeneous_job(self, rank, gtids, node, local):
+        """Two tasks on n1; then one on each of n0, n1 and n2."""
+        environ = {
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_ID": "27",
+            "SLURM_JOB_ID_HET_GROUP_0": "27",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "n[0-2]",
+            "SLURM_PROCID": str(rank),
+            "SLURM_STEP_NUM_TASKS": "5",
+            "SLURM_STEP_NODELIST": "n0,n1,n1,n2",
+            "SLURM_STEP_TASKS_PER_NODE": "1,2,1(x2)",
+            "SLURM_GTIDS": gtids,
+            "SLURM_LOCALID": "1" if rank == 1 else "0",
+            "SLURMD_NODENAME": ["n1", "n0", "n2"][node],
+        }
+        placement = resolve(environ).placement
+        assert (placement.nodes, placement.ranks_per_node) == (("n1", "n0", "n2"), (3, 1, 1))
+        assert (placement.node, placement.local_rank, placement.node_of_rank) == (
+            node,
+            local,
+            (0, 0, 1, 0, 2),
+        )
+        assert placement.allocation == ("n1", "n0", "n2")
+
+    def test_in_a_list_that_is_merged_already(self):
+        """The tasks of the node are more than those of this component: its numbers are not the node's."""
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": "n[0-1]", "SLURM_PROCID": "1", "SLURM_GTIDS": "1"}
+        placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}).placement
+        assert (placement.node, placement.local_rank, placement.local_size) == (0, None, 2)
+
+
 class TestGpus:
     def test_of_the_task_are_set(self):
         environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
