@@ -401,6 +401,9 @@ class TestGpus:
             ({"SLURM_DISTRIBUTION": "block:cyclic"}, [0, 1, 0, 1]),
             ({"SLURM_DISTRIBUTION": "cyclic:block,NoPack"}, [0, 0, 1, 1]),
             ({"SLURM_GPU_BIND": "mask:0x3,0x3,0xc,0xc"}, [0, 0, 1, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3*2,0xc*2"}, [0, 0, 1, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:verbose,mask_gpu:0x3,0xC"}, [0, 1, 0, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3,0xc,0xc,0x3"}, [0, 1, 1, 0]),
         ],
     )
     def test_of_sockets_are_divided_among_their_tasks(self, more, sockets):
@@ -413,8 +416,50 @@ class TestGpus:
         found = []
         for rank, socket in enumerate(sockets):
             environ = {**step, **more, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-            found.append(own({**environ, "CUDA_VISIBLE_DEVICES": ["0,1", "2,3"][socket]}).placement.gpu)
-        assert sorted(found) == ["0", "1", "2", "3"]
+            environ["CUDA_VISIBLE_DEVICES"] = ["0,1", "2,3"][socket]
+            resolver = SlurmClusterResolver(environ=environ)
+            assert resolver.num_accelerators() == {"GPU": 1}
+            found.append((resolver.placement.gpu, resolver.placement.device))
+            for _ in range(2):
+                resolver.cluster_spec()
+                assert environ["CUDA_VISIBLE_DEVICES"] == found[-1][0]
+            placement = SlurmClusterResolver(environ=environ).placement
+            assert (placement.gpu, placement.device) == (found[-1][0], "cuda:0")
+        assert sorted(found) == [("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0"), ("3", "cuda:1")]
+
+    def test_of_sockets_are_divided_unevenly(self):
+        """Three tasks on two masks of four GPUs each."""
+        step = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "3"}
+        step |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_GPUS_ON_NODE": "8"}
+        for given, expected in ((None, ["4,5", "0,1,2,3", "6,7"]), (1, ["4", "0", "5"])):
+            for rank in range(3):
+                environ = {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+                environ["SLURMD_TRES_BIND"] = "gpu:mask_gpu:0xf0,0x0f"
+                environ["CUDA_VISIBLE_DEVICES"] = ["4,5,6,7", "0,1,2,3"][rank % 2]
+                SlurmClusterResolver(gpus_per_task=given, environ=environ).cluster_spec()
+                assert environ["CUDA_VISIBLE_DEVICES"] == expected[rank]
+
+    def test_of_sockets_are_too_few(self):
+        environ = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "4"}
+        environ |= {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_LOCALID": "3"}
+        environ["SLURMD_TRES_BIND"] = "gpu:mask_gpu:0xf,0xc"
+        SlurmClusterResolver(environ=environ).cluster_spec()
+        assert environ["CUDA_VISIBLE_DEVICES"] == "3"
+        environ |= {
+            "SLURM_GPUS_ON_NODE": "8",
+            "CUDA_VISIBLE_DEVICES": "2,3,4",
+            "SLURMD_TRES_BIND": "gpu:mask_gpu:0x1c",
+        }
+        with pytest.raises(RuntimeError, match="GPUs 6 to 7 of the node are for task 3, but CUDA_VISIBLE"):
+            SlurmClusterResolver(gpus_per_task=2, environ=environ).cluster_spec()
+
+    def test_number_of_the_node_keeps_its_source(self):
+        environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "2"}
+        resolver = SlurmClusterResolver(environ=environ)
+        before = resolver.placement
+        resolver.num_accelerators()
+        resolver.cluster_spec()
+        assert resolver.placement.sources == before.sources
 
     def test_of_another_maker(self):
         placement = own({**STEP, "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "4,5"}).placement
