@@ -1,4 +1,4 @@
-"""Which tasks of a node see the same GPUs, where Slurm shows each some of those that the step has there."""
+"""Which tasks of a node see the same GPUs, where Slurm or jsrun shows each some of those that are there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ def among(
     (0, 2)
     >>> among({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3,0xc,0xc,0x3"}, 2, 3, 4, 4)
     (1, 2)
+    >>> among({"JSM_NAMESPACE_RANK": "4"}, 3, 4, 6, None)  # jsrun -a3 -g3: the second of a resource set
+    (1, 3)
     """
+    if environ.get("JSM_NAMESPACE_RANK"):
+        # Neighbours are in one set, and no variable says how many: this is balanced, whatever its size.
+        each = min(seen, local_size)
+        return local_rank % each, each
     if on_node is None or seen >= on_node:
         return local_rank, local_size
     masks = _masks(environ)

@@ -269,6 +269,30 @@ class TestOwnLaunchers:
         check(resolver.placement)
         assert resolver.placement.sources["rank"] == "JSM_NAMESPACE_RANK"
 
+    @pytest.mark.parametrize("sets", [1, 2, 3])
+    @pytest.mark.parametrize(
+        ("ranks", "each"), [(1, 1), (2, 2), (3, 3), (6, 3), (4, 2), (2, 3), (1, 3), (3, 1)]
+    )
+    def test_gpus_of_a_resource_set(self, sets, ranks, each):
+        """jsrun -r sets -a ranks -g each: its ranks use its GPUs evenly."""
+        size = sets * ranks
+        users = {}
+        for rank in range(size):
+            first = rank // ranks * each
+            environ = {
+                "JSM_NAMESPACE_RANK": rank,
+                "JSM_NAMESPACE_SIZE": size,
+                "JSM_NAMESPACE_LOCAL_RANK": rank,
+            }
+            environ |= {"JSM_NAMESPACE_LOCAL_SIZE": size, "LSB_JOBID": 17, "LSB_MCPU_HOSTS": "batch5 1 a 42"}
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + each)))
+            placement = resolve({name: str(value) for name, value in environ.items()}).placement
+            assert placement.gpu == str(first + int(placement.device.removeprefix("cuda:")))
+            users.setdefault(placement.gpu, []).append(rank)
+        counts = sorted(map(len, users.values()))
+        assert len(users) == sets * min(ranks, each)
+        assert counts[-1] - counts[0] <= 1
+
     def test_mpirun_in_jsrun(self):
         resolver = resolve({**JSRUN, "JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"})
         assert resolver.placement.sources["rank"] == "OMPI_COMM_WORLD_RANK"
