@@ -259,6 +259,38 @@ class TestOwnLaunchers:
             monkeypatch.setenv(name, value)
         check(resolve().placement)
 
+    BATCH = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+    SHELL = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_STEP_NUM_TASKS": "1"}
+    PROXIES = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a,b", "SLURM_EXTERNAL_LAUNCHER": "1"}
+
+    @pytest.mark.parametrize(
+        ("around", "name", "source"),
+        [
+            (BATCH, "a", "SLURM_JOB_NODELIST"),
+            (SHELL, "a", "SLURM_JOB_NODELIST"),
+            (PROXIES, "b", "SLURMD_NODENAME"),
+        ],
+    )
+    @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
+    def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
+        """Neither this machine nor the one on which mpiexec was called is that rank's."""
+        monkeypatch.setattr("mpistrat.cluster_resolver.launched.own_host", lambda: "a")
+        told = {each: value for each, value in MPIRUNS[mpi].items() if each != "PMI_HOSTNAME"}
+        placement = resolve({**around, **told, "SLURMD_NODENAME": name}).placement
+        check(placement)
+        assert placement.sources["host"] == source
+
+    def test_environment_of_another_rank_on_one_node(self):
+        environ = {
+            **self.BATCH,
+            "PMI_RANK": "1",
+            "PMI_SIZE": "2",
+            "MPI_LOCALRANKID": "1",
+            "MPI_LOCALNRANKS": "2",
+        }
+        placement = resolve({**environ, "SLURMD_NODENAME": "a"}).placement
+        assert (placement.nodes, placement.host, placement.local_rank) == (("a",), "a", 1)
+
     def test_mpirun_in_flux(self):
         resolver = resolve({**FLUX, **OPEN_MPI, "FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"})
         assert type(resolver) is MpiClusterResolver
