@@ -8,6 +8,7 @@ Only ``SLURM_STEP_*`` and the variables of the task itself are true inside a ste
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +232,8 @@ def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
 
 def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[list[str]]:
     """The step's nodes by group; one group if the groups do not say."""
-    parts = [[host for host in group if host in nodes] for group in groups(environ)]
+    there = set(nodes)
+    parts = [[host for host in group if host in there] for group in groups(environ)]
     parts = [part for part in parts if part]
     if sorted(host for part in parts for host in part) != sorted(nodes):
         return [list(nodes)]
@@ -293,8 +295,10 @@ def _from_hostfile(
         path = ""
     if listed and not path:
         hosts, why = list(listed), f"{_ARBITRARY}={environ[_ARBITRARY]}"
-    where = [nodes.index(host) for host in hosts[: sum(counts)] if host in nodes]
-    if [where.count(node) for node in range(len(nodes))] != list(counts):
+    position = {host: node for node, host in enumerate(nodes)}
+    where = [position[host] for host in hosts[: sum(counts)] if host in position]
+    found = Counter(where)
+    if [found[node] for node in range(len(nodes))] != list(counts):
         return None, f"{why} does not name each node as often as it has tasks"
     return where, why
 
