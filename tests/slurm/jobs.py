@@ -54,6 +54,7 @@ class Job:
         self._folder = folder
         self.number = number
         self._without_step: float | None = None
+        self._looked = 0.0
 
     @property
     def output(self) -> str:
@@ -73,6 +74,9 @@ class Job:
         """
         if HALF_A_MESSAGE in self.output:
             return True
+        if time.monotonic() < self._looked + 1:  # to ask takes the processor from the job
+            return False
+        self._looked = time.monotonic()
         steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
         if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
             self._without_step = None
