@@ -15,25 +15,21 @@ def main() -> int:
     """Try each operation; what came out is printed and kept. The exit status is 1 if something is missing."""
     from mpistrat.collectives import gpu_verdicts
     from mpistrat.runtime import mpi
-    from mpistrat.runtime.device import Device, cupy_for
+    from mpistrat.runtime.device import cupy_for
     from mpistrat.runtime.topology import Topology
+    from mpistrat.strategies.own_device import own_device
 
     topology = Topology.of(mpi.start().COMM_WORLD)
-    said = ""
+    missing = "one rank has nobody to exchange with: start at least two" if topology.size == 1 else ""
     try:
-        place = next(ranks for ranks in topology.nodes if topology.rank in ranks)
-        device = Device.own("cuda", place.index(topology.rank), len(place)).use()
-        key: list[Any] = gpu_verdicts.key(topology, device.index)
+        device = own_device(topology, "cuda").use()
     except RuntimeError as error:
-        said = str(error)
-    told = topology.all_gather_object(said)
-    missing = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-    if not missing and topology.size == 1:
-        missing = ["one rank has nobody to exchange with: start at least two"]
+        missing = str(error)
     if missing:
         if topology.rank == 0:
-            print(missing[0])
+            print(missing)
         return 1
+    key: list[Any] = gpu_verdicts.key(topology, device.index)
     verdicts: dict[str, str] = {}
     for operation in gpu_verdicts.OPERATIONS:
         if topology.rank == 0:  # before the operation, which may end the program

@@ -103,17 +103,12 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 def _routes(topology: Any) -> str:
     """How arrays on the ranks' GPUs are reduced, and why not otherwise."""
     from mpistrat.collectives.gpu_all_reduce import obstacles
-    from mpistrat.runtime.device import Device
+    from mpistrat.strategies.own_device import own_device
 
-    place = next(ranks for ranks in topology.nodes if topology.rank in ranks)
-    problem, device = "", Device("cpu")
     try:
-        device = Device.own("cuda", place.index(topology.rank), len(place)).use()
+        device = own_device(topology, "cuda").use()
     except RuntimeError as error:
-        problem = str(error)
-    for rank, text in enumerate(topology.all_gather_object(problem)):
-        if text:
-            return f"none (rank {rank}: {text})"
+        return f"none ({error})"
     if topology.size == 1:
         return "one rank: nothing to exchange"
     found = obstacles(topology, device)

@@ -22,13 +22,13 @@ class Resources:
     ntasks : int or None
         Ranks in all.
     ntasks_per_node : int or None
-        Ranks on each node.
+        Ranks on each node; beside ``ntasks`` the most.
     cpus_per_task : int
         Cores of a rank.
     gpus_per_node : str or None
         A number, or a kind and a number.
-    options : sequence of str
-        Further options of sbatch.
+    options : sequence of tuple of str
+        Further options of sbatch, and a comment for each.
     """
 
     nodes: int = 1
@@ -36,7 +36,7 @@ class Resources:
     ntasks_per_node: int | None = None
     cpus_per_task: int = 1
     gpus_per_node: str | None = None
-    options: Sequence[str] = ()
+    options: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Script:
         be requeued.
     container : str or None
         Image of Apptainer; a path as ``python``, or an address such as ``docker://name``.
-    options : sequence of str
-        Further options of sbatch, for all components.
+    options : sequence of tuple of str
+        Further options of sbatch for all components, and a comment for each.
     """
 
     written_by: str
@@ -84,7 +84,7 @@ class Script:
     array: str | None = None
     signal: tuple[str, int] | None = None
     container: str | None = None
-    options: Sequence[str] = ()
+    options: Sequence[tuple[str, str]] = ()
 
     @property
     def heterogeneous(self) -> bool:
@@ -136,8 +136,8 @@ def _directives(script: Script) -> Iterator[str]:
             f"--signal={signal}@{seconds}", "ranks get it so many seconds before the limit, or 60 more"
         )
         yield line("--open-mode=append", "all runs of the job write into one file")
-    for option in script.options:
-        yield line(option)
+    for option, comment in script.options:
+        yield line(option, comment)
     for number, component in enumerate(script.components):
         if number:
             yield line("hetjob", "the next component: its ranks follow those above")
@@ -145,7 +145,8 @@ def _directives(script: Script) -> Iterator[str]:
         if component.ntasks is not None:
             yield line(f"--ntasks={component.ntasks}", "ranks in all")
         if component.ntasks_per_node is not None:
-            yield line(f"--ntasks-per-node={component.ntasks_per_node}", "ranks on a node")
+            most = "the most " if component.ntasks is not None else ""
+            yield line(f"--ntasks-per-node={component.ntasks_per_node}", f"{most}ranks on a node")
         yield line(
             f"--cpus-per-task={component.cpus_per_task}", "cores of a rank: so many threads has its NumPy"
         )
@@ -154,8 +155,8 @@ def _directives(script: Script) -> Iterator[str]:
                 f"--gpus-per-node={component.gpus_per_node}",
                 "all ranks of a node see them, each takes its own",
             )
-        for option in component.options:
-            yield line(option)
+        for option, comment in component.options:
+            yield line(option, comment)
     yield ""
 
 

@@ -50,7 +50,7 @@ _RESOURCES = [
         ["--constraint"], type=_Pattern("features", r"[^\s'\"#]+", "a100|h100"), help="Kind of node."
     ),
 ]
-_PASSED_ON = ("mem", "partition", "constraint")
+_PASSED_ON = {"mem": "of a node", "partition": "which kind of job", "constraint": "which kind of node"}
 
 
 class _Heterogeneous(click.Command):
@@ -110,7 +110,15 @@ def _resources(given: dict[str, Any]) -> Resources:
             f"{at_least} ranks on a node cannot have a GPU each with --gpus-per-node {given['gpus_per_node']}: ask "
             "for as many GPUs as ranks, or for none"
         )
-    options = tuple(f"--{name}={given[name]}" for name in _PASSED_ON if given[name] is not None)
+    if gpus is not None and ntasks is not None and nodes > 1:
+        per_node = (
+            at_least  # beside --ntasks it is the most: Slurm fills the first node, or more ranks than GPUs
+        )
+    options = tuple(
+        (f"--{name}={given[name]}", comment)
+        for name, comment in _PASSED_ON.items()
+        if given[name] is not None
+    )
     return Resources(nodes, ntasks, per_node, given["cpus_per_task"], given["gpus_per_node"], options)
 
 
@@ -214,7 +222,10 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         array=given["array"],
         signal=(signal, int(seconds)) if requeue else None,
         container=container,
-        options=[*([f"--account={given['account']}"] if given["account"] else []), *given["sbatch"]],
+        options=[
+            *([(f"--account={given['account']}", "who pays")] if given["account"] else []),
+            *((option, "") for option in given["sbatch"]),
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -75,8 +76,8 @@ def from_lines(hosts: list[str], variable: str) -> Allocation | None:
     >>> from_lines(["a", "a", "b"], "PBS_NODEFILE").slots
     (2, 1)
     """
-    nodes = tuple(dict.fromkeys(hosts))
-    return Allocation(nodes, variable, tuple(map(hosts.count, nodes))) if nodes else None
+    counts = Counter(hosts)
+    return Allocation(tuple(counts), variable, tuple(counts.values())) if counts else None
 
 
 def _filled(slots: tuple[int, ...], size: int) -> tuple[int, ...]:

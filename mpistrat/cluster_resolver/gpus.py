@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpistrat.cluster_resolver.gpu_bind import among
 from mpistrat.cluster_resolver.variables import integer
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -131,57 +132,29 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
     return None
 
 
-def share(
-    ids: tuple[str, ...],
-    local_rank: int,
-    local_size: int,
-    on_node: int | None = None,
-    in_turn: bool = False,
-) -> Share | None:
-    """Which of the GPUs that a process sees are this rank's, None if it sees none.
+def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
+    """Which of the GPUs that some ranks see are for one of them, None if they see none.
 
     Parameters
     ----------
     ids : tuple of str
-        What it sees.
-    local_rank, local_size : int
-        Which of the node's ranks it is, and how many there are.
-    on_node : int, optional
-        How many GPUs the job has on this node. A rank that sees fewer was given them for itself, or together with
-        its neighbours, if they are more than its part.
-    in_turn : bool
-        Whether those that see the same are not neighbours: each socket in turn got one rank.
+        What they see.
+    index, users : int
+        Which of these ranks it is, and how many they are.
 
     Examples
     --------
-    >>> share(("0", "1", "2", "3"), 1, 2)  # all ranks see all: each takes its part
+    >>> share(("0", "1", "2", "3"), 1, 2)
     Share(first=2, number=2)
-    >>> share(("1",), 1, 2, on_node=2)  # the scheduler has dealt them out
-    Share(first=0, number=1)
-    >>> share(("2", "3"), 3, 4, on_node=4)  # the GPUs of one socket (--gpu-bind=closest), on which two ranks are
-    Share(first=1, number=1)
-    >>> share(("0", "1"), 2, 4, on_node=4, in_turn=True)  # the same, where ranks 0 and 2 are on it
-    Share(first=1, number=1)
     >>> share(("0",), 1, 2)  # more ranks than GPUs: neighbours share one
     Share(first=0, number=1)
     """
     if not ids:
         return None
-    if on_node is not None and len(ids) < on_node:
-        users = max(1, round(len(ids) * local_size / on_node))
-        groups = max(1, on_node // len(ids))
-        local_rank, local_size = (local_rank // groups if in_turn else local_rank) % users, users
-    each = len(ids) // local_size
+    each = len(ids) // users
     if each == 0:
-        return Share(local_rank * len(ids) // local_size, 1)
-    return Share(local_rank * each, each)
-
-
-def _sockets_in_turn(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm gave each socket of a node one task in turn, as it does by default, and GPUs by socket."""
-    if re.search(r"\b(mask|map)", f"{environ.get('SLURM_GPU_BIND')} {environ.get('SLURMD_TRES_BIND')}"):
-        return False
-    return environ.get("SLURM_DISTRIBUTION", "").partition(",")[0].split(":")[1:2] != ["block"]
+        return Share(index * len(ids) // users, 1)
+    return Share(index * each, each)
 
 
 class Own(NamedTuple):
@@ -237,7 +210,7 @@ def placed(
         local_rank, local_size = 0, 1
     if local_rank is None or local_size is None or local_rank >= local_size:
         return Own(seen.ids), sources
-    own = share(seen.ids, local_rank, local_size, there, _sockets_in_turn(environ))
+    own = share(seen.ids, *among(environ, number, local_rank, local_size, there))
     assert own is not None
     gpu, device = seen.ids[own.first], f"cuda:{own.first}"
     if any(each.startswith("MIG-") for each in seen.ids):

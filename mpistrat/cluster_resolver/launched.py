@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpistrat.cluster_resolver import gpus, layout
+from mpistrat.cluster_resolver import gpus, layout, slurm_step
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.launcher import FLUX, Launched
+from mpistrat.cluster_resolver.hostlist import expand_hostlist
+from mpistrat.cluster_resolver.launcher import FLUX, OPEN_MPI, Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
-from mpistrat.cluster_resolver.variables import own_host, position_of
+from mpistrat.cluster_resolver.variables import own_host, parsed, position_of
 
 
 class LaunchedClusterResolver(ClusterResolver):
@@ -160,12 +161,25 @@ def _host(
 ) -> tuple[str | None, str]:
     if told.host:
         return told.host, told.sources["host"]
-    # Launchers that start ranks by ssh, or from brokers, hand on the SLURMD_NODENAME of another node.
     if here and any(position_of(own_host(), each.nodes) is not None for each in allocations):
         return own_host(), "the name of this machine"
-    if environ.get("SLURMD_NODENAME") and told.launcher != FLUX.name:
+    if environ.get("SLURMD_NODENAME") and not _handed_on(environ, told):
         return environ["SLURMD_NODENAME"], "SLURMD_NODENAME"
     return (own_host(), "the name of this machine") if here else (None, "")
+
+
+def _handed_on(environ: Mapping[str, str], told: Launched) -> bool:
+    """Whether ``SLURMD_NODENAME`` may be that of the node on which the launcher was called.
+
+    Launchers that start ranks by ssh, or from brokers, hand on their own environment: a batch script's, or that of a
+    shell in a step of one node. Where srun starts their proxies, the step has all nodes with ranks.
+    """
+    if told.launcher == FLUX.name:
+        return True
+    if told.launcher == OPEN_MPI.name or told.size is None or told.size <= (told.local_size or 1):
+        return False
+    step = parsed(environ, slurm_step.NODELIST, expand_hostlist) if environ.get("SLURM_STEP_ID") else None
+    return len(step or ()) < 2
 
 
 def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tuple[Placement, dict[str, str]]:

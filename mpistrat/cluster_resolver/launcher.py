@@ -61,7 +61,7 @@ class Launched(NamedTuple):
     alone: bool = False
 
 
-_OPEN_MPI = Launcher(
+OPEN_MPI = Launcher(
     "mpirun of Open MPI",
     rank=("OMPI_COMM_WORLD_RANK",),
     size=("OMPI_COMM_WORLD_SIZE",),
@@ -118,7 +118,7 @@ FLUX = Launcher(
 )
 
 # Whoever sets the first of these knows the most about its ranks; the last ones are set by many.
-_LAUNCHERS = (_OPEN_MPI, *_MVAPICH, _PALS, _HYDRA, _PMIX)
+_LAUNCHERS = (OPEN_MPI, *_MVAPICH, _PALS, _HYDRA, _PMIX)
 
 
 def launched(environ: Mapping[str, str]) -> Launched | None:

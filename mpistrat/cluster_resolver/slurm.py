@@ -7,9 +7,9 @@ from collections.abc import Mapping, MutableMapping
 
 from mpistrat.cluster_resolver import gpus, layout, slurm_job, slurm_step
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.gpu_bind import among
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
-from mpistrat.cluster_resolver.variables import integer
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -81,6 +81,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._visible = gpus.visible(self._environ)
         self._gpus_per_node = gpus_per_node
         self._gpus_per_task = gpus_per_task
+        self._counted: int | None = None
         self._check_tasks(jobs is None)
         self._check_gpus()
         self.task_type, self.task_id = self._task(rank)
@@ -150,16 +151,15 @@ class SlurmClusterResolver(ClusterResolver):
             "node_of_rank": step.why,
             "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else slurm_step.NODELIST,
             "node": "SLURM_NODEID" if environ.get("SLURM_NODEID") else step.why,
-            "local_rank": "SLURM_LOCALID",
+            "local_rank": step.of_local_rank,
             "local_size": counts,
         }
-        local_rank = integer(environ, "SLURM_LOCALID")
-        if local_rank is None and step.node_of_rank is not None:
-            local_rank, sources["local_rank"] = self._local_rank(), step.why
         local_size = None if step.node is None else step.counts[step.node]
-        given = self._gpus_per_node
+        given, counted = self._gpus_per_node, self._counted
         on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
-        own, of_gpus = gpus.placed(environ, local_rank, local_size, on_node)
+        if on_node is None and counted:  # `cluster_spec` may have set what is visible since
+            on_node = counted, "what was visible at first"
+        own, of_gpus = gpus.placed(environ, step.local_rank, local_size, on_node)
         job = slurm_job.job(environ)
         allocation = slurm_job.nodes_of_job(environ)
         return Placement(
@@ -169,7 +169,7 @@ class SlurmClusterResolver(ClusterResolver):
             nodes=step.nodes,
             node=step.node,
             host=None if step.node is None else step.nodes[step.node],
-            local_rank=local_rank,
+            local_rank=step.local_rank,
             local_size=local_size,
             ranks_per_node=step.counts,
             node_of_rank=step.node_of_rank,
@@ -226,18 +226,29 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _gpus_of_node(self) -> int:
         """What the step has on this node. A task may see fewer: then the others are for the others."""
-        if self._gpus_per_node is None:
-            self._gpus_per_node = max(gpus.count(self._environ), self._on_node() or 0)
-        return self._gpus_per_node
+        if self._gpus_per_node is not None:
+            return self._gpus_per_node
+        if self._counted is None:
+            self._counted = max(gpus.count(self._environ), self._on_node() or 0)
+        return self._counted
 
     def _gpus_of_task(self) -> int:
-        if self._gpus_per_task is None:
-            seen, there = self._visible, self._on_node()
-            if self._gpus_per_node is None and seen is not None and len(seen.ids) < (there or 0):
-                self._gpus_per_task = len(seen.ids)  # Slurm has dealt them out
-            else:
-                self._gpus_per_task = self._gpus_of_node() // max(self._step.counts, default=1)
-        return self._gpus_per_task
+        if self._gpus_per_task is not None:
+            return self._gpus_per_task
+        dealt = self._dealt()
+        return self._gpus_of_node() // max(self._step.counts, default=1) if dealt is None else dealt.number
+
+    def _dealt(self) -> gpus.Share | None:
+        """What is this task's of the GPUs that it sees, if Slurm shows it some of those of the step on its node."""
+        step, seen, there = self._step, self._visible, self._on_node()
+        if self._gpus_per_node is not None or seen is None or len(seen.ids) >= (there or 0):
+            return None
+        if step.local_rank is None or step.node is None:
+            return gpus.Share(0, len(seen.ids))
+        index, users = among(self._environ, len(seen.ids), step.local_rank, step.counts[step.node], there)
+        if self._gpus_per_task is not None:
+            return gpus.Share(index * self._gpus_per_task, self._gpus_per_task)
+        return gpus.share(seen.ids, index, users)
 
     def _local_rank(self) -> int:
         where = self._step.node_of_rank
@@ -254,7 +265,7 @@ class SlurmClusterResolver(ClusterResolver):
             ids = self._visible.ids
         if len(ids) <= number:  # they are dealt out already
             return
-        first = self._local_rank() * number
+        first = (self._dealt() or gpus.Share(self._local_rank() * number, number)).first
         own = ids[first : first + number]
         if len(own) < number:
             raise RuntimeError(

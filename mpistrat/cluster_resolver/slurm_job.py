@@ -29,7 +29,7 @@ def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | No
     """All nodes of the job, and where they were read from."""
     parts = groups(environ)
     if parts:
-        return tuple(host for part in parts for host in part), GROUPS
+        return tuple(dict.fromkeys(host for part in parts for host in part)), GROUPS
     for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = parsed(environ, name, expand_hostlist)
         if hosts:
@@ -48,7 +48,8 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
         # The step is that of mpiexec's proxies (MPICH, Intel MPI): it has just the nodes with ranks.
         step = parsed(environ, NODELIST, expand_hostlist)
         if step and set(step) <= set(hosts):
-            there = tuple(slots[hosts.index(host)] for host in step) if slots else None
+            slots_of = dict(zip(hosts, slots or (), strict=False))
+            there = tuple(slots_of[host] for host in step) if slots else None
             found.append(Allocation(tuple(step), NODELIST, there, of_slots, all_used=True))
     return [*found, Allocation(tuple(hosts), "SLURM_JOB_NODELIST", slots, of_slots)]
 

@@ -8,6 +8,7 @@ Only ``SLURM_STEP_*`` and the variables of the task itself are true inside a ste
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,21 +42,25 @@ class Step:
         Which task this is.
     node : int or None
         Which node it is on.
+    local_rank : int or None
+        Which of that node's tasks it is.
     node_of_rank : tuple of int or None
         On which node each task is; None if the environment does not tell.
     why : str
         What ``node_of_rank`` follows from, or why it is None.
-    of_nodes : str
-        Where names and order of the nodes are from.
+    of_nodes, of_local_rank : str
+        Where names and order of the nodes are from, and ``local_rank``.
     """
 
     nodes: tuple[str, ...]
     counts: tuple[int, ...]
     rank: int
     node: int | None
+    local_rank: int | None
     node_of_rank: tuple[int, ...] | None
     why: str
     of_nodes: str
+    of_local_rank: str
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
@@ -133,22 +138,40 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
             f"{RANK}={rank}, but there are {sum(counts)} tasks according to {said}: was this program started "
             "by mpirun? Then `resolve()` finds the right variables"
         )
-    node = position_of(environ.get("SLURMD_NODENAME"), nodes)
-    if node is None:
-        node = integer(environ, "SLURM_NODEID")
-        node = node if node is None or node < len(nodes) else None
     sizes = [len(part) for part in parts] or [len(nodes)]
     where, why = _layout(environ, nodes, counts, sizes)
-    gtids = environ.get("SLURM_GTIDS", "")
-    if where is not None and tasks_per_node is None and node is not None and gtids:
-        expected = ",".join(map(str, layout.ranks_on(where, node)))
-        if expected != gtids:
-            why = f"{why} would put tasks {expected} on {nodes[node]}, but SLURM_GTIDS={gtids}"
+    # Components of a heterogeneous step may share a node, which then stands there once for each.
+    position = {host: place for place, host in enumerate(dict.fromkeys(nodes))}
+    names, merged = tuple(position), [position[host] for host in nodes]
+    totals = [0] * len(names)
+    for place, count in zip(merged, counts, strict=True):
+        totals[place] += count
+    node = position_of(environ.get("SLURMD_NODENAME"), names)
+    number = integer(environ, "SLURM_NODEID")
+    if node is None and number is not None and number < len(nodes):
+        node = merged[number]
+    gtids = environ.get("SLURM_GTIDS", "") if tasks_per_node is None else ""
+    if where is not None and node is not None and gtids:
+        here = [part for part, place in enumerate(merged) if place == node]
+        expected = [",".join(map(str, layout.ranks_on(where, part))) for part in here]
+        if gtids not in expected:
+            tasks = " and ".join(expected)
+            why = f"{why} would put tasks {tasks} on {names[node]}, but SLURM_GTIDS={gtids}"
             where = None
-    if where is not None and node is None:
-        node = where[rank]
+    if where is not None:
+        where = [merged[part] for part in where]
+        node = where[rank] if node is None else node
+    elif len(names) == 1:
+        where, why = [0] * sum(counts), "all tasks are on this node"
+    local_rank, of_local_rank = integer(environ, "SLURM_LOCALID"), "SLURM_LOCALID"
+    # It counts the tasks of one component.
+    shared = node is not None and gtids and len(gtids.split(",")) < totals[node]
+    if local_rank is None or shared or len(names) < len(nodes):
+        local_rank = None if where is None else layout.ranks_on(where, where[rank]).index(rank)
+        of_local_rank = why
     of_nodes = f"{NODELIST}, {GROUPS}" if len(parts) > 1 else NODELIST
-    return Step(nodes, counts, rank, node, None if where is None else tuple(where), why, of_nodes)
+    on_node = None if where is None else tuple(where)
+    return Step(names, tuple(totals), rank, node, local_rank, on_node, why, of_nodes, of_local_rank)
 
 
 def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -209,7 +232,8 @@ def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
 
 def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[list[str]]:
     """The step's nodes by group; one group if the groups do not say."""
-    parts = [[host for host in group if host in nodes] for group in groups(environ)]
+    there = set(nodes)
+    parts = [[host for host in group if host in there] for group in groups(environ)]
     parts = [part for part in parts if part]
     if sorted(host for part in parts for host in part) != sorted(nodes):
         return [list(nodes)]
@@ -222,9 +246,11 @@ def _in_order_of(
     """Nodes and counts in the order in which Slurm numbers the nodes."""
     if len(nodes) != len(counts) or len(parts) == 1:
         return nodes, counts
-    count_of = dict(zip(nodes, counts, strict=True))
+    counts_of: dict[str, list[int]] = {}  # several if several groups have tasks on a node
+    for host, count in zip(nodes, counts, strict=True):
+        counts_of.setdefault(host, []).append(count)
     ordered = [host for part in parts for host in part]
-    return tuple(ordered), tuple(count_of[host] for host in ordered)
+    return tuple(ordered), tuple(counts_of[host].pop(0) for host in ordered)
 
 
 def _layout(
@@ -269,8 +295,10 @@ def _from_hostfile(
         path = ""
     if listed and not path:
         hosts, why = list(listed), f"{_ARBITRARY}={environ[_ARBITRARY]}"
-    where = [nodes.index(host) for host in hosts[: sum(counts)] if host in nodes]
-    if [where.count(node) for node in range(len(nodes))] != list(counts):
+    position = {host: node for node, host in enumerate(nodes)}
+    where = [position[host] for host in hosts[: sum(counts)] if host in position]
+    found = Counter(where)
+    if [found[node] for node in range(len(nodes))] != list(counts):
         return None, f"{why} does not name each node as often as it has tasks"
     return where, why
 

@@ -77,46 +77,41 @@ class Device(NamedTuple):
             cupy_for(f"device {self}").cuda.Device(self.index).use()
         return self
 
-    @classmethod
-    def own(cls, name: str | Device, local_rank: int, local_size: int) -> Device:
-        """The device of a rank: that of the name, or where it is a kind alone, the rank's of that kind.
-
-        The ranks of a node share the GPUs that they see evenly: with more ranks than GPUs, neighbours use one.
-
-        Parameters
-        ----------
-        name : str or Device
-            ``"cpu"``, ``"cuda"`` (also ``"gpu"``), ``"cuda:1"``, or ``"auto"``: a GPU if there is one.
-        local_rank, local_size : int
-            Which of its node's ranks it is, and how many there are.
-
-        Raises
-        ------
-        RuntimeError
-            If there is no such device.
-        TypeError, ValueError
-            As `parse`.
-
-        Examples
-        --------
-        >>> Device.own("cpu", 1, 2)
-        Device(kind='cpu', index=0)
-        """
-        if isinstance(name, str) and name.strip().lower() == "auto":
-            try:
-                gpu_count("device auto")
-            except RuntimeError:
-                return cls("cpu")
-            name = "cuda"
-        device = cls.parse(name)
-        if device.kind == "cpu" or isinstance(name, Device) or name.strip()[-1].isdigit():
-            return device.require()
-        count = gpu_count(f"device {name}")
-        each = count // local_size
-        return cls("cuda", local_rank * each if each else local_rank * count // local_size)
-
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"
+
+
+def any_gpu(name: str | Device) -> bool:
+    """Whether a name is that of a kind alone, such as ``"cuda"``, so that each rank has a GPU of its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Device.parse`.
+
+    Examples
+    --------
+    >>> any_gpu("cuda"), any_gpu("cuda:0"), any_gpu("cpu")
+    (True, False, False)
+    """
+    if Device.parse(name).kind == "cpu" or isinstance(name, Device):
+        return False
+    return not name.strip()[-1].isdigit()
+
+
+def seen_gpus(what: str) -> tuple[str, ...]:
+    """What tells each GPU, or slice of one, that this process sees from all others of its node.
+
+    Raises
+    ------
+    RuntimeError
+        As `gpu_count`.
+    """
+    count, runtime = gpu_count(what), cupy_for(what).cuda.runtime
+    return tuple(
+        f"{bytes(runtime.getDeviceProperties(device).get('uuid', b'')).hex()} {runtime.deviceGetPCIBusId(device)}"
+        for device in range(count)
+    )
 
 
 def cupy_for(what: str) -> Any:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 
 from mpistrat.runtime.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
 
+# A job that is put back is ended at once, scontrol with it, which would then not say that all went well.
+_KEPT = ("/bin/sh", "-c", 'trap "" TERM; exec "$0" "$@"')
+
 
 def seconds_left(environ: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
     """Seconds until the job's time limit, None if the environment does not tell.
@@ -114,7 +117,7 @@ def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | N
         return "", "there is no scontrol on PATH on this node"
     try:
         ended = subprocess.run(
-            [program, *arguments],
+            [*_KEPT, program, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,6 +1,7 @@
 """`mpistrat slurm write`, and that the scripts of ``slurm/`` are what it writes."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -109,6 +110,26 @@ def test_places_of_python():
         assert started(write("--mpi=pmix", "--python", python, "prog.py"))[0][3] == found
     words, _ = started(write("--mpi=pmix prog.py"), PYTHON="py", MPISTRAT_SRUN_MPI="none")
     assert words == ["srun", "--mpi=none", "--kill-on-bad-exit=1", "py", "prog.py"]
+
+
+def test_ranks_with_gpus_are_spread_evenly():
+    """Slurm would fill the first node, with more ranks than it has GPUs."""
+    script = write("--mpi=pmix --nodes 2 --ntasks 5 --gpus-per-node 4 prog.py")
+    assert "#SBATCH --ntasks=5 " in script
+    assert re.search("^#SBATCH --ntasks-per-node=3 +# the most ranks on a node$", script, re.MULTILINE)
+    for more in ("--ntasks 4 --gpus-per-node 4", "--nodes 2 --ntasks 5"):
+        assert (
+            "--ntasks-per-node" not in write(f"--mpi=pmix --python p {more} prog.py").split("#SBATCH", 1)[1]
+        )
+
+
+def test_every_option_says_what_it_is_for():
+    given = "--mem 8G --partition gpu --constraint a100 --account me --array 0-3 --requeue --gpus-per-node 2"
+    options = [
+        line for line in write(f"--mpi=pmix {given} prog.py").splitlines() if line.startswith("#SBATCH")
+    ]
+    assert len(options) == 15
+    assert all(re.fullmatch(r"#SBATCH --[\w-]+(=\S+)? +# \w.+", line) for line in options), options
 
 
 def test_array():

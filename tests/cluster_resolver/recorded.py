@@ -1,4 +1,4 @@
-"""The environments of real tasks of Slurm 22.05, recorded on three nodes ``node0..2`` with two GPUs each.
+"""The environments of real tasks of Slurm 22.05, recorded on three nodes ``node0..2`` with two GPUs each, or four.
 
 One folder a launch, one file a task, named after its rank. What cannot be of interest was left out.
 """

@@ -259,6 +259,38 @@ class TestOwnLaunchers:
             monkeypatch.setenv(name, value)
         check(resolve().placement)
 
+    BATCH = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+    SHELL = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_STEP_NUM_TASKS": "1"}
+    PROXIES = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a,b", "SLURM_EXTERNAL_LAUNCHER": "1"}
+
+    @pytest.mark.parametrize(
+        ("around", "name", "source"),
+        [
+            (BATCH, "a", "SLURM_JOB_NODELIST"),
+            (SHELL, "a", "SLURM_JOB_NODELIST"),
+            (PROXIES, "b", "SLURMD_NODENAME"),
+        ],
+    )
+    @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
+    def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
+        """Neither this machine nor the one on which mpiexec was called is that rank's."""
+        monkeypatch.setattr("mpistrat.cluster_resolver.launched.own_host", lambda: "a")
+        told = {each: value for each, value in MPIRUNS[mpi].items() if each != "PMI_HOSTNAME"}
+        placement = resolve({**around, **told, "SLURMD_NODENAME": name}).placement
+        check(placement)
+        assert placement.sources["host"] == source
+
+    def test_environment_of_another_rank_on_one_node(self):
+        environ = {
+            **self.BATCH,
+            "PMI_RANK": "1",
+            "PMI_SIZE": "2",
+            "MPI_LOCALRANKID": "1",
+            "MPI_LOCALNRANKS": "2",
+        }
+        placement = resolve({**environ, "SLURMD_NODENAME": "a"}).placement
+        assert (placement.nodes, placement.host, placement.local_rank) == (("a",), "a", 1)
+
     def test_mpirun_in_flux(self):
         resolver = resolve({**FLUX, **OPEN_MPI, "FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"})
         assert type(resolver) is MpiClusterResolver
@@ -268,6 +300,30 @@ class TestOwnLaunchers:
         assert type(resolver) is LsfClusterResolver
         check(resolver.placement)
         assert resolver.placement.sources["rank"] == "JSM_NAMESPACE_RANK"
+
+    @pytest.mark.parametrize("sets", [1, 2, 3])
+    @pytest.mark.parametrize(
+        ("ranks", "each"), [(1, 1), (2, 2), (3, 3), (6, 3), (4, 2), (2, 3), (1, 3), (3, 1)]
+    )
+    def test_gpus_of_a_resource_set(self, sets, ranks, each):
+        """jsrun -r sets -a ranks -g each: its ranks use its GPUs evenly."""
+        size = sets * ranks
+        users = {}
+        for rank in range(size):
+            first = rank // ranks * each
+            environ = {
+                "JSM_NAMESPACE_RANK": rank,
+                "JSM_NAMESPACE_SIZE": size,
+                "JSM_NAMESPACE_LOCAL_RANK": rank,
+            }
+            environ |= {"JSM_NAMESPACE_LOCAL_SIZE": size, "LSB_JOBID": 17, "LSB_MCPU_HOSTS": "batch5 1 a 42"}
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + each)))
+            placement = resolve({name: str(value) for name, value in environ.items()}).placement
+            assert placement.gpu == str(first + int(placement.device.removeprefix("cuda:")))
+            users.setdefault(placement.gpu, []).append(rank)
+        counts = sorted(map(len, users.values()))
+        assert len(users) == sets * min(ranks, each)
+        assert counts[-1] - counts[0] <= 1
 
     def test_mpirun_in_jsrun(self):
         resolver = resolve({**JSRUN, "JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpistrat.cluster_resolver import ClusterSpec, Placement, SimpleClusterResolver
+from mpistrat.cluster_resolver import ClusterSpec, Placement, SimpleClusterResolver, resolve
 from mpistrat.cluster_resolver.compare import facts_of
 
 NODES, EACH = 20_000, 4
@@ -23,3 +23,50 @@ def test_place_in_a_large_cluster():
     placement = SimpleClusterResolver(cluster, task_type="worker", task_id=NODES + 7).placement
     assert (placement.node, placement.local_rank, placement.local_size) == (7, 1, EACH)
     assert facts_of(placement)["size"].value == NODES * EACH
+
+
+RANKS = NODES * EACH
+STEP = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": f"n[0-{NODES - 1}]",
+    "SLURM_STEP_NODELIST": f"n[0-{NODES - 1}]",
+    "SLURM_STEP_TASKS_PER_NODE": f"{EACH}(x{NODES})",
+    "SLURM_STEP_NUM_TASKS": str(RANKS),
+    "SLURM_PROCID": str(RANKS - 1),
+    "SLURMD_NODENAME": f"n{NODES - 1}",
+    "SLURM_LOCALID": str(EACH - 1),
+}
+HYDRA = {"PMI_RANK": str(RANKS - 1), "PMI_SIZE": str(RANKS), "MPI_LOCALRANKID": str(EACH - 1)} | {
+    "MPI_LOCALNRANKS": str(EACH)
+}
+LARGE = {
+    "block": STEP,
+    "cyclic": {**STEP, "SLURM_DISTRIBUTION": "cyclic"},
+    "arbitrary": {**STEP, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "{file}"},
+    "components": {
+        **STEP,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": f"n[1-{NODES - 1}]",
+    },
+    "mpiexec": {
+        **STEP,
+        **HYDRA,
+        "SLURM_EXTERNAL_LAUNCHER": "1",
+        "SLURM_JOB_CPUS_PER_NODE": f"{EACH}(x{NODES})",
+    }
+    | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(NODES), "SLURM_STEP_TASKS_PER_NODE": f"1(x{NODES})"},
+    "PBS": {**HYDRA, "PMI_HOSTNAME": f"n{NODES - 1}", "PBS_JOBID": "1", "PBS_NODEFILE": "{file}"},
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", LARGE)
+def test_launch_of_many_ranks(kind, tmp_path):
+    file = tmp_path / "nodes"
+    file.write_text("".join(f"n{node}\n" * EACH for node in range(NODES)))
+    resolver = resolve({name: value.replace("{file}", str(file)) for name, value in LARGE[kind].items()})
+    placement = resolver.placement
+    assert (placement.size, placement.rank, placement.num_nodes) == (RANKS, RANKS - 1, NODES)
+    assert (placement.node, placement.local_rank, placement.local_size) == (NODES - 1, EACH - 1, EACH)
+    assert resolver.cluster_spec().num_tasks("worker") == RANKS

@@ -276,6 +276,73 @@ class TestComponents:
             own(environ)
 
 
+class TestComponentsOnOneNode:
+    """Slurm lists such a node once for each component, and counts the tasks of each from 0."""
+
+    STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_JOB_ID": "9"}
+    TASKS = (("0,1", "0", "0"), ("0,1", "1", "0"), ("2", "0", "1"))
+
+    @pytest.mark.parametrize("nodes", ["n[0,0]", "n0,n0"])
+    @pytest.mark.parametrize("rank", range(3))
+    @pytest.mark.parametrize("named", [True, False])
+    def test_are_one_node(self, nodes, rank, named):
+        gtids, local, number = self.TASKS[rank]
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": nodes, "SLURM_PROCID": str(rank)}
+        environ |= {"SLURM_GTIDS": gtids, "SLURM_LOCALID": local, "SLURM_NODEID": number}
+        resolver = resolve({**environ, **({"SLURMD_NODENAME": "n0"} if named else {})})
+        placement = resolver.placement
+        assert (placement.nodes, placement.ranks_per_node, placement.node_of_rank) == (
+            ("n0",),
+            (3,),
+            (0,) * 3,
+        )
+        assert (placement.node, placement.host) == (0, "n0")
+        assert (placement.local_rank, placement.local_size) == (rank, 3)
+        assert placement.sources["local_rank"] != "SLURM_LOCALID"
+        assert resolver.cluster_spec().as_dict() == {"worker": ["n0:8888", "n0:8889", "n0:8890"]}
+
+    def test_in_any_order_of_counts(self):
+        """That of one node is known, whatever its components are."""
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": "n0,n0", "SLURM_PROCID": "1", "SLURM_GTIDS": "1,2"}
+        placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}).placement
+        assert (placement.local_rank, placement.local_size, placement.node_of_rank) == (1, 3, (0, 0, 0))
+
+    @pytest.mark.parametrize(
+        ("rank", "gtids", "node", "local"),
+        [(0, "0,1", 0, 0), (1, "0,1", 0, 1), (2, "2", 1, 0), (3, "3", 0, 2), (4, "4", 2, 0)],
+    )
+    def test_of_a_heterogeneous_job(self, rank, gtids, node, local):
+        """Two tasks on n1; then one on each of n0, n1 and n2."""
+        environ = {
+            "SLURM_HET_SIZE": "2",
+            "SLURM_JOB_ID": "27",
+            "SLURM_JOB_ID_HET_GROUP_0": "27",
+            "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+            "SLURM_JOB_NODELIST_HET_GROUP_1": "n[0-2]",
+            "SLURM_PROCID": str(rank),
+            "SLURM_STEP_NUM_TASKS": "5",
+            "SLURM_STEP_NODELIST": "n0,n1,n1,n2",
+            "SLURM_STEP_TASKS_PER_NODE": "1,2,1(x2)",
+            "SLURM_GTIDS": gtids,
+            "SLURM_LOCALID": "1" if rank == 1 else "0",
+            "SLURMD_NODENAME": ["n1", "n0", "n2"][node],
+        }
+        placement = resolve(environ).placement
+        assert (placement.nodes, placement.ranks_per_node) == (("n1", "n0", "n2"), (3, 1, 1))
+        assert (placement.node, placement.local_rank, placement.node_of_rank) == (
+            node,
+            local,
+            (0, 0, 1, 0, 2),
+        )
+        assert placement.allocation == ("n1", "n0", "n2")
+
+    def test_in_a_list_that_is_merged_already(self):
+        """The tasks of the node are more than those of this component: its numbers are not the node's."""
+        environ = {**self.STEP, "SLURM_STEP_NODELIST": "n[0-1]", "SLURM_PROCID": "1", "SLURM_GTIDS": "1"}
+        placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}).placement
+        assert (placement.node, placement.local_rank, placement.local_size) == (0, None, 2)
+
+
 class TestGpus:
     def test_of_the_task_are_set(self):
         environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
@@ -334,6 +401,9 @@ class TestGpus:
             ({"SLURM_DISTRIBUTION": "block:cyclic"}, [0, 1, 0, 1]),
             ({"SLURM_DISTRIBUTION": "cyclic:block,NoPack"}, [0, 0, 1, 1]),
             ({"SLURM_GPU_BIND": "mask:0x3,0x3,0xc,0xc"}, [0, 0, 1, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3*2,0xc*2"}, [0, 0, 1, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:verbose,mask_gpu:0x3,0xC"}, [0, 1, 0, 1]),
+            ({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3,0xc,0xc,0x3"}, [0, 1, 1, 0]),
         ],
     )
     def test_of_sockets_are_divided_among_their_tasks(self, more, sockets):
@@ -346,8 +416,50 @@ class TestGpus:
         found = []
         for rank, socket in enumerate(sockets):
             environ = {**step, **more, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-            found.append(own({**environ, "CUDA_VISIBLE_DEVICES": ["0,1", "2,3"][socket]}).placement.gpu)
-        assert sorted(found) == ["0", "1", "2", "3"]
+            environ["CUDA_VISIBLE_DEVICES"] = ["0,1", "2,3"][socket]
+            resolver = SlurmClusterResolver(environ=environ)
+            assert resolver.num_accelerators() == {"GPU": 1}
+            found.append((resolver.placement.gpu, resolver.placement.device))
+            for _ in range(2):
+                resolver.cluster_spec()
+                assert environ["CUDA_VISIBLE_DEVICES"] == found[-1][0]
+            placement = SlurmClusterResolver(environ=environ).placement
+            assert (placement.gpu, placement.device) == (found[-1][0], "cuda:0")
+        assert sorted(found) == [("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0"), ("3", "cuda:1")]
+
+    def test_of_sockets_are_divided_unevenly(self):
+        """Three tasks on two masks of four GPUs each."""
+        step = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "3"}
+        step |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_GPUS_ON_NODE": "8"}
+        for given, expected in ((None, ["4,5", "0,1,2,3", "6,7"]), (1, ["4", "0", "5"])):
+            for rank in range(3):
+                environ = {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+                environ["SLURMD_TRES_BIND"] = "gpu:mask_gpu:0xf0,0x0f"
+                environ["CUDA_VISIBLE_DEVICES"] = ["4,5,6,7", "0,1,2,3"][rank % 2]
+                SlurmClusterResolver(gpus_per_task=given, environ=environ).cluster_spec()
+                assert environ["CUDA_VISIBLE_DEVICES"] == expected[rank]
+
+    def test_of_sockets_are_too_few(self):
+        environ = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "4"}
+        environ |= {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_LOCALID": "3"}
+        environ["SLURMD_TRES_BIND"] = "gpu:mask_gpu:0xf,0xc"
+        SlurmClusterResolver(environ=environ).cluster_spec()
+        assert environ["CUDA_VISIBLE_DEVICES"] == "3"
+        environ |= {
+            "SLURM_GPUS_ON_NODE": "8",
+            "CUDA_VISIBLE_DEVICES": "2,3,4",
+            "SLURMD_TRES_BIND": "gpu:mask_gpu:0x1c",
+        }
+        with pytest.raises(RuntimeError, match="GPUs 6 to 7 of the node are for task 3, but CUDA_VISIBLE"):
+            SlurmClusterResolver(gpus_per_task=2, environ=environ).cluster_spec()
+
+    def test_number_of_the_node_keeps_its_source(self):
+        environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "2"}
+        resolver = SlurmClusterResolver(environ=environ)
+        before = resolver.placement
+        resolver.num_accelerators()
+        resolver.cluster_spec()
+        assert resolver.placement.sources == before.sources
 
     def test_of_another_maker(self):
         placement = own({**STEP, "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "4,5"}).placement

@@ -171,6 +171,29 @@ def test_where_the_strategy_is(cupy, on_gpu, monkeypatch):
         assert mpistrat.MultiWorkerMirroredStrategy().extended.worker_devices == ("cpu:0",)
 
 
+@pytest.mark.ranks(min=4)
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        (["ab", "ab", "cd", "cd"], "abcd"),
+        (["ab", "cd", "ab", "cd"], "acbd"),  # each socket in turn, as Slurm does by default
+        (["abcd"] * 4, "abcd"),
+        (["a", "b", "c", "d"], "abcd"),
+    ],
+)
+def test_ranks_that_see_the_same_gpus_divide_them(cupy, monkeypatch, masks, expected):
+    if not hasattr(cupy.cuda.runtime, "gpus"):
+        pytest.skip("the GPUs that are there are the same for all ranks")
+    monkeypatch.setattr(cupy.cuda.runtime, "gpus", list(masks[RANK]))
+    monkeypatch.setattr(cupy.cuda.runtime, "deviceGetPCIBusId", lambda device: masks[RANK][device])
+    for strategy in (
+        mpistrat.MultiWorkerMirroredStrategy(device="cuda"),
+        mpistrat.MultiWorkerMirroredStrategy(device=" Auto"),
+    ):
+        (name,) = strategy.extended.worker_devices
+        assert masks[RANK][int(name.removeprefix("cuda:"))] == expected[RANK]
+
+
 def test_checkpoints(cupy, on_gpu, tmp_path):
     with on_gpu.scope():
         v = mpistrat.Variable(np.arange(3.0), name="v")

@@ -154,6 +154,8 @@ def shown(state, preempted, started="2026-11-21T12:20:00"):
     ("number", "script", "told", "status", "text"),
     [
         (signal.SIGUSR2, "exit 0", ["requeue 12"], 0, "the job was put back into the queue"),
+        # Slurm ends the processes of a job that it puts back, also this one.
+        (signal.SIGUSR2, "kill -TERM $$", ["requeue 12"], 0, "the job was put back into the queue"),
         (
             signal.SIGUSR2,
             "echo it is not allowed >&2; exit 1",

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from mpistrat.runtime.device import Device
+from mpistrat.runtime.device import Device, any_gpu, seen_gpus
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,8 @@ def with_gpus(monkeypatch, count, driver=12090):
     runtime = types.SimpleNamespace(
         CUDARuntimeError=CudaError,
         getDeviceCount=get_device_count,
+        getDeviceProperties=lambda device: {"uuid": bytes([device + 1] * 2)} if device < 2 else {},
+        deviceGetPCIBusId=lambda device: f"0000:{device:02x}:00.0",
         driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 12090,
     )
@@ -157,18 +159,21 @@ def test_a_cupy_that_cannot_be_imported(monkeypatch):
         Device("cuda").require()
 
 
-def test_the_gpu_of_a_rank(monkeypatch):
-    with_gpus(monkeypatch, 4)
-    assert [Device.own("cuda", rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
-    assert [Device.own("gpu", rank, 2).index for rank in range(2)] == [
-        0,
-        2,
-    ]  # as cluster resolvers share them
-    assert [Device.own("auto", rank, 8).index for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert Device.own("cuda:3", 0, 4) == Device.own(Device("cuda", 3), 0, 4) == Device("cuda", 3)
-    assert Device.own("cpu", 3, 4) == Device("cpu")
+def test_names_of_any_gpu():
+    assert [any_gpu(name) for name in ("cuda", "GPU", "/gpu:*", " gpu ")] == [True] * 4
+    assert [any_gpu(name) for name in ("cuda:0", "/gpu:1", "cpu", "cpu:0", Device("cuda"))] == [False] * 5
+    for name, error in {"moon": ValueError, 3: TypeError}.items():
+        with pytest.raises(error):
+            any_gpu(name)
+
+
+def test_gpus_are_told_apart(monkeypatch):
+    """Slices of one GPU have its address, and GPUs of AMD no UUID."""
+    with_gpus(monkeypatch, 3)
+    names = seen_gpus("device cuda")
+    assert len(set(names)) == 3
+    assert names[0] == "0101 0000:00:00.0"
+    assert names[2] == " 0000:02:00.0"
     with_gpus(monkeypatch, CudaError(35), driver=0)
-    assert Device.own("auto", 0, 1) == Device("cpu")  # the only way to fall back
-    for name in ("cuda", "cuda:0"):
-        with pytest.raises(RuntimeError, match=f"device {name}"):
-            Device.own(name, 0, 1)
+    with pytest.raises(RuntimeError, match="device cuda: CuPy is installed, but"):
+        seen_gpus("device cuda")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import ROOT, Job, submitted
+from jobs import EXAMPLES, ROOT, Job, run_here, submitted
 
 from mpistrat.cli.launcher import library_of
 from mpistrat.runtime.launch import srun_plugin
@@ -69,9 +69,19 @@ def environ(plugin: str) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_btl": "^ofi",  # to find no fabric takes Open MPI a second of each start
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
         "UCX_TLS": "tcp,self",  # ranks of MPICH then have short addresses, see HALF_A_MESSAGE
     }
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of the examples: to write it takes them longer than all else."""
+    folder = tmp_path_factory.mktemp("digits")
+    write = "import sys, pathlib, train_digits; train_digits.write_digits(pathlib.Path(sys.argv[1]))"
+    run_here("-c", f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); {write}", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

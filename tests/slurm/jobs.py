@@ -54,6 +54,7 @@ class Job:
         self._folder = folder
         self.number = number
         self._without_step: float | None = None
+        self._looked = 0.0
 
     @property
     def output(self) -> str:
@@ -73,6 +74,9 @@ class Job:
         """
         if HALF_A_MESSAGE in self.output:
             return True
+        if time.monotonic() < self._looked + 1:  # to ask takes the processor from the job
+            return False
+        self._looked = time.monotonic()
         steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
         if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
             self._without_step = None
@@ -116,6 +120,13 @@ def submitted(cluster: clusters.Cluster, folder: Path, *arguments: str | Path, *
     return Job(cluster, said.stdout.split()[-1], folder)
 
 
+def with_digits(out: Path, digits: Path) -> Path:
+    """A folder for what ``resume_digits.py`` writes that has the data already."""
+    out.mkdir()
+    (out / "data").symlink_to(digits)
+    return out
+
+
 def lines(output: str) -> list[dict]:
     """The lines of JSON in an output, in the order of ``rank`` in them."""
     found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -127,7 +138,14 @@ def run_here(*arguments: str | Path, **environ: str) -> str:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg", **environ},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "MPLBACKEND": "Agg",
+            "OMP_NUM_THREADS": "1",  # more would wait for processors that jobs have
+            "OMPI_MCA_btl": "^ofi",
+            **environ,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

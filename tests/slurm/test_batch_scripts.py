@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from jobs import EXAMPLES, SCRIPTS, SLOW, lines, run_here
+from jobs import EXAMPLES, SCRIPTS, SLOW, lines, run_here, with_digits
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
 
@@ -34,10 +34,10 @@ os.write(1, f"{{line}}\\n".encode())  # in one piece, unlike print
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory):
+def losses(tmp_path_factory, digits):
     """The losses of the main example on one rank."""
     out = tmp_path_factory.mktemp("alone")
-    run_here(EXAMPLES / "train_digits.py", *DIGITS, "--out", out)
+    run_here(EXAMPLES / "train_digits.py", *DIGITS, "--data-dir", digits, "--out", out)
     return json.loads((out / "history.json").read_text())["loss"]
 
 
@@ -74,17 +74,18 @@ def test_main_job_on_nodes_with_three_one_and_one_rank(run_job, plugin, where, l
     check_losses(tmp_path / "out", losses, 5)
 
 
-def test_mpirun_inside_sbatch(run_job, where, losses, tmp_path):
+def test_mpirun_inside_sbatch(run_job, where, losses, digits, tmp_path):
     wanted = ["--nodes=3", "--ntasks=5", "--ntasks-per-node=3"]
-    output = run_job(*wanted, SCRIPTS / "cpu-mpirun.sbatch", where, *DIGITS, "--out", "out")
+    script = SCRIPTS / "cpu-mpirun.sbatch"
+    output = run_job(*wanted, script, where, *DIGITS, "--data-dir", digits, "--out", "out")
     found = lines(output)
     check_places(found, sorted(each["host"] for each in found))
     assert {each["resolver"] for each in found} == {"MpiClusterResolver"}
     check_losses(tmp_path / "out", losses, 5)
 
 
-def test_array(run_job, tmp_path, losses):
-    seeds = ["--seed", "%a", "--out", "out-%A-%a"]
+def test_array(run_job, tmp_path, losses, digits):
+    seeds = ["--seed", "%a", "--out", "out-%A-%a", "--data-dir", digits]
     program = EXAMPLES / "train_digits.py"
     run_job("--array=0-1", "--ntasks=2", SCRIPTS / "array.sbatch", program, *DIGITS, *seeds)
     first, second = sorted(tmp_path.glob("out-*"), key=lambda out: out.name[-1])
@@ -92,8 +93,8 @@ def test_array(run_job, tmp_path, losses):
     assert json.loads((second / "history.json").read_text())["loss"] != pytest.approx(losses, rel=1e-3)
 
 
-def test_heterogeneous_job(run_job, where, losses, tmp_path):
-    output = run_job(SCRIPTS / "hetjob.sbatch", where, *DIGITS, "--out", "out")
+def test_heterogeneous_job(run_job, where, losses, digits, tmp_path):
+    output = run_job(SCRIPTS / "hetjob.sbatch", where, *DIGITS, "--data-dir", digits, "--out", "out")
     check_places(lines(output), ["node0", *["node1"] * 4, *["node2"] * 4])
     assert [each["threads"] for each in lines(output)] == ["4", *["1"] * 8]
     check_losses(tmp_path / "out", losses, 9)
@@ -176,20 +177,21 @@ STEPS = 20 * 12
 
 
 @pytest.fixture(scope="module", autouse=True)
-def limited(submit_in, tmp_path_factory):
+def limited(submit_in, digits, tmp_path_factory):
     """A job with more to do than its limit allows; it comes back while the other tests run."""
     folder = tmp_path_factory.mktemp("limited")
     program = folder / "slow.py"
     program.write_text(SLOW)
+    with_digits(folder / "out", digits)
     wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--time=1", "--signal=USR2@10"]
     return submit_in(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *RESUME), folder
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(digits, tmp_path_factory):
     """The loss of a run that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    run_here(EXAMPLES / "resume_digits.py", *RESUME[:-1], folder / "out")
+    run_here(EXAMPLES / "resume_digits.py", *RESUME[:-1], with_digits(folder / "out", digits))
     return result(folder)
 
 
@@ -214,9 +216,10 @@ def check_resumed(output, folder, loss):
     assert result(folder) == pytest.approx(loss, rel=1e-9)
 
 
-def test_signal_by_hand(submit, tmp_path, undisturbed):
+def test_signal_by_hand(submit, tmp_path, digits, undisturbed):
     program = tmp_path / "slow.py"
     program.write_text(SLOW)
+    with_digits(tmp_path / "out", digits)
     wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
     job = submit(*wanted, SCRIPTS / "requeue.sbatch", program, *RESUME)
     job.wait_until("its first steps", lambda: job.output.count("a slow step") > 9)

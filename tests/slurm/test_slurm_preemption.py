@@ -4,7 +4,7 @@ import os
 
 import cluster as clusters
 import pytest
-from jobs import SCRIPTS, SLOW, run_here, submitted
+from jobs import SCRIPTS, SLOW, run_here, submitted, with_digits
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -25,7 +25,7 @@ def preempting():
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster, preempting, environ, plugin, tmp_path_factory):
+def jobs(cluster, preempting, environ, plugin, digits, tmp_path_factory):
     """By name, jobs that were stopped in the middle, each in its own way, and their folders."""
     written = tmp_path_factory.mktemp("written") / "job.sbatch"
     (written.parent / "apptainer").write_text(APPTAINER)
@@ -43,6 +43,7 @@ def jobs(cluster, preempting, environ, plugin, tmp_path_factory):
     ):
         folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
         (folder / "slow.py").write_text(SLOW)
+        with_digits(folder / "out", digits)
         arguments = [
             *RANKS,
             *words,
