@@ -390,13 +390,15 @@ class Topology:
         for pending in list(self.in_flight):  # all ranks began it: it ends
             with contextlib.suppress(TimeoutError):
                 pending.wait()
+        if not self._left:  # after a time-out: who waits without a limit still does
+            self._given_up = ""
         while True:
             try:
                 with self.turn(_END):
                     return
             except MismatchError:
                 continue
-            except RuntimeError:  # a thread is still in a collective, or the ranks are not in step
+            except RuntimeError:  # a thread is still in a collective, or this rank left one in the middle
                 if self._left:
                     failure.end_job(
                         f"{self._left}, and its program is at its end: the others would wait for ever"
