@@ -157,8 +157,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             self._plans[key] = plan
             if small_all_reduce.supports(topology, plan):
                 self._small[key] = small_all_reduce.prepare(topology, plan, tuple(map(_shape, values)))
-        with topology.turn(plan.operation, plan.meets, options.timeout_seconds):
-            return packing.reduce(topology, plan, values)
+        return packing.reduce_in_turn(topology, plan, values, options.timeout_seconds)
 
     def _reduce_by_home(
         self,

@@ -136,7 +136,8 @@ def _sum_digits(
     """Finite sums by way of integers, each ``width`` bits of every value."""
     width = 62 - headroom
     count = -(-(depth + kind.precision) // width)
-    units = [largest - (kind.bias - 1 + width * (k + 1)) for k in range(count)]
+    # In 64 bits, which NumPy 1 leaves if a number of 64 meets an array of 32.
+    units = [largest.astype(np.int64) - (kind.bias - 1 + width * (k + 1)) for k in range(count)]
     into, back = [_times_power(-unit) for unit in units], [_times_power(unit) for unit in units[:-1]]
     digits = np.zeros((count, len(largest)), np.int64)
     for block in blocks:
@@ -154,7 +155,7 @@ def _sum_digits(
 def _times_power(exponent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Multiplication by a power of two, whether or not that is a normal float64 itself."""
     if exponent.min() > -1023 and exponent.max() < 1024:
-        return partial(np.multiply, ((exponent + np.int64(1023)) << 52).view(np.float64))
+        return partial(np.multiply, ((exponent + 1023) << 52).view(np.float64))
     return lambda values: np.ldexp(values, exponent)
 
 
@@ -172,7 +173,7 @@ def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) 
     leading, left = digits[0], np.zeros(len(unit), bool)
     for digit in digits[1:]:
         # Without the bit behind the highest one the conversion cannot round up to the next power of two.
-        used = np.frexp((leading & ~(leading >> 1)).astype(np.float64))[1]
+        used = np.frexp((leading & ~(leading >> 1)).astype(np.float64))[1].astype(np.int64)
         room = np.clip(62 - used, 0, width)
         behind = width - room
         leading = (leading << room) | (digit >> behind)

@@ -75,7 +75,7 @@ class CommunicationOptions:
     ):
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, not {bytes_per_pack}")
-        if timeout_seconds is not None and timeout_seconds <= 0:
+        if timeout_seconds is not None and not timeout_seconds > 0:  # nor a number that is none
             raise ValueError(f"timeout_seconds must be positive or None, not {timeout_seconds}")
         self.bytes_per_pack = int(bytes_per_pack)
         self.timeout_seconds = timeout_seconds
@@ -85,6 +85,11 @@ class CommunicationOptions:
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """These options, with those of ``options`` that are not at their defaults instead.
 
+        Raises
+        ------
+        TypeError
+            If ``options`` are none.
+
         Examples
         --------
         >>> CommunicationOptions(bytes_per_pack=8).merge(CommunicationOptions(timeout_seconds=3.0))
@@ -92,6 +97,8 @@ class CommunicationOptions:
         """
         if options is None:
             return self
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(f"options must be CommunicationOptions or None, not {options!r}")
         auto = CommunicationImplementation.AUTO
         return CommunicationOptions(
             options.bytes_per_pack or self.bytes_per_pack,

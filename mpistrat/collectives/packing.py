@@ -165,6 +165,14 @@ def _bucket(
     )
 
 
+def reduce_in_turn(
+    topology: Topology, plan: Plan, arrays: Sequence[np.ndarray], timeout_seconds: float | None
+) -> list[np.ndarray]:
+    """As `reduce`, which waits for the turn and gives it back."""
+    with topology.turn(plan.operation, plan.meets, timeout_seconds):
+        return reduce(topology, plan, arrays)
+
+
 def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
     out: list[Any] = [None] * len(arrays)

@@ -23,9 +23,9 @@ def ignoring() -> Callable[..., Any]:
     array([inf, inf])
     """
     context = contextvars.Context()
-    context.run(np.seterr, all="ignore")
-    with np.errstate(all="raise"):
-        return context.run if context.run(np.geterr)["over"] == "ignore" else _under_errstate
+    with np.errstate(all="raise"):  # which NumPy 1 keeps for the thread, and the next line changes there
+        context.run(np.seterr, all="ignore")
+        return context.run if np.geterr()["over"] == "raise" else _under_errstate
 
 
 def _under_errstate(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

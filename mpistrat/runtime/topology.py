@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpistrat.runtime import arrival, failure, float_errors, mpi, threads
+from mpistrat.runtime.abandoned import anyone_in_turn
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
 from mpistrat.runtime.operation import (
@@ -248,14 +249,26 @@ class Topology:
         if threads.without:
             threads.refuse(operation.name)
         if not self._turn.acquire(False):
-            raise RuntimeError(
-                f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
-                "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
-            )
+            self._take_over(operation)
         self.sequence += 1
         if self._given_up and self.size > 1:
             self._turn.release()
             raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
+
+    def _take_over(self, operation: Operation) -> None:
+        """Take the turn although it is taken, if an interrupt left it so."""
+        caller: Any = sys._getframe(2)
+        if caller.f_code is Topology.turn.__code__:
+            caller = caller.f_back
+        for _ in range(2):
+            if anyone_in_turn(caller):
+                raise RuntimeError(
+                    f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
+                    "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
+                )
+            if self._turn.acquire(False):  # somebody gave it back since
+                return
+        self._pending = self._met = False
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         try:
@@ -389,6 +402,8 @@ class Topology:
         for pending in list(self.in_flight):  # all ranks began it: it ends
             with contextlib.suppress(TimeoutError):
                 pending.wait()
+        if not self._left:  # after a time-out: who waits without a limit still does
+            self._given_up = ""
         while True:
             try:
                 with self.turn(_END):
@@ -396,7 +411,7 @@ class Topology:
                     return
             except MismatchError:
                 continue
-            except RuntimeError:  # a thread is still in a collective, or the ranks are not in step
+            except RuntimeError:  # a thread is still in a collective, or this rank left one in the middle
                 if self._left:
                     failure.end_job(
                         f"{self._left}, and its program is at its end: the others would wait for ever"

@@ -34,7 +34,7 @@ class MirroredStrategy(Strategy):
     ValueError
         If there is not one device for each replica.
     TypeError
-        If ``cross_device_ops`` is none.
+        If ``cross_device_ops`` is none, or ``devices`` is one name.
 
     Examples
     --------
@@ -52,6 +52,8 @@ class MirroredStrategy(Strategy):
     ):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
+        if isinstance(devices, str):
+            raise TypeError(f"devices must be a list, with a name for each replica, not the name {devices!r}")
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
         costs.heed(topology)

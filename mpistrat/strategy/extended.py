@@ -232,11 +232,12 @@ class StrategyExtended:
         args = tuple(map(component, args)) if not any(map(nest.is_nested, args)) else self._components(args)
         kwargs = self._components(kwargs) if kwargs else {}
         stack = context.stack()
-        stack.append(self._update_mode)
+        depth = len(stack)
         try:
+            stack.append(self._update_mode)
             result = fn(*args, **kwargs)
         finally:
-            stack.pop()
+            del stack[depth:]
         return Mirrored((result,)) if group else (result,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:

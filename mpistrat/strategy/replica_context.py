@@ -110,11 +110,12 @@ class ReplicaContext:
         require_replica_context(self)
         strategy = self._strategy
         stack = context.stack()
-        stack.append(strategy.extended._cross_replica_mode)
+        depth = len(stack)
         try:
+            stack.append(strategy.extended._cross_replica_mode)
             result = merge_fn(strategy, *args, **(kwargs or {}))
         finally:
-            stack.pop()
+            del stack[depth:]
         return strategy.extended._select(result)
 
     def all_reduce(

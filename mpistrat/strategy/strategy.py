@@ -182,11 +182,12 @@ class Strategy(FormerNames):
         if kwargs:
             kwargs = {name: extended._select(arg) for name, arg in kwargs.items()}
         stack = context.stack()
-        stack.append(extended._replica_context._mode)
+        depth = len(stack)
         try:
+            stack.append(extended._replica_context._mode)
             return fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
-            stack.pop()
+            del stack[depth:]
 
     # --- values ----------------------------------------------------------------------
 

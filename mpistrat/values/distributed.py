@@ -67,7 +67,10 @@ class PerReplica(DistributedValues):
                 "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
                 "strategy.gather or strategy.experimental_local_results"
             )
-        return np.array(self._component, dtype=dtype, copy=True if copy else None)
+        array = np.asarray(self._component, dtype)
+        if copy is False and array is not self._component:
+            raise ValueError(f"a copy is needed to make an array of {array.dtype} out of {self._component!r}")
+        return array.copy() if copy else array
 
 
 class Mirrored(ArrayLike, DistributedValues):

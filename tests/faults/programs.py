@@ -347,6 +347,28 @@ def caught_and_agreed():
     strategy.barrier()
 
 
+def time_out_is_caught_and_the_program_ends():
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
+    if RANK == 0:
+        try:
+            strategy.reduce("SUM", 1.0, axis=None)
+        except TimeoutError:
+            now()
+    else:
+        strategy.barrier()  # which knows no limit
+
+
+def time_outs_are_caught_and_the_programs_end():
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
+    time.sleep(3.0 * RANK)
+    try:
+        strategy.reduce("SUM", 1.0, axis=None)
+    except TimeoutError:
+        say("rank", RANK, "was patient")
+
+
 def chief_fails_and_all_know():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     try:

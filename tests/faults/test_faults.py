@@ -208,6 +208,19 @@ def test_error_that_is_caught_and_agreed_on(run):
     assert ended.output.count("stopped at 2") == 3, str(ended)
 
 
+def test_who_waits_hears_of_the_end_of_a_rank_that_gave_up(run):
+    failed(
+        run("time_out_is_caught_and_the_program_ends"),
+        "MismatchError: rank 1",
+        "rank 0: the end of the program",
+    )
+
+
+def test_ranks_that_gave_up_end_without_error(run):
+    ended = run("time_outs_are_caught_and_the_programs_end", 3).check()
+    assert ended.output.count("was patient") == 3, str(ended)
+
+
 def test_chief_that_fails_is_known_to_all(run):
     ended = run("chief_fails_and_all_know", 3).check()
     ended.shows("rank 0 ValueError no data")

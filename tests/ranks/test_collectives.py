@@ -313,11 +313,28 @@ def test_options_everywhere():
             np.testing.assert_array_equal(one, array * SIZE)
 
 
+@pytest.mark.parametrize("wrong", [3, "ring", {"bytes_per_pack": 8}])
+def test_options_that_are_none(wrong):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    array, pair = np.ones(2), [(1.0, "cpu:0")]
+    for call in (
+        lambda: all_reduce(strategy, "SUM", array, wrong),
+        lambda: all_reduce(strategy, "SUM", {"a": array}, wrong),
+        lambda: strategy.run(lambda: mpistrat.get_replica_context().all_gather(array, 0, wrong)),
+        lambda: strategy.extended.reduce_to("SUM", array, array, wrong),
+        lambda: strategy.extended.batch_reduce_to("SUM", pair, experimental_hints=wrong),
+    ):
+        with pytest.raises(TypeError, match="options must be CommunicationOptions"):
+            call()
+    strategy.barrier()
+
+
 def test_options_are_checked():
     with pytest.raises(ValueError, match="bytes_per_pack"):
         CommunicationOptions(bytes_per_pack=-1)
-    with pytest.raises(ValueError, match="timeout"):
-        CommunicationOptions(timeout_seconds=0)
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            CommunicationOptions(timeout_seconds=wrong)
     for wrong in ("tcp", 3, None):
         with pytest.raises(ValueError):
             CommunicationOptions(implementation=wrong)

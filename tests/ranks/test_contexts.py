@@ -327,6 +327,25 @@ def test_per_replica_values_outside_of_replica_context(strategy):
     np.testing.assert_array_equal(strategy.extended.update(v, lambda x: np.asarray(value)).values[0], [1, 1])
 
 
+def test_per_replica_values_are_copied_as_asked():
+    value = PerReplica((np.ones(2),))
+
+    def fn():
+        assert np.asarray(value) is value.values[0]
+        assert not np.shares_memory(np.array(value), value.values[0])
+        assert value.__array__(copy=False) is value.values[0]
+        assert np.asarray(value, np.float32).dtype == np.float32
+        assert np.asarray(PerReplica((RANK + 0.5,))) == RANK + 0.5
+        for impossible in (
+            lambda: value.__array__(np.float32, False),
+            lambda: PerReplica((1.0,)).__array__(copy=False),
+        ):
+            with pytest.raises(ValueError, match="a copy is needed"):
+                impossible()
+
+    mpistrat.MultiWorkerMirroredStrategy().run(fn)
+
+
 # --- errors leave the stack as it was ------------------------------------------------------------------
 
 

@@ -72,12 +72,17 @@ def test_devices_that_are_not_there():
         MirroredStrategy(devices=["gpu:9"] * SIZE)
 
 
+def test_devices_are_a_list():
+    with pytest.raises(TypeError, match="not the name 'cpu:0'"):
+        MirroredStrategy(devices="cpu:0")
+
+
 def test_devices_of_replicas():
     for names in (["cpu:0"] * SIZE, ("/cpu:0",) * SIZE, [f"CPU:{rank}" for rank in range(SIZE)]):
         strategy = MirroredStrategy(devices=names)
         assert strategy.num_replicas_in_sync == SIZE
         assert strategy.extended.worker_devices[0].startswith("cpu:")
-    for names in ([], ["cpu:0"] * (SIZE + 1), "cpu:0"):
+    for names in ([], ["cpu:0"] * (SIZE + 1)):
         with pytest.raises(ValueError):
             MirroredStrategy(devices=names)
 

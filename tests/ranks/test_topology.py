@@ -1,5 +1,6 @@
 """Where the ranks are, and how they notice that they disagree."""
 
+import sys
 import threading
 import time
 
@@ -110,11 +111,14 @@ def test_mismatch_names_all_ranks(topology):
 def test_one_thread_at_a_time(topology):
     entered, leave, errors = threading.Event(), threading.Event(), []
 
+    class Held:
+        def __bool__(self):
+            entered.set()
+            return leave.wait(20)
+
     def hold():
         try:
-            with topology.turn(operation("held")):
-                entered.set()
-                leave.wait(20)
+            assert topology.all_true(Held())
         except BaseException as error:
             errors.append(error)
 
@@ -156,6 +160,65 @@ def test_threads_with_communicators_of_their_own():
 def test_turn_is_given_back_after_an_error(topology):
     with pytest.raises(ZeroDivisionError), topology.turn(operation("fails")):
         1 / 0  # noqa: B018
+    topology.barrier()
+
+
+class InterruptError(Exception):
+    """What comes between any two lines, as KeyboardInterrupt does."""
+
+
+def interrupted(call, function):
+    """Call, and be interrupted where the function is entered: before its first line."""
+
+    def trace(frame, event, arg):
+        if frame.f_code is function.__code__:
+            raise InterruptError
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(InterruptError):
+            call()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("function", [Topology.__enter__, Topology.__exit__])
+def test_turn_that_an_interrupt_left_taken(function):
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    topology = strategy.extended._topology
+    values = np.ones(5000)
+    for call in (
+        topology.barrier,
+        lambda: topology.all_true(True),
+        lambda: strategy.gather(values, axis=0),
+        lambda: strategy.reduce("SUM", values, axis=None),
+    ):
+        interrupted(call, function)
+        WORLD.Barrier()
+        call()
+        assert strategy.reduce("SUM", values, axis=None)[0] == SIZE
+
+
+def test_small_message_that_was_interrupted():
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    for _ in range(3):
+        strategy.reduce("SUM", np.ones(3), axis=None)
+    strategy.extended._topology._turn.acquire()  # all that happens before the first line of the way of these
+    assert strategy.reduce("SUM", np.ones(3), axis=None).tolist() == [SIZE] * 3
+    assert strategy.reduce("SUM", np.ones(3), axis=None).tolist() == [SIZE] * 3
+
+
+def test_handler_of_a_signal_makes_no_collective_in_one(topology):
+    class Interrupted:
+        def __bool__(self):
+            with pytest.raises(RuntimeError, match="in a collective of the same communicator"):
+                topology.barrier()
+            with pytest.raises(RuntimeError, match="in a collective of the same communicator"):
+                topology.all_true(True)
+            return True
+
+    assert topology.all_true(Interrupted())
     topology.barrier()
 
 

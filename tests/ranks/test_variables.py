@@ -687,7 +687,7 @@ def test_conversion_to_arrays(strategy):
         assert np.array(v, copy=True).flags.writeable
         np.testing.assert_array_equal(v, [1, 2])
         with pytest.raises(ValueError):
-            np.asarray(v, np.float32, copy=False)
+            v.__array__(np.float32, copy=False)
         with pytest.raises(ValueError):
             v[:][0] = 5
         for row in v:

@@ -19,3 +19,19 @@ def test_ignored_inside_and_as_before_outside(ignoring):
             ignoring(lambda: 1 // 0)
         assert ignoring(np.geterr)["over"] == "ignore"
         assert np.geterr()["over"] == "raise"
+
+
+def test_settings_that_a_context_does_not_hold(monkeypatch):
+    """NumPy 1 keeps them for the thread, which no context changes."""
+
+    class OfTheThread:
+        def run(self, function, *arguments, **keywords):
+            return function(*arguments, **keywords)
+
+    monkeypatch.setattr(float_errors.contextvars, "Context", OfTheThread)
+    with np.errstate(over="raise", divide="warn"):
+        before = np.geterr()
+        ignoring = float_errors.ignoring()
+        assert np.geterr() == before
+        assert np.isinf(ignoring(np.divide, np.ones(2), np.zeros(2))).all()
+        assert np.geterr() == before
