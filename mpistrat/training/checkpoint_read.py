@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.describe_hdf5 import opened
-from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, stored
+from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
 
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
@@ -73,7 +72,7 @@ class _Piece(NamedTuple):
     start: int
     into: memoryview
     offset: int | None
-    checksum: int | None
+    expected: int | None
 
     def fetch(self, descriptor: int) -> None:
         place, rest = self.offset, self.into
@@ -82,7 +81,7 @@ class _Piece(NamedTuple):
             if count == 0:
                 _refuse(self.path, self.name, f"the file ends at byte {place}, in the middle of it")
             place, rest = place + count, rest[count:]
-        if self.checksum is not None and zlib.crc32(self.into) != self.checksum:
+        if self.expected is not None and checksum(self.into) != self.expected:
             raise ChecksumError(
                 f"file {str(self.path)!r}, dataset {self.name!r}: bytes {self.start} to "
                 f"{self.start + len(self.into) - 1} are not those that were written; {_FIX}"
@@ -104,9 +103,9 @@ def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int |
     checksums = found.checksums or []
     if len(starts) != len(checksums):
         _refuse(path, name, f"it has {len(checksums)} checksums for {len(starts)} pieces")
-    for start, checksum in zip(starts, checksums, strict=True):
+    for start, expected in zip(starts, checksums, strict=True):
         place = None if offset is None else offset + start
-        yield _Piece(path, name, start, data[start : start + piece], place, checksum)
+        yield _Piece(path, name, start, data[start : start + piece], place, expected)
 
 
 def _piece(path: Path, file: h5py.File) -> int | None:

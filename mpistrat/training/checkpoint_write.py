@@ -8,9 +8,7 @@ which HDF5 writes, is kept in memory until the arrays are in the file. It ends w
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,12 @@ import h5py
 import numpy as np
 
 from mpistrat.data.atomic import appearing
-from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, stored
+from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.training.disk_writer import disk_writer
 from mpistrat.training.sparse_file import SparseFile
 
 _PIECE = 4 << 20
-_MOST_PIECES = 8192  # of an array: HDF5 has room for 64 KiB in an attribute
-_AT_ONCE = 64 << 20
+_MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10
 
@@ -54,29 +52,28 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
     index = SparseFile()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with (
-            ThreadPoolExecutor(1, "mpistrat-checksum") as pool,
-            h5py.File(
+        with disk_writer(descriptor) as writer:
+            with h5py.File(
                 index, "w", alignment_threshold=_PAGE, alignment_interval=_PAGE, meta_block_size=_INDEX_BLOCK
-            ) as file,
-        ):
-            datasets = _datasets(file, values)
-            checksums = pool.submit(lambda: [_checksums(value, piece) for value in values.values()])
-            for value, dataset in zip(values.values(), datasets, strict=True):
-                if value.nbytes:
-                    _put(descriptor, as_bytes(value), dataset.get_offset())
-            file.attrs[PIECE_BYTES] = np.int64(piece)
-            for dataset, found in zip(datasets, checksums.result(), strict=True):
-                _set_checksums(dataset, found)
-        for offset, data in index.written():
-            _put(descriptor, memoryview(data), offset)
+            ) as file:
+                datasets = []
+                for value, dataset in _datasets(file, values):
+                    datasets.append(dataset)
+                    if value.nbytes:
+                        writer.put(as_bytes(value), dataset.get_offset())
+                for value, dataset in zip(values.values(), datasets, strict=True):
+                    _set_checksums(dataset, _checksums(value, piece))
+                file.attrs[PIECE_BYTES] = np.int64(piece)
+            for offset, data in index.written():
+                writer.put(memoryview(data), offset)
+            writer.settle()
         os.ftruncate(descriptor, index.size)
     finally:
         os.close(descriptor)
 
 
-def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> list[Any]:
-    """A place in the file for each array."""
+def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+    """Each array, and its place in the file."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -84,21 +81,19 @@ def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> list[Any]:
     link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     link.set_create_intermediate_group(True)
     link.set_char_encoding(h5py.h5t.CSET_UTF8)
-    found = []
     for name, value in values.items():
         kind = h5py.h5t.py_create(stored(value.dtype), logical=True)
         space = h5py.h5s.create_simple(value.shape) if value.shape else h5py.h5s.create(h5py.h5s.SCALAR)
         dataset = h5py.h5d.create(file.id, name.encode(), kind, space, creation, link)
         if stored(value.dtype) != value.dtype:
             h5py.Dataset(dataset).attrs[DTYPE] = value.dtype.name
-        found.append(dataset)
-    return found
+        yield value, dataset
 
 
 def _checksums(value: np.ndarray, piece: int) -> np.ndarray:
     data = as_bytes(value) if value.nbytes else memoryview(b"")
     starts = range(0, max(1, len(data)), piece)
-    return np.array([zlib.crc32(data[start : start + piece]) for start in starts], np.uint32)
+    return np.array([checksum(data[start : start + piece]) for start in starts], np.uint64)
 
 
 def _set_checksums(dataset: Any, values: np.ndarray) -> None:
@@ -106,9 +101,3 @@ def _set_checksums(dataset: Any, values: np.ndarray) -> None:
     h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(
         values
     )  # attrs[...] takes five times as long
-
-
-def _put(descriptor: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.pwrite(descriptor, data[:_AT_ONCE], offset)
-        data, offset = data[count:], offset + count

@@ -1,0 +1,82 @@
+"""Bytes on their way to the disk, while the program makes more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+_AT_ONCE = 16 << 20
+_FLUSHED = 64 << 20  # the disk begins with so many, instead of when all are written
+_flush = getattr(os, "fdatasync", os.fsync)
+
+
+class DiskWriter:
+    """Writes in one thread what it is given, in order, and brings it to the disk in another.
+
+    Get it by `disk_writer`.
+    """
+
+    def __init__(self, descriptor: int, writing: ThreadPoolExecutor, flushing: ThreadPoolExecutor):
+        self._descriptor = descriptor
+        self._writing = writing
+        self._flushing = flushing
+        self._written: list[Future[None]] = []
+        self._flushed: list[Future[None]] = []
+        self._waiting = 0  # bytes
+
+    def put(self, data: memoryview, offset: int) -> None:
+        """Write this there, at some time soon: the memory must not change until `settle` has returned."""
+        self._written.append(self._writing.submit(self._put, data, offset))
+
+    def settle(self) -> None:
+        """Wait until all is in the file, and nearly all on the disk.
+
+        Raises
+        ------
+        OSError
+            What was wrong first.
+        """
+        for each in self._written:
+            each.result()
+        for each in self._flushed:
+            each.result()
+
+    def _put(self, data: memoryview, offset: int) -> None:
+        while len(data):
+            count = os.pwrite(self._descriptor, data[:_AT_ONCE], offset)
+            data, offset = data[count:], offset + count
+            self._waiting += count
+            if self._waiting >= _FLUSHED:
+                self._begin_to_flush()
+
+    def _begin_to_flush(self) -> None:
+        self._waiting = 0
+        self._flushed.append(self._flushing.submit(_flush, self._descriptor))
+
+
+@contextlib.contextmanager
+def disk_writer(descriptor: int) -> Iterator[DiskWriter]:
+    """A `DiskWriter` for a file that is open.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     with disk_writer(file.fileno()) as writer:
+    ...         writer.put(memoryview(b"abc"), 2)
+    ...         writer.settle()
+    ...     file.read()
+    b'\\x00\\x00abc'
+    """
+    with (
+        ThreadPoolExecutor(1, "mpistrat-write") as writing,
+        ThreadPoolExecutor(1, "mpistrat-flush") as flushing,
+    ):
+        try:
+            yield DiskWriter(descriptor, writing, flushing)
+        except BaseException:
+            writing.shutdown(cancel_futures=True)
+            flushing.shutdown(cancel_futures=True)
+            raise
