@@ -74,17 +74,18 @@ class PendingSave:
     def _begin(self, values: Mapping[str, np.ndarray], room: Room) -> None:
         """Copy the values, and let a thread write them. An error is kept for when all ranks can know of it."""
         try:
-            staged = room.arrays(values)
-            for name, value in values.items():
-                np.copyto(staged[name], value)
+            staged = room.copies(values)
         except Exception as error:
             self._failed = error
             staged = {}
         # No daemon: the end of the program waits for it.
-        self._thread = threading.Thread(target=self._write, args=(staged,), name="mpistrat-save")
+        may_begin = threading.Event()
+        self._thread = threading.Thread(target=self._write, args=(staged, may_begin), name="mpistrat-save")
         self._thread.start()
+        may_begin.set()
 
-    def _write(self, staged: Mapping[str, np.ndarray]) -> None:
+    def _write(self, staged: Mapping[str, np.ndarray], may_begin: threading.Event) -> None:
+        may_begin.wait()  # or who starts it gets the interpreter back after 5 ms
         from mpistrat.training.checkpoint_write import write
 
         if self._failed is not None:
