@@ -15,6 +15,7 @@ from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.describe_hdf5 import opened
 from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
 
+_MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
@@ -60,6 +61,7 @@ class _Found(NamedTuple):
     dataset: Any
     shape: tuple[int, ...]
     dtype: str
+    stored: np.dtype
     offset: int | None
     checksums: list[int] | None
 
@@ -90,7 +92,7 @@ class _Piece(NamedTuple):
 
 def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int | None) -> Iterator[_Piece]:
     data, offset = as_bytes(into), found.offset
-    if offset is None or found.dataset.dtype != stored(into.dtype):
+    if offset is None or found.stored != stored(into.dtype):
         offset = None
         try:
             found.dataset.read_direct(into.view(stored(into.dtype)))
@@ -111,7 +113,7 @@ def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int |
 def _piece(path: Path, file: h5py.File) -> int | None:
     """How many bytes have a checksum, None in files that have none."""
     try:
-        found = file.attrs.get(PIECE_BYTES)
+        found = _attribute(file, PIECE_BYTES)
         piece = None if found is None else int(found)
     except Exception as error:
         _refuse(path, None, f"its attributes cannot be read: {error}")
@@ -134,14 +136,26 @@ def _find(path: Path, file: h5py.File, name: str) -> _Found:
 def _look_at(dataset: h5py.Dataset) -> _Found:
     layout = dataset.id.get_create_plist()
     contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
-    checksums = dataset.attrs.get(CHECKSUMS)
+    checksums = _attribute(dataset, CHECKSUMS)
+    kind, dtype = dataset.dtype, _attribute(dataset, DTYPE)
     return _Found(
         dataset,
         dataset.shape,
-        str(dataset.attrs.get(DTYPE, dataset.dtype.name)),
+        kind.name if dtype is None else dtype.decode() if isinstance(dtype, bytes) else str(dtype),
+        kind,
         dataset.id.get_offset() if contiguous else None,
         None if checksums is None else np.atleast_1d(checksums).tolist(),
     )
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Its value, None if there is none."""
+    if not h5py.h5a.exists(owner.id, name.encode()):
+        return None
+    nbytes = h5py.h5a.open(owner.id, name.encode()).get_storage_size()
+    if nbytes > _MOST_OF_ATTRIBUTE:  # h5py would begin to fill memory
+        raise ValueError(f"its attribute {name!r} has {nbytes} bytes")
+    return owner.attrs[name]
 
 
 def _compare(path: Path, name: str, found: _Found, into: np.ndarray) -> None:

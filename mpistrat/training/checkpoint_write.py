@@ -86,7 +86,7 @@ def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tup
         space = h5py.h5s.create_simple(value.shape) if value.shape else h5py.h5s.create(h5py.h5s.SCALAR)
         dataset = h5py.h5d.create(file.id, name.encode(), kind, space, creation, link)
         if stored(value.dtype) != value.dtype:
-            h5py.Dataset(dataset).attrs[DTYPE] = value.dtype.name
+            h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(value.dtype.name)
         yield value, dataset
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 _AT_ONCE = 16 << 20
+_SMALL = 64 << 10
 _FLUSHED = 64 << 20  # the disk begins with so many, instead of when all are written
 _flush = getattr(os, "fdatasync", os.fsync)
 
@@ -28,6 +29,9 @@ class DiskWriter:
 
     def put(self, data: memoryview, offset: int) -> None:
         """Write this there, at some time soon: the memory must not change until `settle` has returned."""
+        if len(data) < _SMALL:  # handing over takes longer
+            _put(self._descriptor, data, offset)
+            return
         self._written.append(self._writing.submit(self._put, data, offset))
 
     def settle(self) -> None:
@@ -44,16 +48,22 @@ class DiskWriter:
             each.result()
 
     def _put(self, data: memoryview, offset: int) -> None:
-        while len(data):
-            count = os.pwrite(self._descriptor, data[:_AT_ONCE], offset)
-            data, offset = data[count:], offset + count
-            self._waiting += count
+        for start in range(0, len(data), _AT_ONCE):
+            part = data[start : start + _AT_ONCE]
+            _put(self._descriptor, part, offset + start)
+            self._waiting += len(part)
             if self._waiting >= _FLUSHED:
                 self._begin_to_flush()
 
     def _begin_to_flush(self) -> None:
         self._waiting = 0
         self._flushed.append(self._flushing.submit(_flush, self._descriptor))
+
+
+def _put(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
 
 
 @contextlib.contextmanager
