@@ -32,7 +32,10 @@ class DiskWriter:
         if len(data) < _SMALL:  # handing over takes longer
             _put(self._descriptor, data, offset)
             return
-        self._written.append(self._writing.submit(self._put, data, offset))
+        try:
+            self._written.append(self._writing.submit(self._put, data, offset))
+        except RuntimeError:  # the program is at its end, and its executors take no more
+            self._put(data, offset)
 
     def settle(self) -> None:
         """Wait until all is in the file, and nearly all on the disk.
@@ -57,7 +60,8 @@ class DiskWriter:
 
     def _begin_to_flush(self) -> None:
         self._waiting = 0
-        self._flushed.append(self._flushing.submit(_flush, self._descriptor))
+        with contextlib.suppress(RuntimeError):  # as above: who syncs the file then waits longer
+            self._flushed.append(self._flushing.submit(_flush, self._descriptor))
 
 
 def _put(descriptor: int, data: memoryview, offset: int) -> None:
