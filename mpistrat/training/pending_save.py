@@ -45,7 +45,7 @@ class PendingSave:
         """Whether `wait` would return, or raise, at once; the same on every rank. Collective."""
         if self._over:
             return True
-        return bool(self._topology.broadcast_object(self._thread is not None and not self._thread.is_alive()))
+        return bool(self._topology.broadcast_object(self._thread is None or not self._thread.is_alive()))
 
     def wait(self) -> None:
         """Wait until the file has its name. Collective, but for calls after the first.
@@ -65,6 +65,7 @@ class PendingSave:
             except Exception as error:
                 self._failed = error
             self._over = True
+            _forget(self._topology, self)
         self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
@@ -74,26 +75,26 @@ class PendingSave:
     def _begin(self, values: Mapping[str, np.ndarray], room: Room) -> None:
         """Copy the values, and let a thread write them. An error is kept for when all ranks can know of it."""
         try:
+            # Not in the thread: the program may be at its end there.
+            from mpistrat.training.checkpoint_write import write
+
             staged = room.copies(values)
         except Exception as error:
             self._failed = error
-            staged = {}
-        # No daemon: the end of the program waits for it.
+            return
         may_begin = threading.Event()
-        self._thread = threading.Thread(target=self._write, args=(staged, may_begin), name="mpistrat-save")
+
+        def write_staged() -> None:
+            may_begin.wait()  # or who starts it gets the interpreter back after 5 ms
+            try:
+                write(staged, self._path)
+            except Exception as error:
+                self._failed = error
+
+        # No daemon: the end of the program waits for it.
+        self._thread = threading.Thread(target=write_staged, name="mpistrat-save")
         self._thread.start()
         may_begin.set()
-
-    def _write(self, staged: Mapping[str, np.ndarray], may_begin: threading.Event) -> None:
-        may_begin.wait()  # or who starts it gets the interpreter back after 5 ms
-        from mpistrat.training.checkpoint_write import write
-
-        if self._failed is not None:
-            return
-        try:
-            write(staged, self._path)
-        except Exception as error:
-            self._failed = error
 
     def _tell_at_exit(self) -> None:
         if self._failed is not None and not self._over:
@@ -133,9 +134,14 @@ def finish(topology: Topology) -> None:
     """
     saves = _saves.get(topology)
     if saves is not None and saves.last is not None:
-        last, saves.last = saves.last, None
-        if not last._over:
-            last.wait()
+        saves.last.wait()
+
+
+def _forget(topology: Topology, pending: PendingSave) -> None:
+    """Let go of what is over, which holds the communicator."""
+    saves = _saves.get(topology)
+    if saves is not None and saves.last is pending:
+        saves.last = None
 
 
 def finish_all() -> None:
