@@ -1,6 +1,7 @@
 """What a training script needs around a strategy."""
 
-from mpistrat.training.checkpoint import load, save
+from mpistrat.training.checkpoint import load, save, save_async
+from mpistrat.training.pending_save import PendingSave
 from mpistrat.training.progress import progress
 
-__all__ = ["load", "progress", "save"]
+__all__ = ["PendingSave", "load", "progress", "save", "save_async"]

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.runtime import arrays
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable
 from mpistrat.strategy.checks import require_cross_replica
-
-# HDF5 has no word for these: their bits are stored, and their name beside.
-_BY_BITS = {"bfloat16": np.uint16}
+from mpistrat.training import pending_save
+from mpistrat.training.pending_save import PendingSave
+from mpistrat.training.room import Room
 
 
 def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
     """Write variables to an HDF5 file. Collective; replica 0 writes.
 
     The file appears whole or not at all: it is written under another name, brought to the disk, and then
-    renamed. Variables that are combined when read are saved as their combined value.
+    renamed. Variables that are combined when read are saved as their combined value. What `save_async` has begun is
+    waited for first.
 
     Parameters
     ----------
@@ -41,7 +43,8 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     RuntimeError
         In a replica context, or while another strategy is current.
     OSError
-        If the file cannot be written. On every replica.
+        If the file cannot be written, or that of an earlier `save_async` could not be. On every replica. An earlier
+        file of the name is as it was.
 
     Examples
     --------
@@ -56,11 +59,73 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named = named_variables(variables)
-    require_cross_replica(_strategy_of(named), "save", "call it outside of strategy.run")
-    values = {name: variable.numpy() for name, variable in named.items()}
-    strategy = _strategy_of(named)
-    strategy.extended._topology.on_first(lambda: _write(values, Path(path)))
+    named, topology = _prepared(variables, "save")
+    values = _values(named, topology)
+    topology.on_first(lambda: _write(values, Path(path)))
+
+
+def save_async(
+    variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]
+) -> PendingSave:
+    """Begin to write variables to an HDF5 file, and return as soon as they are copied. Collective; replica 0 writes.
+
+    It corresponds to ``tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)``, and to the
+    ``AsyncCheckpointer`` of Orbax. The variables may be changed as soon as it returns: a thread of replica 0 writes
+    their copies while training goes on. The file is that of `save`, and so is the moment at which it appears.
+
+    One save is under way at a time: the next one, also `save`, and `load`, wait for it. The copies take as much memory
+    on replica 0 as the variables; the memory is used again for the next save, and not given back.
+
+    Writing needs one of HDF5's functions now and then, and h5py lets one thread at a time call those. The thread never
+    waits for the disk, nor for anything else, while it is in one: a program that reads data through h5py goes on, and
+    cannot get stuck. The thread makes no call of MPI.
+
+    A program that comes to its end waits for the file, but nobody raises then if there is an error, which is logged:
+    call `PendingSave.wait` for the last one. A program that fails waits for a second at most; the
+    file of that name is then the former one.
+
+    Parameters
+    ----------
+    variables : mapping of name to Variable, or iterable of Variable
+        Without names of your own the variables' names are used.
+    path : path
+        An existing file is replaced.
+
+    Returns
+    -------
+    PendingSave
+        Its ``wait()`` returns when the file is there, and ``done()`` says whether it is. Both are collective.
+
+    Raises
+    ------
+    ValueError
+        If two variables have one name, there are none, or one has no single value (ON_READ with NONE).
+    TypeError
+        If something is no Variable.
+    RuntimeError
+        In a replica context, or while another strategy is current.
+    OSError
+        If the file of an earlier `save_async` could not be written, of which nobody was told yet. On every replica;
+        nothing is begun. Errors of this one are raised by ``wait()``, or by the next save.
+
+    Examples
+    --------
+    >>> import mpistrat, pathlib, tempfile
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     v = mpistrat.Variable([1.0, 2.0], name="v")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> pending = save_async([v], pathlib.Path(folder.name) / "weights.h5")
+    >>> _ = v.assign([0.0, 0.0])  # training goes on
+    >>> pending.wait()
+    >>> load([v], pathlib.Path(folder.name) / "weights.h5")
+    >>> v.read_value()
+    array([1., 2.])
+    >>> folder.cleanup()
+    """
+    named, topology = _prepared(variables, "save_async")
+    with topology.turn(operation("save_async", len(named))):
+        pass
+    return pending_save.begin(topology, _values(named, topology), Path(path))
 
 
 def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
@@ -68,7 +133,7 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
 
     Every variable gets its value as ``assign`` outside of a replica context would give it: one that is summed
     when read is given its share, for however many replicas there are now. Nothing is changed if anything
-    does not fit.
+    does not fit, or if the file is damaged.
 
     Parameters
     ----------
@@ -82,6 +147,12 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
         If there is no such file.
     ValueError
         If a variable is not in it, or has another shape or dtype there. On every replica.
+    mpistrat.data.DataFileError
+        If it is no HDF5 file, truncated, or damaged. On every replica.
+    mpistrat.data.ChecksumError
+        If the values are not those that were saved: a kind of the former. On every replica.
+    OSError
+        If it is being written by `save_async`, and that fails. On every replica.
     RuntimeError
         In a replica context, or while another strategy is current.
 
@@ -99,13 +170,16 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named = named_variables(variables)
-    strategy = _strategy_of(named)
-    require_cross_replica(strategy, "load", "call it outside of strategy.run")
-    values = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
-    topology = strategy.extended._topology
-    topology.on_first(lambda: _read(values, Path(path)))
-    loaded = broadcast(topology, list(values.values()), "of a checkpoint", *values)
+    named, topology = _prepared(variables, "load")
+    likes = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
+    values = Room().arrays(likes) if topology.rank == 0 else likes
+    damage = topology.on_first(lambda: _read(values, Path(path)))
+    if damage is not None:
+        what, is_checksum = damage
+        raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
+    loaded = list(values.values())
+    if topology.size > 1:
+        loaded = broadcast(topology, loaded, "of a checkpoint", *values)
     for variable, value in zip(named.values(), loaded, strict=True):
         variable.assign(value)
 
@@ -139,63 +213,45 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
     return named
 
 
-def _strategy_of(named: dict[str, Variable]) -> Any:
+def _prepared(
+    variables: Mapping[str, Variable] | Iterable[Variable], what: str
+) -> tuple[dict[str, Variable], Topology]:
+    """The variables by name, and their ranks, none of which is in a save any more."""
+    named = named_variables(variables)
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in named.values()}
     if len(strategies) > 1:
         raise ValueError(
             f"the variables belong to {len(strategies)} strategies: save and load those of one at a time"
         )
-    return next(iter(strategies.values()))
+    (strategy,) = strategies.values()
+    require_cross_replica(strategy, what, "call it outside of strategy.run")
+    topology: Topology = strategy.extended._topology
+    pending_save.finish(topology)
+    return named, topology
 
 
-def _write(values: dict[str, np.ndarray], path: Path) -> None:
-    import h5py
+def _values(named: Mapping[str, Variable], topology: Topology) -> dict[str, np.ndarray]:
+    """What is to be saved: on replica 0, and on the others nothing. The variables' own memory, where it can be."""
+    found = {}
+    for name, variable in named.items():
+        value = variable._read()  # of some, collective
+        if topology.rank == 0:
+            found[name] = np.asarray(arrays.to_host(value), order="C")
+    return found
 
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
+    from mpistrat.training.checkpoint_write import write
+
+    write(values, path)
+
+
+def _read(values: Mapping[str, np.ndarray], path: Path) -> tuple[str, bool] | None:
+    """Fill the arrays from a file; what is damaged, and whether a checksum says so."""
+    from mpistrat.training.checkpoint_read import read
+
     try:
-        with h5py.File(temporary, "x") as file:
-            for name, value in values.items():
-                bits = _BY_BITS.get(value.dtype.name)
-                dataset = file.create_dataset(name, data=value if bits is None else value.view(bits))
-                dataset.attrs["dtype"] = value.dtype.name
-        _to_disk(temporary, os.O_RDWR)
-        os.replace(temporary, path)
-        _to_disk(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _to_disk(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read(values: dict[str, np.ndarray], path: Path) -> None:
-    """Fill the arrays from a file."""
-    import h5py
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file")
-    with h5py.File(path, "r") as file:
-        for name, into in values.items():
-            dataset = file.get(name)
-            if not isinstance(dataset, h5py.Dataset):
-                raise ValueError(f"{path} has no variable {name!r}: it has {_names(file)}")
-            dtype = str(dataset.attrs.get("dtype", dataset.dtype.name))
-            if dataset.shape != into.shape or dtype != into.dtype.name:
-                raise ValueError(
-                    f"{path}: variable {name!r} is {dtype} of shape {dataset.shape} there, and {into.dtype.name} of "
-                    f"shape {into.shape} here"
-                )
-            into[...] = dataset[()] if dtype not in _BY_BITS else dataset[()].view(into.dtype)
-
-
-def _names(file: Any) -> str:
-    found: list[str] = []
-    file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return ", ".join(repr(name) for name in found[:10]) + (", ..." if len(found) > 10 else "") or "none"
+        read(values, path)
+    except DataFileError as error:
+        return str(error), isinstance(error, ChecksumError)
+    return None

@@ -20,6 +20,7 @@ from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training import preemption_exit
 from mpistrat.training.checkpoint import load, named_variables, save
+from mpistrat.training.pending_save import finish_all
 from mpistrat.training.preemption_config import TerminationConfig
 from mpistrat.training.preemption_pace import Pace
 from mpistrat.training.preemption_watcher import PreemptionWatcher
@@ -299,6 +300,7 @@ class PreemptionCheckpointHandler:
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start = time.monotonic()
         self._save_fn(*args, **kwargs)
+        finish_all()  # it may have been save_async
         self._topology.barrier()  # nobody ends the job while another one writes
         self._pace.saved(time.monotonic() - start)
 

@@ -1,6 +1,8 @@
 """Variables to a file and back."""
 
 import os
+import resource
+import signal
 
 import h5py
 import ml_dtypes
@@ -8,7 +10,9 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.training import load, save
+from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.experimental import PreemptionCheckpointHandler
+from mpistrat.training import load, pending_save, save, save_async
 
 SYNC, AGG = mpistrat.VariableSynchronization, mpistrat.VariableAggregation
 
@@ -128,3 +132,168 @@ def test_an_interrupted_save_leaves_the_old_file(strategy, tmp_path, monkeypatch
     assert sorted(os.listdir(tmp_path)) == ["v.h5"]
     with h5py.File(tmp_path / "v.h5") as file:
         assert file["v"][()] == 1.0
+
+
+def variable(strategy, value, name="v"):
+    with strategy.scope():
+        return mpistrat.Variable(value, name=name)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "spoilt", "other"])
+def test_a_damaged_file_is_refused_on_every_rank(strategy, comm, tmp_path, damage):
+    v = variable(strategy, np.arange(3000.0))
+    path = tmp_path / "v.h5"
+    save([v], path)
+    if comm.rank == 0:
+        data = bytearray(path.read_bytes())
+        with h5py.File(path) as file:
+            data[file["v"].id.get_offset() + 8 * 1234] ^= 1
+        cases = {"truncated": data[:-1], "empty": b"", "spoilt": data, "other": b"no HDF5 file" * 100}
+        path.write_bytes(cases[damage])
+    comm.Barrier()
+    v.assign(np.zeros(3000))
+    kind, text = (ChecksumError, "dataset 'v': bytes") if damage == "spoilt" else (DataFileError, "fix:")
+    with pytest.raises(kind, match="rank 0: file .*v.h5.*" + text):
+        load([v], path)
+    assert not v.read_value().any()
+
+
+# --- in the background -----------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_was_there(strategy, tmp_path):
+    v = variable(strategy, np.arange(5000.0))
+    with strategy.scope():
+        total = mpistrat.Variable(0.0, name="total", synchronization=SYNC.ON_READ, aggregation=AGG.SUM)
+    strategy.run(lambda: total.assign(2.0))
+    pending = save_async([v, total], tmp_path / "v.h5")
+    v.assign(np.zeros(5000))
+    strategy.run(lambda: total.assign(0.0))
+    assert pending.done() in (True, False)
+    pending.wait()
+    pending.wait()
+    assert pending.done()
+    load([v, total], tmp_path / "v.h5")
+    np.testing.assert_array_equal(v.read_value(), np.arange(5000.0))
+    assert float(total) == 2.0 * strategy.num_replicas_in_sync
+    assert os.listdir(tmp_path) == ["v.h5"]
+
+
+def test_one_after_the_other_in_the_same_memory(strategy, tmp_path):
+    v = variable(strategy, np.zeros(100_000))
+    places = set()
+    for i in range(6):
+        v.assign(np.full(100_000, i))
+        pending = save_async({"v": v}, tmp_path / f"{i}.h5")
+        room = pending_save._saves[strategy.extended._topology].room
+        places.add((room._bytes.ctypes.data, len(room._bytes)))
+    save({"v": v}, tmp_path / "last.h5")  # waits for it
+    assert pending.done()
+    assert len(places) == 1
+    assert sorted(os.listdir(tmp_path)) == [*(f"{i}.h5" for i in range(6)), "last.h5"]
+    for i in range(6):
+        load({"v": v}, tmp_path / f"{i}.h5")
+        assert (v.read_value() == i).all()
+
+
+def test_load_waits(strategy, tmp_path):
+    v = variable(strategy, np.ones(1_000_000))
+    save_async([v], tmp_path / "v.h5")
+    v.assign(np.zeros(1_000_000))
+    load([v], tmp_path / "v.h5")
+    assert v.read_value().all()
+
+
+def test_errors_come_with_wait_or_the_next_call_on_every_rank(strategy, tmp_path):
+    v = variable(strategy, 1.0)
+    pending = save_async([v], tmp_path / "no folder" / "v.h5")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            pending.wait()
+    save([v], tmp_path / "v.h5")  # it was told
+    for call in (save, save_async, load):
+        save_async([v], tmp_path / "no folder" / "v.h5")
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            call([v], tmp_path / "v.h5")
+        call([v], tmp_path / "v.h5")
+    save([v], tmp_path / "v.h5")
+    assert os.listdir(tmp_path) == ["v.h5"]
+
+
+def test_no_memory_for_the_copy(strategy, comm, tmp_path, monkeypatch):
+    """Known to replica 0 alone at first: the others must not wait for it."""
+
+    def fails(*_):
+        raise MemoryError("no memory")
+
+    v = variable(strategy, 1.0)
+    if comm.rank == 0:
+        monkeypatch.setattr(pending_save.Room, "copies", fails)
+    pending = save_async([v], tmp_path / "v.h5")
+    assert strategy.reduce("SUM", 1, axis=None) == strategy.num_replicas_in_sync
+    with pytest.raises(MemoryError, match="no memory"):
+        pending.wait()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_disk_that_is_full(strategy, comm, tmp_path, asynchronous):
+    """Here, the size of a file is limited: the system says so in the middle of a write."""
+    v = variable(strategy, np.ones(1_000_000))
+    save([v], tmp_path / "v.h5")
+    v.assign(np.zeros(1_000_000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if comm.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint of 8000000 bytes was not written.*v\.h5"):
+            save_async([v], tmp_path / "v.h5").wait() if asynchronous else save([v], tmp_path / "v.h5")
+        comm.Barrier()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == ["v.h5"]
+    load([v], tmp_path / "v.h5")
+    assert v.read_value().all()
+
+
+def test_h5py_is_free_meanwhile(strategy, comm, tmp_path):
+    """Its one lock is never held for long: files are read, and made, while checkpoints are."""
+    v = variable(strategy, np.ones(2_000_000))
+    for i in range(5):
+        pending = save_async([v], tmp_path / "v.h5")
+        path = tmp_path / f"{comm.rank}-{i}.h5"
+        for j in range(20):
+            with h5py.File(path, "a") as file:
+                file[str(j)] = np.full(1000, j)
+            with h5py.File(path) as file:
+                assert (file[str(j)][()] == j).all()
+    pending.wait()
+
+
+@pytest.mark.ranks(min=2)
+def test_ranks_that_do_not_save_raise(strategy, comm, tmp_path):
+    v = variable(strategy, 1.0)
+    with pytest.raises(RuntimeError, match="save_async"):
+        save_async([v], tmp_path / "v.h5") if comm.rank else strategy.barrier()
+
+
+def test_wrong_arguments_of_save_async(strategy, tmp_path):
+    v = variable(strategy, 1.0)
+    with pytest.raises(ValueError, match="no variables"):
+        save_async([], tmp_path / "v.h5")
+    with pytest.raises(TypeError, match="list or a dict"):
+        save_async(v, tmp_path / "v.h5")
+    with pytest.raises(RuntimeError, match=r"save_async.*outside of strategy\.run"):
+        strategy.run(lambda: save_async([v], tmp_path / "v.h5"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_job_that_is_stopped_waits_for_the_file(strategy, comm, tmp_path):
+    v = variable(strategy, np.ones(1_000_000))
+    with strategy.scope():
+        handler = PreemptionCheckpointHandler(None, lambda: save_async([v], tmp_path / "v.h5"))
+    handler.run(lambda: None)
+    if comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    with pytest.raises(SystemExit):
+        handler.run(lambda: None)
+    assert os.listdir(tmp_path) == ["v.h5"]

@@ -1,0 +1,146 @@
+"""Saving variables to a file, loading them, and the time for which training stands still."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+TENSORS = 200
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("checkpoint", __doc__ or "", repetitions=11)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to write files in")
+    parser.add_argument(
+        "--megabytes", type=launch.positive, default=440, help=f"of {TENSORS} float32 arrays (%(default)s)"
+    )
+    arguments = parser.parse_args(argv)
+    status = launch.launched("checkpoint", arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    folder = None
+    if comm.rank == 0:
+        arguments.data.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="checkpoint-", dir=arguments.data)
+    report = Report("checkpoint", comm.size)
+    try:
+        _Measurement(comm, arguments, comm.bcast(folder and folder.name), report).run()
+        comm.Barrier()
+    finally:
+        if folder is not None:
+            folder.cleanup()
+    if comm.rank == 0:
+        print(report.table())
+        if arguments.json:
+            report.write_json(arguments.json)
+    return 0
+
+
+class _Measurement:
+    """All cases, one after another."""
+
+    def __init__(self, comm: Any, arguments: argparse.Namespace, folder: str, report: Report):
+        import numpy as np
+
+        import mpistrat
+        from mpistrat.bench import checkpoint_h5py_by_hand, checkpoint_raw_by_hand
+
+        self._comm, self._report, self._folder = comm, report, folder
+        self._repetitions = arguments.repetitions
+        self._by_hand: dict[str, Any] = {"raw": checkpoint_raw_by_hand, "h5py": checkpoint_h5py_by_hand}
+        length = max(1, arguments.megabytes * 1_000_000 // 4 // TENSORS)
+        numbers = np.random.default_rng(0)
+        self._arrays = [numbers.standard_normal(length, np.float32) for _ in range(TENSORS)]
+        with mpistrat.MultiWorkerMirroredStrategy(comm=comm).scope():
+            self._variables = [mpistrat.Variable(value, name=str(i)) for i, value in enumerate(self._arrays)]
+        self._pending: Any = None
+
+    def run(self) -> None:
+        """Measure."""
+        from mpistrat.training import load, save, save_async
+
+        variables, path = self._variables, self._path(LIBRARY)
+
+        def begin() -> None:
+            self._pending = save_async(variables, path)
+
+        self._compare(
+            "save",
+            {LIBRARY: partial(save, variables, path)}
+            | {
+                name: self._on_first(by_hand.write, self._arrays, self._path(name))
+                for name, by_hand in self._by_hand.items()
+            },
+        )
+        into = [array.copy() for array in self._arrays]
+        self._compare(
+            "load",
+            {LIBRARY: partial(load, variables, path)}
+            | {
+                name: self._on_first(by_hand.read, into, self._path(name))
+                for name, by_hand in self._by_hand.items()
+            },
+        )
+        self._compare(
+            "training stands still",
+            {LIBRARY: begin, "save": partial(save, variables, path)},
+            self._wait,
+        )
+        self._wait()
+
+    def _path(self, way: str) -> str:
+        return str(Path(self._folder) / way)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.wait()
+
+    def _on_first(self, call: Callable[..., object], *arguments: object) -> Callable[[], object]:
+        """What the first rank does alone."""
+        return partial(call, *arguments) if self._comm.rank == 0 else lambda: None
+
+    def _compare(
+        self,
+        case: str,
+        ways: dict[str, Callable[[], object]],
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        from mpistrat.bench.timing import interleaved, median
+
+        def times(way: Callable[[], object]) -> Callable[[int], object]:
+            return lambda k: [way() for _ in range(k)]
+
+        seconds = interleaved(
+            self._comm,
+            {name: times(way) for name, way in ways.items()},
+            self._repetitions,
+            warmup=1,
+            before=before,
+        )
+        nbytes = sum(array.nbytes for array in self._arrays)
+        for way, samples in seconds.items():
+            self._report.add(case, _in_words(case, way), nbytes, median(samples))
+
+
+def _in_words(case: str, way: str) -> str:
+    if way != "raw":
+        return way
+    return "raw write and fsync" if case == "save" else "raw read"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""Arrays out of the file of a checkpoint, if it is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import h5py
+import numpy as np
+
+from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data.describe_hdf5 import opened
+from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+
+_MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
+_FIX = "fix: load an earlier checkpoint, or copy this one again"
+
+
+def read(values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Fill contiguous arrays from a file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If an array is not in it, or has another shape or dtype there.
+    DataFileError
+        If it is no HDF5 file, is truncated, or damaged.
+    ChecksumError
+        If the bytes of an array are not those that were written.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
+        piece = _piece(path, file)
+        pieces: list[_Piece] = []
+        for name, into in values.items():
+            found = _find(path, file, name)
+            _compare(path, name, found, into)
+            if (found.checksums is None) != (piece is None):
+                _refuse(path, name, "its checksums are missing")
+            if into.nbytes:
+                pieces += _pieces(path, name, found, into, piece)
+        for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
+            pass
+
+
+class _Found(NamedTuple):
+    """A dataset.
+
+    Attributes
+    ----------
+    offset
+        Of its bytes in the file, None if they are not one after another there.
+    """
+
+    dataset: Any
+    shape: tuple[int, ...]
+    dtype: str
+    stored: np.dtype
+    offset: int | None
+    checksums: list[int] | None
+
+
+class _Piece(NamedTuple):
+    """Bytes to read, unless they are there already, and their checksum."""
+
+    path: Path
+    name: str
+    start: int
+    into: memoryview
+    offset: int | None
+    expected: int | None
+
+    def fetch(self, descriptor: int) -> None:
+        place, rest = self.offset, self.into
+        while place is not None and len(rest):
+            count = os.preadv(descriptor, [rest], place)
+            if count == 0:
+                _refuse(self.path, self.name, f"the file ends at byte {place}, in the middle of it")
+            place, rest = place + count, rest[count:]
+        if self.expected is not None and checksum(self.into) != self.expected:
+            raise ChecksumError(
+                f"file {str(self.path)!r}, dataset {self.name!r}: bytes {self.start} to "
+                f"{self.start + len(self.into) - 1} are not those that were written; {_FIX}"
+            )
+
+
+def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int | None) -> Iterator[_Piece]:
+    data, offset = as_bytes(into), found.offset
+    if offset is None or found.stored != stored(into.dtype):
+        offset = None
+        try:
+            found.dataset.read_direct(into.view(stored(into.dtype)))
+        except Exception as error:
+            _refuse(path, name, f"it cannot be read: {error}")
+    if piece is None:
+        yield _Piece(path, name, 0, data, offset, None)
+        return
+    starts = range(0, len(data), piece)
+    checksums = found.checksums or []
+    if len(starts) != len(checksums):
+        _refuse(path, name, f"it has {len(checksums)} checksums for {len(starts)} pieces")
+    for start, expected in zip(starts, checksums, strict=True):
+        place = None if offset is None else offset + start
+        yield _Piece(path, name, start, data[start : start + piece], place, expected)
+
+
+def _piece(path: Path, file: h5py.File) -> int | None:
+    """How many bytes have a checksum, None in files that have none."""
+    try:
+        found = _attribute(file, PIECE_BYTES)
+        piece = None if found is None else int(found)
+    except Exception as error:
+        _refuse(path, None, f"its attributes cannot be read: {error}")
+    if piece is not None and piece <= 0:
+        _refuse(path, None, f"its checksums are of {piece} bytes each")
+    return piece
+
+
+def _find(path: Path, file: h5py.File, name: str) -> _Found:
+    try:
+        dataset = file.get(name)
+        if isinstance(dataset, h5py.Dataset):
+            return _look_at(dataset)
+        present = _names(file)
+    except Exception as error:  # h5py answers damage with errors of any kind
+        _refuse(path, name, f"it cannot be read: {error}")
+    raise ValueError(f"{path} has no variable {name!r}: it has {present}")
+
+
+def _look_at(dataset: h5py.Dataset) -> _Found:
+    layout = dataset.id.get_create_plist()
+    contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
+    checksums = _attribute(dataset, CHECKSUMS)
+    kind, dtype = dataset.dtype, _attribute(dataset, DTYPE)
+    return _Found(
+        dataset,
+        dataset.shape,
+        kind.name if dtype is None else dtype.decode() if isinstance(dtype, bytes) else str(dtype),
+        kind,
+        dataset.id.get_offset() if contiguous else None,
+        None if checksums is None else np.atleast_1d(checksums).tolist(),
+    )
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Its value, None if there is none."""
+    if not h5py.h5a.exists(owner.id, name.encode()):
+        return None
+    nbytes = h5py.h5a.open(owner.id, name.encode()).get_storage_size()
+    if nbytes > _MOST_OF_ATTRIBUTE:  # h5py would begin to fill memory
+        raise ValueError(f"its attribute {name!r} has {nbytes} bytes")
+    return owner.attrs[name]
+
+
+def _compare(path: Path, name: str, found: _Found, into: np.ndarray) -> None:
+    if found.shape != into.shape or found.dtype != into.dtype.name:
+        raise ValueError(
+            f"{path}: variable {name!r} is {found.dtype} of shape {found.shape} there, and {into.dtype.name} of "
+            f"shape {into.shape} here"
+        )
+
+
+def _refuse(path: Path, name: str | None, what: str) -> NoReturn:
+    where = f"file {str(path)!r}" if name is None else f"file {str(path)!r}, dataset {name!r}"
+    raise DataFileError(f"{where}: {what}; {_FIX}")
+
+
+def _names(file: h5py.File) -> str:
+    found: list[str] = []
+    file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
+    return ", ".join(repr(name) for name in found[:10]) + (", ..." if len(found) > 10 else "") or "none"

@@ -1,0 +1,103 @@
+"""Arrays into the file of a checkpoint.
+
+HDF5 says where an array lies, and its bytes go there directly: past HDF5, and past the one lock that h5py has in a
+process. A program that reads through h5py meanwhile waits for microseconds, never for the disk. The index,
+which HDF5 writes, is kept in memory until the arrays are in the file. It ends with what makes the file one of HDF5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpistrat.data.atomic import appearing
+from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.training.disk_writer import disk_writer
+from mpistrat.training.sparse_file import SparseFile
+
+_PIECE = 4 << 20
+_MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute
+_PAGE = 4096
+_INDEX_BLOCK = 64 << 10
+
+
+def write(values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Make a file of contiguous arrays, whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, as there is no room perhaps. The file that was there is as it was.
+    """
+    try:
+        with appearing(path, replace=True) as temporary:
+            _write(values, temporary)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        nbytes = sum(value.nbytes for value in values.values())
+        what = f"{os.strerror(error.errno)}, so a checkpoint of {nbytes} bytes was not written"
+        raise OSError(error.errno, what, str(path)) from error
+
+
+def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
+    piece = _PIECE
+    while piece * _MOST_PIECES < max(value.nbytes for value in values.values()):
+        piece *= 2
+    index = SparseFile()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with disk_writer(descriptor) as writer:
+            with h5py.File(
+                index, "w", alignment_threshold=_PAGE, alignment_interval=_PAGE, meta_block_size=_INDEX_BLOCK
+            ) as file:
+                datasets = []
+                for value, dataset in _datasets(file, values):
+                    datasets.append(dataset)
+                    if value.nbytes:
+                        writer.put(as_bytes(value), dataset.get_offset())
+                for value, dataset in zip(values.values(), datasets, strict=True):
+                    _set_checksums(dataset, _checksums(value, piece))
+                file.attrs[PIECE_BYTES] = np.int64(piece)
+            for offset, data in index.written():
+                writer.put(memoryview(data), offset)
+            writer.settle()
+        os.ftruncate(descriptor, index.size)
+    finally:
+        os.close(descriptor)
+
+
+def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+    """Each array, and its place in the file."""
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_layout(h5py.h5d.CONTIGUOUS)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    link.set_create_intermediate_group(True)
+    link.set_char_encoding(h5py.h5t.CSET_UTF8)
+    for name, value in values.items():
+        kind = h5py.h5t.py_create(stored(value.dtype), logical=True)
+        space = h5py.h5s.create_simple(value.shape) if value.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+        dataset = h5py.h5d.create(file.id, name.encode(), kind, space, creation, link)
+        if stored(value.dtype) != value.dtype:
+            h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(value.dtype.name)
+        yield value, dataset
+
+
+def _checksums(value: np.ndarray, piece: int) -> np.ndarray:
+    data = as_bytes(value) if value.nbytes else memoryview(b"")
+    starts = range(0, max(1, len(data)), piece)
+    return np.array([checksum(data[start : start + piece]) for start in starts], np.uint64)
+
+
+def _set_checksums(dataset: Any, values: np.ndarray) -> None:
+    kind, space = h5py.h5t.py_create(values.dtype), h5py.h5s.create_simple(values.shape)
+    h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(
+        values
+    )  # attrs[...] takes five times as long

@@ -1,0 +1,156 @@
+"""Saves that go on while the program computes."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.topology import Topology
+from mpistrat.training.room import Room
+
+_log = logging.getLogger(__name__)
+
+
+class PendingSave:
+    """A checkpoint that is being written. Get it by `mpistrat.training.save_async`.
+
+    Examples
+    --------
+    >>> import mpistrat, pathlib, tempfile
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     v = mpistrat.Variable([1.0, 2.0], name="v")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> pending = mpistrat.training.save_async([v], pathlib.Path(folder.name) / "weights.h5")
+    >>> pending.wait()
+    >>> pending.done()
+    True
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, topology: Topology, path: Path):
+        self._topology = topology
+        self._path = path
+        self._thread: threading.Thread | None = None  # on the chief alone
+        self._failed: Exception | None = None
+        self._over = False  # and all ranks know how it ended
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once; the same on every rank. Collective."""
+        if self._over:
+            return True
+        return bool(self._topology.broadcast_object(self._thread is None or not self._thread.is_alive()))
+
+    def wait(self) -> None:
+        """Wait until the file has its name. Collective, but for calls after the first.
+
+        Raises
+        ------
+        OSError
+            If the file could not be written. On every replica.
+        """
+        if not self._over:
+            if self._thread is not None:
+                self._thread.join()
+            try:
+                self._topology.on_first(self._raise_if_failed)
+            except MismatchError:
+                raise
+            except Exception as error:
+                self._failed = error
+            self._over = True
+            _forget(self._topology, self)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _begin(self, values: Mapping[str, np.ndarray], room: Room) -> None:
+        """Copy the values, and let a thread write them. An error is kept for when all ranks can know of it."""
+        try:
+            # Not in the thread: the program may be at its end there.
+            from mpistrat.training.checkpoint_write import write
+
+            staged = room.copies(values)
+        except Exception as error:
+            self._failed = error
+            return
+        may_begin = threading.Event()
+
+        def write_staged() -> None:
+            may_begin.wait()  # or who starts it gets the interpreter back after 5 ms
+            try:
+                write(staged, self._path)
+            except Exception as error:
+                self._failed = error
+
+        # No daemon: the end of the program waits for it.
+        self._thread = threading.Thread(target=write_staged, name="mpistrat-save")
+        self._thread.start()
+        may_begin.set()
+
+    def _tell_at_exit(self) -> None:
+        if self._failed is not None and not self._over:
+            _log.error("%s was not written, and nobody waited for it: %s", self._path, self._failed)
+
+
+class _Saves:
+    """The asynchronous saves of one communicator: one at a time, through one piece of memory."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+        self.last: PendingSave | None = None
+
+
+_saves: weakref.WeakKeyDictionary[Topology, _Saves] = weakref.WeakKeyDictionary()
+
+
+def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
+    """Begin to write values, which replica 0 gives. None may be pending; see `finish`."""
+    if not _saves:
+        atexit.unregister(_tell_at_exit)
+        atexit.register(_tell_at_exit)
+    saves = _saves.setdefault(topology, _Saves())
+    saves.last = pending = PendingSave(topology, path)
+    if topology.rank == 0:
+        pending._begin(values, saves.room)
+    return pending
+
+
+def finish(topology: Topology) -> None:
+    """Wait for what was begun on this communicator, if anything was. Collective then.
+
+    Raises
+    ------
+    OSError
+        If it could not be written, and no one has been told. On every replica.
+    """
+    saves = _saves.get(topology)
+    if saves is not None and saves.last is not None:
+        saves.last.wait()
+
+
+def _forget(topology: Topology, pending: PendingSave) -> None:
+    """Let go of what is over, which holds the communicator."""
+    saves = _saves.get(topology)
+    if saves is not None and saves.last is pending:
+        saves.last = None
+
+
+def finish_all() -> None:
+    """`finish` for all communicators."""
+    for topology in list(_saves):
+        finish(topology)
+
+
+def _tell_at_exit() -> None:
+    for saves in list(_saves.values()):
+        if saves.last is not None:
+            saves.last._tell_at_exit()

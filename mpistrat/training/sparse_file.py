@@ -1,0 +1,100 @@
+"""A file in memory that has holes where nothing was written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+_PAGE = 4096
+
+
+class SparseFile(io.RawIOBase):
+    """What h5py takes for a file, and what was written to it.
+
+    Attributes
+    ----------
+    size : int
+        Up to the end, holes included.
+
+    Examples
+    --------
+    >>> file = SparseFile()
+    >>> file.seek(1 << 40), file.write(b"far away")
+    (1099511627776, 8)
+    >>> list(file.written())
+    [(1099511627776, b'far away')]
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._place = 0
+        self._pages: dict[int, bytearray] = {}
+        self._written: dict[tuple[int, int], None] = {}  # where and how much, in order
+
+    def written(self) -> Iterator[tuple[int, bytes]]:
+        """Offsets and bytes."""
+        for offset, count in self._written:
+            data = bytearray(count)
+            self._copy_out(offset, memoryview(data))
+            yield offset, bytes(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As of files."""
+        self._place = offset + (0, self._place, self.size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """As of files."""
+        return self._place
+
+    def readable(self) -> bool:
+        """As of files."""
+        return True
+
+    def writable(self) -> bool:
+        """As of files."""
+        return True
+
+    def seekable(self) -> bool:
+        """As of files."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """As of files."""
+        view = memoryview(data).cast("B")
+        for start, page, inside, count in _parts(self._place, len(view)):
+            memory = self._pages.setdefault(page, bytearray(_PAGE))
+            memory[inside : inside + count] = view[start : start + count]
+        self._written[self._place, len(view)] = None
+        self._place += len(view)
+        self.size = max(self.size, self._place)
+        return len(view)
+
+    def readinto(self, buffer: Any) -> int:
+        """As of files; holes are zeros."""
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self.size - self._place)]
+        self._copy_out(self._place, view)
+        self._place += len(view)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """As of files."""
+        self.size = self._place if size is None else size
+        return self.size
+
+    def _copy_out(self, offset: int, view: memoryview) -> None:
+        for start, page, inside, count in _parts(offset, len(view)):
+            memory = self._pages.get(page)
+            view[start : start + count] = bytes(count) if memory is None else memory[inside : inside + count]
+
+
+def _parts(offset: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+    """Where each page's part begins in the whole, the page, where it begins there, and how long it is."""
+    start = 0
+    while start < length:
+        page, inside = divmod(offset + start, _PAGE)
+        count = min(_PAGE - inside, length - start)
+        yield start, page, inside, count
+        start += count

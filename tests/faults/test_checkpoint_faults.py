@@ -1,0 +1,90 @@
+"""What is left of a checkpoint when a program ends while it is being written."""
+
+import h5py
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.mpich]
+
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import mpistrat
+from mpistrat.training import disk_writer, save, save_async
+
+what, path, asynchronous = sys.argv[1], sys.argv[2], sys.argv[3] == "asynchronous"
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    v = mpistrat.Variable(np.ones(1_000_000), name="v")
+save([v], path)
+v.assign(np.full(1_000_000, 2.0))
+put, begun = disk_writer.DiskWriter._put, os.path.join(os.path.dirname(path), "begun")
+
+
+def slow(self, data, offset):
+    put(self, data[:4096], offset)
+    open(begun, "w").close()
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5 if what == "ends" else 60)
+    put(self, data[4096:], offset + 4096)
+
+
+disk_writer.DiskWriter._put = slow
+if what == "cannot":
+    path = os.path.join(path, "below a file")
+if asynchronous:
+    save_async([v], path)
+else:
+    save([v], path)
+if what == "fails":
+    while not os.path.exists(begun):
+        time.sleep(0.01)
+    if strategy.comm.rank == strategy.num_replicas_in_sync - 1:
+        raise ValueError("on purpose")
+    strategy.barrier()
+if what == "killed":
+    strategy.barrier()
+print("at its end", flush=True)
+"""
+
+
+@pytest.fixture
+def run(run_ranks, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(what, how="asynchronous"):
+        path = tmp_path / "v.h5"
+        ended = run_ranks(2, tmp_path / "program.py", what, path, how, limit=40)
+        assert ended.status is not None, str(ended)
+        with h5py.File(path) as file:
+            values = set(file["v"][()])
+        assert len(values) == 1
+        return ended, values.pop()
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["asynchronous", "synchronous"])
+def test_killed_in_the_middle_of_a_write(run, how):
+    ended, value = run("killed", how)
+    assert ended.status != 0
+    assert value == 1
+
+
+def test_another_rank_fails_meanwhile(run):
+    ended, value = run("fails")
+    assert ended.status != 0
+    ended.shows("ValueError: on purpose")
+    assert value == 1
+
+
+def test_the_end_of_a_program_waits_for_the_file(run):
+    ended, value = run("ends")
+    ended.check().shows("at its end")
+    assert value == 2
+
+
+def test_an_error_that_nobody_waits_for_is_logged(run):
+    ended, value = run("cannot")
+    ended.check().shows("at its end", "was not written, and nobody waited for it")
+    assert value == 1

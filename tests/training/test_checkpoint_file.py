@@ -1,0 +1,217 @@
+"""The file of a checkpoint: what is in it, and that no damage goes unnoticed."""
+
+import io
+import os
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.training import checkpoint_write
+from mpistrat.training.checkpoint_format import checksum
+from mpistrat.training.checkpoint_read import read
+from mpistrat.training.checkpoint_write import write
+from mpistrat.training.disk_writer import disk_writer
+from mpistrat.training.sparse_file import SparseFile
+
+DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ">f4", ">i2", "S3", [("a", "i4"), ("b", "f8", 2)]]
+
+
+def empty_like(values):
+    return {name: np.empty_like(value) for name, value in values.items()}
+
+
+def some(shape=(5, 3), dtype="f4", seed=0):
+    return np.random.default_rng(seed).integers(0, 100, shape).astype(dtype)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(checkpoint_write, "_PIECE", 64)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1000,), (7, 600)])
+def test_any_dtype_and_shape(tmp_path, small_pieces, shape):
+    values = {f"group {i}/ä": np.zeros(shape, dtype) for i, dtype in enumerate(DTYPES)}
+    values |= {"bfloat16": some(shape, ml_dtypes.bfloat16), "words": some(shape, "i8").astype("S3")}
+    for i, dtype in enumerate(DTYPES[:10]):
+        values[f"group {i}/ä"] = some(shape, dtype, i)
+    write(values, tmp_path / "v.h5")
+    found = empty_like(values)
+    read(found, tmp_path / "v.h5")
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+    with h5py.File(tmp_path / "v.h5") as file:  # any program reads it
+        for name, value in values.items():
+            assert file[name].shape == shape
+            if name != "bfloat16":
+                assert file[name].dtype == value.dtype
+                np.testing.assert_array_equal(file[name][()], value)
+        np.testing.assert_array_equal(file["bfloat16"][()], values["bfloat16"].view("u2"))
+        assert file["bfloat16"].attrs["dtype"] == b"bfloat16"
+
+
+def test_many_arrays(tmp_path):
+    """So many that HDF5 does not keep all of its index in its cache."""
+    values = {f"layer {i // 100}/{i}": np.full(i % 7 * 100, i) for i in range(1500)}
+    write(values, tmp_path / "v.h5")
+    found = empty_like(values)
+    read(found, tmp_path / "v.h5")
+    assert all(np.array_equal(found[name], value) for name, value in values.items())
+
+
+def test_files_of_earlier_versions(tmp_path):
+    """They have no checksums; every dataset says its dtype."""
+    half = some((4,), ml_dtypes.bfloat16)
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        for name, value in (("a/b", some()), ("half", half.view("u2"))):
+            file.create_dataset(name, data=value).attrs["dtype"] = (
+                "bfloat16" if name == "half" else value.dtype.name
+            )
+    found = {"a/b": np.empty((5, 3), "f4"), "half": np.empty(4, ml_dtypes.bfloat16)}
+    read(found, tmp_path / "v.h5")
+    np.testing.assert_array_equal(found["a/b"], some())
+    np.testing.assert_array_equal(found["half"], half)
+
+
+def test_datasets_that_were_stored_anew(tmp_path, small_pieces):
+    """Another program may have copied the file into chunks, with the attributes."""
+    values = {"v": some((100, 3))}
+    write(values, tmp_path / "v.h5")
+    with h5py.File(tmp_path / "v.h5") as old, h5py.File(tmp_path / "new.h5", "w") as new:
+        new.attrs.update(old.attrs)
+        new.create_dataset("v", data=old["v"], chunks=(7, 3), compression="gzip").attrs.update(old["v"].attrs)
+    found = empty_like(values)
+    read(found, tmp_path / "new.h5")
+    np.testing.assert_array_equal(found["v"], values["v"])
+    with h5py.File(tmp_path / "new.h5", "r+") as file:
+        file["v"][50, 1] += 1
+    with pytest.raises(ChecksumError, match=r"new\.h5', dataset 'v': bytes 576 to 639"):
+        read(found, tmp_path / "new.h5")
+
+
+def test_what_is_spoilt_is_named(tmp_path, small_pieces):
+    values = {"a": some((40, 40)), "b": some((40, 40), seed=1)}
+    write(values, tmp_path / "v.h5")
+    with h5py.File(tmp_path / "v.h5") as file:
+        offset = file["b"].id.get_offset()
+    data = bytearray((tmp_path / "v.h5").read_bytes())
+    data[offset + 200] ^= 16
+    (tmp_path / "v.h5").write_bytes(data)
+    read({"a": np.empty((40, 40), "f4")}, tmp_path / "v.h5")
+    with pytest.raises(ChecksumError, match=r"v\.h5', dataset 'b': bytes 192 to 255 .* fix: load an earlier"):
+        read(empty_like(values), tmp_path / "v.h5")
+
+
+def test_checksums_that_are_missing(tmp_path):
+    write({"v": some()}, tmp_path / "v.h5")
+    with h5py.File(tmp_path / "v.h5", "r+") as file:
+        del file["v"].attrs["checksums"]
+    with pytest.raises(DataFileError, match="dataset 'v': its checksums are missing"):
+        read({"v": some()}, tmp_path / "v.h5")
+
+
+def refused_or_right(values, path):
+    found = empty_like(values)
+    try:
+        read(found, path)
+    except (DataFileError, ValueError) as error:
+        assert str(path) in str(error)  # noqa: PT017 - or nothing is raised
+        return "refused"
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+    return "right"
+
+
+def test_truncated_anywhere(tmp_path):
+    values = {"a": some(), "b": some((30, 50), seed=1)}
+    write(values, tmp_path / "whole.h5")
+    data = (tmp_path / "whole.h5").read_bytes()
+    for length in {*range(0, len(data), 97), *range(200), *range(len(data) - 200, len(data))}:
+        (tmp_path / "cut.h5").write_bytes(data[:length])
+        with pytest.raises(DataFileError, match=r"cut\.h5"):
+            read(empty_like(values), tmp_path / "cut.h5")
+
+
+def test_zeros_anywhere(tmp_path):
+    """As file systems leave them where a write was lost."""
+    values = {"a": some(), "b": some((100, 50), seed=1) + 1}
+    write(values, tmp_path / "whole.h5")
+    data = (tmp_path / "whole.h5").read_bytes()
+    with h5py.File(tmp_path / "whole.h5") as file:
+        of_b = range(file["b"].id.get_offset(), file["b"].id.get_offset() + values["b"].nbytes)
+    for start in range(0, len(data), 512):
+        spoilt = data[:start] + bytes(min(512, len(data) - start)) + data[start + 512 :]
+        (tmp_path / "spoilt.h5").write_bytes(spoilt)
+        ended = refused_or_right(values, tmp_path / "spoilt.h5")
+        assert ended == "refused" or start not in of_b
+
+
+def test_a_bit_anywhere(tmp_path):
+    values = {"a": some((3,)), "b/c": some((4, 2), ml_dtypes.bfloat16)}
+    write(values, tmp_path / "whole.h5")
+    data = bytearray((tmp_path / "whole.h5").read_bytes())
+    ended = set()
+    for place in np.flatnonzero(np.frombuffer(data, "u1")).tolist():
+        data[place] ^= 1 << place % 8
+        (tmp_path / "spoilt.h5").write_bytes(data)
+        data[place] ^= 1 << place % 8
+        ended.add(refused_or_right(values, tmp_path / "spoilt.h5"))
+    assert "refused" in ended
+
+
+@given(st.binary(max_size=20_000), st.data())
+def test_checksums_tell_changed_and_moved_bytes(data, draw):
+    expected = checksum(memoryview(data))
+    assert checksum(memoryview(bytes(data))) == expected
+    if data:
+        place = draw.draw(st.integers(0, len(data) - 1))
+        changed = bytearray(data)
+        changed[place] ^= draw.draw(st.integers(1, 255))
+        assert checksum(memoryview(changed)) != expected
+
+
+def test_checksums_tell_pages_that_were_exchanged():
+    data = np.random.default_rng(0).bytes(3 * 4096)
+    one, two, three = (data[i : i + 4096] for i in range(0, len(data), 4096))
+    orders = (data, two + one + three, one + three + two, one + one + three, one + two)
+    assert len({checksum(memoryview(each)) for each in orders}) == len(orders)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("size", [4096, 1 << 20])
+def test_the_first_error_of_a_writer_is_raised(size):
+    def fill(descriptor):
+        with disk_writer(descriptor) as writer:
+            for i in range(100):
+                writer.put(memoryview(bytes(size)), i)
+            writer.settle()
+
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
+        fill(full.fileno())
+
+
+@given(st.lists(st.tuples(st.integers(0, 30_000), st.binary(max_size=9_000)), max_size=12))
+def test_sparse_files_are_files(pieces):
+    sparse, real = SparseFile(), io.BytesIO()
+    for offset, data in pieces:
+        for file in (sparse, real):
+            file.seek(offset)
+            if data:
+                assert file.write(data) == len(data)
+    assert sparse.size == len(real.getvalue())
+    for offset, data in [*pieces, (0, b"x" * 40_000)]:
+        buffers = bytearray(len(data) + 5), bytearray(len(data) + 5)
+        for file, buffer in zip((sparse, real), buffers, strict=True):
+            file.seek(offset)
+            count = file.readinto(buffer)
+            assert file.tell() == offset + count
+        assert buffers[0] == buffers[1]
+    again = bytearray(sparse.size)
+    for offset, data in sparse.written():
+        again[offset : offset + len(data)] = data
+    assert bytes(again) == real.getvalue()
