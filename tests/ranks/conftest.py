@@ -12,6 +12,7 @@ import functools
 import importlib
 import json
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -42,6 +43,12 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("ranks")
+
+# Hypothesis draws constants out of the modules that are loaded, so no rank may load one of the package that others do
+# not: rank 0 alone writes and reads files.
+for package in ("collectives", "data", "training"):
+    for module in pkgutil.iter_modules(importlib.import_module(f"mpistrat.{package}").__path__):
+        importlib.import_module(f"mpistrat.{package}.{module.name}")
 
 
 # --- what a test asks for ------------------------------------------------------------------------------
