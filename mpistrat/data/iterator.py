@@ -242,7 +242,7 @@ class DistributedIterator:
             If it is no state.
         ValueError
             If it is one of other files (which are named), other transforms, other seeds, another policy, or of
-            a number of replicas or a batch size with which it cannot be continued.
+            a number of replicas or a batch size with which it cannot be continued; if an epoch has no such place.
         """
         self._dataset.restore(state)
         self._begin(self._dataset._next_position())

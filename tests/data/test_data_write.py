@@ -245,7 +245,7 @@ def test_single_values_go_to_every_new_file(tmp_path):
 def test_what_cannot_be_divided_is_named(tmp_path):
     path = beside(tmp_path / "a.h5", classes=[1, 2])
     with pytest.raises(
-        DatasetMismatchError, match="'classes' has 2 rows and dataset 'x' has 6.*--dataset x --dataset y"
+        DatasetMismatchError, match=r"'classes' has 2 rows and dataset 'x' has 6.*--dataset x --dataset y"
     ):
         shard([path], tmp_path / "out", 2)
     assert len(shard([path], tmp_path / "out", 2, datasets=["x", "y"])) == 2
