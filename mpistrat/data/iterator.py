@@ -166,7 +166,7 @@ class DistributedIterator:
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:
-            most, together = division.ahead(step, epoch, self._dataset._prefetch)
+            most, together = division.ahead(self._dataset._prefetch)
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)

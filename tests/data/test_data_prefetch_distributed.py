@@ -1,9 +1,6 @@
 """Distributed datasets that read ahead give what they give without."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 
 import h5py
@@ -218,52 +215,3 @@ def test_map_sees_the_strategy_and_may_not_communicate():
         assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
     assert seen == [(True, "mpistrat-read")] * 2
     threads.refuse("reduce")
-
-
-MEMORY = """
-import re, sys
-import h5py, numpy as np
-import mpistrat
-from mpistrat.data import Dataset
-
-def memory(which):
-    return int(re.search(which + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
-
-strategy = mpistrat.OneDeviceStrategy("cpu:0")
-for layout in ("plain", "gzip"):
-    dataset = Dataset.from_hdf5(f"{sys.argv[1]}/{layout}.h5", "x").shuffle(seed=0).batch(16)
-    distributed = strategy.experimental_distribute_dataset(dataset)
-    before = memory("VmHWM")
-    taken = []
-    for epoch in range(50):
-        for batch in distributed:
-            nbytes = max(batch.nbytes, 1)
-        if epoch % 10 == 9:
-            taken.append(memory("VmRSS"))
-    ring = (2 + 2) * batch.nbytes * 9 // 8
-    print(layout, memory("VmHWM") - before - ring, taken[-1] - taken[0])
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
-def test_memory_is_flat_over_fifty_epochs(tmp_path):
-    rows = np.arange(96.0)[:, None].repeat(65_536, axis=1).astype("f4")  # of 256 KiB
-    for name, how in (("plain", {}), ("gzip", {"chunks": (8, 65_536), "compression": "gzip"})):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as f:
-            f.create_dataset("x", data=rows, **how)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        # What malloc keeps of what was freed goes up and down by 20 MiB with the threads that meet: here it keeps none.
-        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"},
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
-        _, beyond_ring, growth = line.split()
-        assert int(beyond_ring) <= 64 << 20, line
-        assert int(growth) <= 16 << 20, (
-            line
-        )  # 2 buffers more than once, or 8 chunks of 12 in each of 40 epochs
