@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from mpistrat.data import manifest_file
-from mpistrat.data.blocks import Blocks
+from mpistrat.data.blocks import Blocks, Whole, chunk_rows_of
 from mpistrat.data.contracts import Peers
 from mpistrat.data.errors import (
     DataFileError,
@@ -52,11 +52,15 @@ class Manifest(NamedTuple):
         return cls(tuple(files), tuple(records), np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]))
 
     def blocks(self) -> Blocks:
-        """Whole chunks, of the dataset whose rows are largest, or about 1.5 MiB of rows."""
+        """Whole chunks, of the dataset whose rows are largest and if possible of all, or about 1.5 MiB of rows."""
         columns = self.records[0].columns
-        sizes = [int(np.prod(column.shape)) * column.dtype.itemsize for column in columns]
-        largest = columns[sizes.index(max(sizes))]
-        return Blocks.of(sum(sizes), largest.chunk_rows, self.offsets)
+        sizes = [column.row_bytes for column in columns]
+        decoded: list[set[Whole]] = [set() for _ in columns]
+        for record in self.records:
+            for kinds, column in zip(decoded, record.columns, strict=True):
+                kinds.update(column.decoded)
+        largest = columns[sizes.index(max(sizes))].chunk_rows
+        return Blocks.of(sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded)
 
     def identity(self) -> dict[str, Any]:
         """What tells this set of files from another one, and, if that fits into 64 KiB, which file differs."""

@@ -39,8 +39,8 @@ class Reader:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._descriptors = Descriptors(self._most_open)
-        self._through_h5py = OpenFiles(min(self._most_open, 16))
         self._decoded = DecodedChunks()
+        self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
         self._rows: dict[tuple[str, int], Rows] = {}
         self._written: dict[str, int] = {}
 
