@@ -170,7 +170,7 @@ class DistributedIterator:
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._dataset._at_once)
+            self._ahead = Prefetched(batches, most, self._dataset._at_once, self._dataset._turns)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:

@@ -1,6 +1,8 @@
 """Distributed datasets that read ahead give what they give without."""
 
+import contextlib
 import gc
+import os
 import threading
 
 import h5py
@@ -163,6 +165,73 @@ def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch)
     assert others == [first] * 3
     # Who is expected at once makes the first one, whatever he does then.
     assert yielded == [(True, False), (True, True), (True, False), (False, False)]
+
+
+@pytest.mark.parametrize("kind", ["distributed", "restored", "alone"])
+def test_functions_never_overlap(replicas, kind):
+    """The thread of an iterator that was left is still in the function when the next one begins."""
+    inside, most, began, go_on = [], [], threading.Event(), threading.Event()
+
+    def slow(x):
+        inside.append(x)
+        most.append(len(inside))
+        if x[0] == 2 and len(most) == 2:
+            began.set()
+            go_on.wait(20)
+        inside.pop()
+        return x
+
+    def replica(peer):
+        dataset = Dataset.range(8).batch(2).map(slow).prefetch(1)
+        made = dataset if kind == "alone" else DistributedDataset(dataset, peer)
+        first = iter(made)
+        assert next(first).tolist() == [0, 1]
+        assert began.wait(20)
+        if kind == "restored":
+            made.restore(first.state())
+        del first
+        second, got = iter(made), []
+        main = threading.Thread(target=lambda: got.append(next(second).tolist()))
+        main.start()
+        main.join(0.3)
+        assert main.is_alive()  # it waits
+        assert most == [1, 1]
+        go_on.set()
+        main.join(20)
+        assert got == [[2, 3] if kind == "restored" else [0, 1]]
+        assert len(list(second)) == (2 if kind == "restored" else 3)
+
+    replicas(1, replica)
+    assert set(most) == {1}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_its_own_turn(replicas):
+    """The parent's thread was making an element when the child was made."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(x):
+        if x[0] == 2 and not go_on.is_set():
+            began.set()
+            go_on.wait(20)
+        return x
+
+    def replica(peer):
+        made = DistributedDataset(Dataset.range(8).batch(2).map(slow).prefetch(1), peer)
+        iterator = iter(made)
+        next(iterator)
+        assert began.wait(20)
+        child = os.fork()
+        if child == 0:
+            go_on.set()
+            with contextlib.suppress(Exception):
+                os._exit(0 if [x.tolist()[0] for x in made] == [0, 2, 4, 6] else 1)
+            os._exit(2)
+        go_on.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(list(iterator)) == 3
+
+    replicas(1, replica)
 
 
 def test_no_thread_is_left(files, replicas):
