@@ -170,7 +170,12 @@ class Manifests:
             failed = together(peers.broadcast_object, failed)
             if failed is not None:
                 _raise(failed, "", peers)
-        manifest = self._joined(records, warn=peers.rank == 0)
+
+        def where(number: int) -> str:
+            rank = number % peers.size
+            return f"rank {rank} ({described[rank][0]}): " if peers.size > 1 else ""
+
+        manifest = self._joined(records, warn=peers.rank == 0, where=where)
         if peers.rank == 0:
             took = time.perf_counter() - start
             share = waited / took
@@ -233,13 +238,16 @@ class Manifests:
         if self._kept_in is not None:
             manifest_file.write(self._kept_in, self.files.paths(), self._names, records)
 
-    def _joined(self, records: Sequence[FileRecord], warn: bool) -> Manifest:
+    def _joined(
+        self, records: Sequence[FileRecord], warn: bool, where: Callable[[int], str] = lambda number: ""
+    ) -> Manifest:
+        """The manifest of these records; ``where`` tells who has described a file."""
         files = self.files.paths()
         kept = [number for number, record in enumerate(records) if record.rows]
         if not kept:
             raise EmptyDatasetError(
-                f"none of the {len(records)} files has a row, the first is {files[0]!r}; "
-                "fix: check what wrote them"
+                f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
+                f"{files[0]!r}; fix: check what wrote them"
             )
         if warn:
             for number, record in enumerate(records):
@@ -248,15 +256,17 @@ class Manifests:
                         f"file {files[number]!r} has no rows and is skipped", UserWarning, stacklevel=2
                     )
         for number in kept:
-            self._check_alike(kept[0], number, records)
+            self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])
 
-    def _check_alike(self, one: int, other: int, records: Sequence[FileRecord]) -> None:
+    def _check_alike(
+        self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]
+    ) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
             if (a.dtype, a.shape) != (b.dtype, b.shape):
                 files = self.files.paths()
                 raise DatasetMismatchError(
-                    f"dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
+                    f"{where(other)}dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
                     f"{b.dtype} {b.shape} in file {files[other]!r}; fix: rows of one dataset must be alike"
                 )
 
