@@ -13,6 +13,7 @@ SUBJECTS = {
     "startup": "From the start of a program to its first step.",
     "overhead": "What a call costs beyond what it computes.",
     "input": "Reading batches out of HDF5 files.",
+    "files": "Starting on many small HDF5 files.",
     "allreduce": "All-reduce of one array, size by size, by all algorithms.",
     "gradients": "All-reduce of the gradients of known networks.",
     "overlap": "What is hidden of an all-reduce behind computing.",
