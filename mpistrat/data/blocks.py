@@ -62,7 +62,7 @@ class Blocks(NamedTuple):
         >>> Blocks.of(48 << 10, 10, np.array([0, 95]))[:2]
         (30, 34)
         >>> chunks = Whole(100, 100 * (48 << 10))
-        >>> Blocks.of(48 << 10, 100, np.array([0, 95]), [[chunks]])[:2]
+        >>> Blocks.of(48 << 10, 100, np.array([0, 950]), [[chunks]])[:2]
         (100, 5)
         """
         row_bytes = max(1, row_bytes)
@@ -95,16 +95,14 @@ def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[W
 
 
 def _kept(chunks: Whole, rows: int, starts: np.ndarray) -> int:
-    """Bytes of the chunks that have rows of one block."""
+    """Bytes of the chunks that have rows of a block, on the average."""
     if rows % chunks.rows:
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
-    # What is left at the ends of files makes blocks as well, of more chunks. That matters if it is much.
-    rests = np.diff(starts) % rows
-    left = int(rests.sum())
-    if left * _FEWEST < starts[-1]:
-        return rows // chunks.rows * chunks.nbytes
-    each = int((-(-rests // chunks.rows)).sum())
-    return (-(-each * rows // left) + 1) * chunks.nbytes
+    # What is left at the ends of files makes blocks as well, which have parts of more chunks.
+    whole, rests = np.divmod(np.diff(starts), rows)
+    number, left = int(whole.sum()), -(-int(rests.sum()) // rows)
+    touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + left
+    return 8 * touched // max(1, number + left) * chunks.nbytes // 8
 
 
 class _Layout:
