@@ -18,6 +18,7 @@ from mpistrat.bench.report import LIBRARY, Report
 BATCH = 64
 WARM, COLD = "warm", "cold"
 _COMPUTED = 0.005  # seconds of a step
+_INDICES = (6, 9, 12)  # rows: ten to the power of these
 _SHUFFLED = f"{LIBRARY}, shuffled"
 _UNTHREADED = f"{LIBRARY}, prefetch(0)"
 
@@ -65,6 +66,7 @@ class _Measurement:
         cold = self._files.forget(self._paths["contiguous"])
         self._in_order(cold)
         self._shuffled(cold)
+        self._index()
         self._step()
         if self._torch:
             self._against_torch()
@@ -112,6 +114,33 @@ class _Measurement:
         self._compare(f"shuffled, {WARM}", ways)
         if cold:
             self._compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
+
+    def _index(self) -> None:
+        """One index of a shuffled epoch, in batches of as many as the library finds at once."""
+        import numpy as np
+        from mpi4py import MPI
+
+        from mpistrat.bench.timing import interleaved, median
+        from mpistrat.data.blocks import BlockOrder, Blocks
+        from mpistrat.data.plan import ORDER_AHEAD_ROWS
+
+        def batches(order: BlockOrder) -> Callable[[int], None]:
+            def find(k: int) -> None:
+                for i in range(0, k, ORDER_AHEAD_ROWS):
+                    order(np.arange(i, i + ORDER_AHEAD_ROWS), self._arguments.seed, 0)
+
+            return find
+
+        ways = {
+            exponent: batches(
+                BlockOrder(10**exponent, Blocks.of(self._files.ROW_BYTES, 0, np.array([0, 10**exponent])))
+            )
+            for exponent in _INDICES
+        }
+        each = 64 * ORDER_AHEAD_ROWS
+        seconds = interleaved(MPI.COMM_SELF, ways, self._arguments.repetitions, each)
+        for exponent, samples in seconds.items():
+            self._report.add(f"an index of 10^{exponent}, shuffled", LIBRARY, 8, median(samples))
 
     def _step(self) -> None:
         """A program that computes for as long as it says, and finds its batches read when it is done."""

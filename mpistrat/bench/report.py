@@ -19,9 +19,9 @@ class Row(NamedTuple):
     way : str
         Who did it: ``"mpistrat"`` or the competitor's name.
     bytes : int
-        Of one replica's message; peak memory where the case is ``"memory"``.
+        Of one replica's message; peak memory where the case is ``"memory"``, files where it is ``"opened"``.
     seconds : float
-        The median over the repetitions; 0 where the case is ``"memory"``.
+        The median over the repetitions; 0 where the case is one of these.
     n : int
         Number of ranks.
     """
@@ -37,6 +37,11 @@ class Row(NamedTuple):
     def is_memory(self) -> bool:
         """Whether ``bytes`` is what was measured."""
         return self.case == "memory"
+
+    @property
+    def is_count(self) -> bool:
+        """Whether ``bytes`` is a number of files."""
+        return self.case == "opened"
 
 
 class Report:
@@ -78,17 +83,19 @@ class Report:
         return "\n".join([f"{self.subject}, {self.n} rank{'s' * (self.n > 1)}", *lines])
 
     def _cells(self, row: Row) -> tuple[str, str, str, str, str]:
-        nbytes = "" if row.is_memory else str(row.bytes)
+        nbytes = "" if row.is_memory or row.is_count else str(row.bytes)
         return row.case, nbytes, row.way, _words(row, _value(row)), self._compared(row)
 
     def _compared(self, row: Row) -> str:
         ours = [r for r in self.rows if r.way == LIBRARY and r.case == row.case]
-        if not row.is_memory:
+        if not row.is_memory and not row.is_count:
             ours = [r for r in ours if r.bytes == row.bytes]
         if row.way == LIBRARY or not ours or not _value(row):
             return ""
         mine, its = _value(ours[0]), _value(row)
         difference = _words(row, abs(mine - its))
+        if row.is_count:
+            return ""
         return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{difference}"
 
     def write_json(self, path: str | Path) -> None:
@@ -97,10 +104,12 @@ class Report:
 
 
 def _value(row: Row) -> float:
-    return row.bytes if row.is_memory else row.seconds
+    return row.bytes if row.is_memory or row.is_count else row.seconds
 
 
 def _words(row: Row, value: float) -> str:
+    if row.is_count:
+        return f"{value:.0f} files"
     if row.is_memory:
         return f"{value / (1 << 20):.1f} MiB"
     for unit, factor in (("s", 1.0), ("ms", 1e3)):

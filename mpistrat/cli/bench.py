@@ -14,6 +14,7 @@ SUBJECTS = {
     "overhead": "What a call costs beyond what it computes.",
     "input": "Reading batches out of HDF5 files.",
     "checkpoint": "Saving variables to a file, and loading them.",
+    "files": "Starting on many small HDF5 files.",
     "allreduce": "All-reduce of one array, size by size, by all algorithms.",
     "gradients": "All-reduce of the gradients of known networks.",
     "overlap": "What is hidden of an all-reduce behind computing.",

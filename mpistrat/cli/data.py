@@ -40,15 +40,17 @@ def command(
     mpistrat data /scratch/images
     mpistrat data 'train-*.h5' --dataset image --replicas 64 --batch-size 4096
 
-    The exit status is 1 if a file is damaged or does not fit the others.
+    Without --dataset, those that are as long as the largest of the first file; the others are told with the
+    reason. The exit status is 1 if a file is damaged or does not fit the others.
     """
     paths = _files(inputs)
-    found, problems = _described(paths, datasets)
+    found, problems, beside = _described(paths, datasets)
     report: dict[str, Any] = {
         "files": [
             {"path": path, "bytes": record.size, "rows": record.rows} for path, record in found.items()
         ],
         "datasets": _datasets(list(found.values())),
+        "beside": [{"name": name, "why": why} for name, why in beside.items()],
         "problems": problems,
     }
     rows = [record.rows for record in found.values() if record.rows]
@@ -81,17 +83,25 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
         raise click.ClickException(str(error)) from error
 
 
-def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, FileRecord], list[str]]:
-    """The records of the files that are sound, and what is wrong with the others."""
+def _described(
+    paths: list[str], datasets: tuple[str, ...]
+) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
+    """The records of the files that are sound, what is wrong with the others, and which datasets are no rows."""
+    from mpistrat.data.contents_hdf5 import contents
     from mpistrat.data.describe_hdf5 import describe
-    from mpistrat.data.shard_hdf5 import dataset_names
 
     found: dict[str, FileRecord] = {}
     problems: list[str] = []
+    beside: dict[str, str] = {}
     names = list(datasets)
     for path in paths:
         try:
-            names = names or dataset_names(path)
+            if not names:
+                inside = contents(path)
+                beside = {**inside.single, **inside.others}
+                names = _readable(path, inside.rows, problems)
+            if not names:
+                continue
             record = describe(path, names)
         except (OSError, RuntimeError, ValueError) as error:
             problems.append(str(error))
@@ -104,7 +114,22 @@ def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, F
                     f"{b.shape} in file {path!r}; fix: rows of one dataset must be alike"
                 )
         found[path] = record
-    return found, problems
+    return found, problems, beside
+
+
+def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[str]:
+    """Those datasets that can be described by themselves; what is wrong with the others goes to the problems."""
+    from mpistrat.data.describe_hdf5 import describe
+
+    readable = []
+    for name in names:
+        try:
+            describe(path, [name])
+        except (OSError, RuntimeError, ValueError) as error:
+            problems.append(str(error))
+        else:
+            readable.append(name)
+    return readable
 
 
 def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
@@ -168,12 +193,14 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
         size = sum(each["bytes"] for each in files) / 2**20
         click.echo(f"{len(files)} files, {sum(rows):,} rows, {size:,.1f} MiB")
         click.echo(f"rows of a file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
-        width = max(len(each["name"]) for each in report["datasets"])
+        width = max(len(each["name"]) for each in (*report["datasets"], *report["beside"]))
         for each in report["datasets"]:
             kind = f"{each['dtype']} {tuple(each['shape'])}"
             click.echo(f"{each['name']:<{width}}  {kind}, {each['row_bytes']:,} bytes a row")
             for way, count in each["read"].items():
                 click.echo(f"{'':<{width}}    {count} files: {way}")
+        for each in report["beside"]:
+            click.echo(f"{each['name']:<{width}}  left out: it {each['why']}")
         click.echo()
         for each in files[:_SHOWN]:
             click.echo(f"{each['rows']:>12,} rows {each['bytes'] / 2**20:>10,.1f} MiB  {each['path']}")

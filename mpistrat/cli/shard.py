@@ -42,8 +42,9 @@ def command(
     mpistrat shard big.h5 -n 64 --out shards --compress zstd --chunk 32
     mpistrat shard 'shards/*.h5' -n 1 --out whole
 
-    Rows, types and attributes stay, in their order. Contiguous storage unless --chunk or --compress asks for
-    chunks. The new files appear when all are complete; files that exist are never replaced.
+    Rows, types and attributes stay, in their order, and datasets with a single value go to every new file.
+    Contiguous storage unless --chunk or --compress asks for chunks. The new files appear when all are complete;
+    files that exist are never replaced.
     """
     from mpistrat.data.file_list import FileList
     from mpistrat.data.shard_hdf5 import shard

@@ -6,16 +6,31 @@ number of that order is computed from its position alone, so no memory grows wit
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from mpistrat.data.feistel import Feistel, round_keys
 
+MOST_DECODED = 48 << 20
+"""Bytes of decoded chunks that a reader keeps because only some of their rows were wanted.
+
+A batch may have rows of two windows, so each has half of it: then no chunk is decoded twice.
+"""
+
 _BLOCK_BYTES = 3 << 19
 _WINDOW_BYTES = 48 << 20
 _FEWEST, _MOST = 8, 64
 _TABLE = 256  # blocks
+
+
+class Whole(NamedTuple):
+    """Chunks that can only be read as wholes: how many rows each has, and its bytes when decoded."""
+
+    rows: int
+    nbytes: int
 
 
 class Blocks(NamedTuple):
@@ -30,25 +45,64 @@ class Blocks(NamedTuple):
     starts: np.ndarray
 
     @classmethod
-    def of(cls, row_bytes: int, chunk_rows: int, starts: np.ndarray) -> Blocks:
+    def of(
+        cls,
+        row_bytes: int,
+        chunk_rows: int,
+        starts: np.ndarray,
+        decoded: Collection[Collection[Whole]] = (),
+    ) -> Blocks:
         """Blocks of about 1.5 MiB, whole chunks of ``chunk_rows`` rows where there are chunks.
 
-        A window has at most 48 MiB if that makes 8 blocks or more.
+        A window has at most 48 MiB if that makes 8 blocks or more. If chunks must be read as wholes, ``decoded``
+        has the kinds of each dataset, and a window has no more blocks than can be kept decoded, at least one.
 
         Examples
         --------
         >>> Blocks.of(48 << 10, 10, np.array([0, 95]))[:2]
         (30, 34)
+        >>> chunks = Whole(100, 100 * (48 << 10))
+        >>> Blocks.of(48 << 10, 100, np.array([0, 950]), [[chunks]])[:2]
+        (100, 5)
         """
         row_bytes = max(1, row_bytes)
         unit = max(1, chunk_rows)
         rows = unit * max(1, round(_BLOCK_BYTES / (unit * row_bytes)))
         window = min(max(_WINDOW_BYTES // (rows * row_bytes), _FEWEST), _MOST)
-        return cls(rows, window, np.asarray(starts, np.int64))
+        starts = np.asarray(starts, np.int64)
+        kept = sum(max((_kept(each, rows, starts) for each in kinds), default=0) for kinds in decoded)
+        if kept:
+            window = max(1, min(window, MOST_DECODED // 2 // kept))
+        return cls(rows, window, starts)
 
     def in_one_run(self, count: int) -> Blocks:
         """That many rows, with no regard to files."""
         return self._replace(starts=np.array([0, count], np.int64))
+
+
+def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[Whole]]) -> int:
+    """Of how many rows a block should be a multiple, if the largest dataset has chunks of ``largest`` rows.
+
+    Also of those of other chunks that are read as wholes, the largest first, as long as half of what is kept has
+    room for so many.
+    """
+    unit = max(1, largest)
+    for each in sorted({each for kinds in decoded for each in kinds}, key=lambda each: -each.nbytes):
+        common = math.lcm(unit, each.rows)
+        if common * row_bytes <= MOST_DECODED // 2:
+            unit = common
+    return unit
+
+
+def _kept(chunks: Whole, rows: int, starts: np.ndarray) -> int:
+    """Bytes of the chunks that have rows of a block, on the average."""
+    if rows % chunks.rows:
+        return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
+    # What is left at the ends of files makes blocks as well, which have parts of more chunks.
+    whole, rests = np.divmod(np.diff(starts), rows)
+    number, left = int(whole.sum()), -(-int(rests.sum()) // rows)
+    touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + left
+    return 8 * touched // max(1, number + left) * chunks.nbytes // 8
 
 
 class _Layout:
@@ -107,7 +161,7 @@ class BlockOrder:
 
     def __init__(self, n: int, blocks: Blocks | None):
         self._n = n
-        if blocks is None or n <= blocks.rows * _FEWEST:
+        if blocks is None or n <= blocks.rows * min(_FEWEST, blocks.window):
             blocks = Blocks(max(1, n), 1, np.array([0, n], np.int64))
         self._size, self._window = blocks.rows, blocks.window
         self._layout = _Layout(blocks)

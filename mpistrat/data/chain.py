@@ -87,8 +87,9 @@ class Chain:
             Whether every epoch, and every repetition by `repeat`, has an order of its own.
         mode : {"block", "exact"}
             ``"block"`` suits storage: blocks of rows (chunks of HDF5 datasets, or about 1.5 MiB) are permuted
-            over the whole dataset, then rows inside windows of 8 to 64 of these blocks. Rows in memory, and
-            datasets of up to 8 blocks, are permuted as a whole. ``"exact"`` is a uniform permutation of all
+            over the whole dataset, then rows inside windows of 8 to 64 of these blocks (of large compressed
+            chunks fewer, so that each is decoded once). Rows in memory, and datasets of up to 8 blocks, are
+            permuted as a whole. ``"exact"`` is a uniform permutation of all
             elements; it takes 4 bytes of memory for each (8 from 2**31 elements on).
 
         Returns

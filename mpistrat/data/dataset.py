@@ -12,7 +12,7 @@ from mpistrat.data.chain import Chain
 from mpistrat.data.options import AUTOTUNE, PREFETCH
 from mpistrat.data.plan import Plan
 from mpistrat.data.policies import INFINITE_CARDINALITY, Division, divide
-from mpistrat.data.prefetch import Prefetched
+from mpistrat.data.prefetch import Prefetched, Turns
 from mpistrat.data.source_arrays import ArraySource, RangeSource
 from mpistrat.data.source_sequence import SequenceSource
 
@@ -53,6 +53,7 @@ class Dataset(Chain):
     ):
         super().__init__(source, transforms, options)
         self._iterations = itertools.count()
+        self._turns = Turns()
 
     # --- making one -----------------------------------------------------------------------
 
@@ -275,7 +276,9 @@ class Dataset(Chain):
     def __iter__(self) -> Iterator[Any]:
         elements = self._plan.elements(next(self._iterations))
         prefetch = self.options().prefetch
-        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch) if prefetch else elements
+        if not prefetch:
+            return elements
+        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, turns=self._turns)
 
     # --- inside the package ---------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from mpistrat.data.iterator import DistributedIterator, Place
 from mpistrat.data.options import AUTOTUNE, InputOptions, InputReplicationMode, check_input_options
 from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
+from mpistrat.data.prefetch import Turns
 from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
 from mpistrat.runtime.device import Device
@@ -38,6 +39,7 @@ class Distributed:
         self._number: int = getattr(peers, "sequence", 0)
         self._next: Position = Position(division, 0)
         self._newest: Place | None = None
+        self._turns = Turns()
         self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
 
     def __iter__(self) -> DistributedIterator:

@@ -166,11 +166,11 @@ class DistributedIterator:
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:
-            most, together = division.ahead(step, epoch, self._dataset._prefetch)
+            most, together = division.ahead(self._dataset._prefetch)
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._dataset._at_once)
+            self._ahead = Prefetched(batches, most, self._dataset._at_once, self._dataset._turns)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:
@@ -242,7 +242,7 @@ class DistributedIterator:
             If it is no state.
         ValueError
             If it is one of other files (which are named), other transforms, other seeds, another policy, or of
-            a number of replicas or a batch size with which it cannot be continued.
+            a number of replicas or a batch size with which it cannot be continued; if an epoch has no such place.
         """
         self._dataset.restore(state)
         self._begin(self._dataset._next_position())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from mpistrat.data import manifest_file
-from mpistrat.data.blocks import Blocks
+from mpistrat.data.blocks import Blocks, Whole, chunk_rows_of
 from mpistrat.data.contracts import Peers
 from mpistrat.data.errors import (
     DataFileError,
@@ -52,11 +52,15 @@ class Manifest(NamedTuple):
         return cls(tuple(files), tuple(records), np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]))
 
     def blocks(self) -> Blocks:
-        """Whole chunks, of the dataset whose rows are largest, or about 1.5 MiB of rows."""
+        """Whole chunks, of the dataset whose rows are largest and if possible of all, or about 1.5 MiB of rows."""
         columns = self.records[0].columns
-        sizes = [int(np.prod(column.shape)) * column.dtype.itemsize for column in columns]
-        largest = columns[sizes.index(max(sizes))]
-        return Blocks.of(sum(sizes), largest.chunk_rows, self.offsets)
+        sizes = [column.row_bytes for column in columns]
+        decoded: list[set[Whole]] = [set() for _ in columns]
+        for record in self.records:
+            for kinds, column in zip(decoded, record.columns, strict=True):
+                kinds.update(column.decoded)
+        largest = columns[sizes.index(max(sizes))].chunk_rows
+        return Blocks.of(sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded)
 
     def identity(self) -> dict[str, Any]:
         """What tells this set of files from another one, and, if that fits into 64 KiB, which file differs."""
@@ -166,7 +170,12 @@ class Manifests:
             failed = together(peers.broadcast_object, failed)
             if failed is not None:
                 _raise(failed, "", peers)
-        manifest = self._joined(records, warn=peers.rank == 0)
+
+        def where(number: int) -> str:
+            rank = number % peers.size
+            return f"rank {rank} ({described[rank][0]}): " if peers.size > 1 else ""
+
+        manifest = self._joined(records, warn=peers.rank == 0, where=where)
         if peers.rank == 0:
             took = time.perf_counter() - start
             share = waited / took
@@ -229,13 +238,16 @@ class Manifests:
         if self._kept_in is not None:
             manifest_file.write(self._kept_in, self.files.paths(), self._names, records)
 
-    def _joined(self, records: Sequence[FileRecord], warn: bool) -> Manifest:
+    def _joined(
+        self, records: Sequence[FileRecord], warn: bool, where: Callable[[int], str] = lambda number: ""
+    ) -> Manifest:
+        """The manifest of these records; ``where`` tells who has described a file."""
         files = self.files.paths()
         kept = [number for number, record in enumerate(records) if record.rows]
         if not kept:
             raise EmptyDatasetError(
-                f"none of the {len(records)} files has a row, the first is {files[0]!r}; "
-                "fix: check what wrote them"
+                f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
+                f"{files[0]!r}; fix: check what wrote them"
             )
         if warn:
             for number, record in enumerate(records):
@@ -244,15 +256,17 @@ class Manifests:
                         f"file {files[number]!r} has no rows and is skipped", UserWarning, stacklevel=2
                     )
         for number in kept:
-            self._check_alike(kept[0], number, records)
+            self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])
 
-    def _check_alike(self, one: int, other: int, records: Sequence[FileRecord]) -> None:
+    def _check_alike(
+        self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]
+    ) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
             if (a.dtype, a.shape) != (b.dtype, b.shape):
                 files = self.files.paths()
                 raise DatasetMismatchError(
-                    f"dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
+                    f"{where(other)}dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
                     f"{b.dtype} {b.shape} in file {files[other]!r}; fix: rows of one dataset must be alike"
                 )
 

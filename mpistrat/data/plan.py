@@ -15,7 +15,7 @@ from mpistrat.data.transforms import Batch, Map, Order, Segment, Transform
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024
-_ORDER_AHEAD_ROWS = 4096
+ORDER_AHEAD_ROWS = 4096
 _ORDER_AHEAD_STEPS = 64
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
@@ -169,7 +169,7 @@ class Plan:
         size = 1 if self.batch is None else self.batch.size
         first, stop = (0, size) if cut is None else cut(size)
         wanted = stop - first
-        steps = min(max(_ORDER_AHEAD_ROWS // max(1, wanted), 1), _ORDER_AHEAD_STEPS)
+        steps = min(max(ORDER_AHEAD_ROWS // max(1, wanted), 1), _ORDER_AHEAD_STEPS)
         if self.length is not None:
             steps = min(steps, self.length - k)
         ks = np.arange(k, k + steps)

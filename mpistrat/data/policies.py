@@ -93,16 +93,21 @@ class Division:
                     error = None  # or the frame and its error keep each other
             step, size = stop, together
 
-    def ahead(self, step: int, iteration: int, prefetch: int) -> tuple[int, int]:
-        """How many lists of `batches` may wait, and how many batches are best in one, like that of a step."""
+    def ahead(self, prefetch: int) -> tuple[int, int]:
+        """How many lists of `batches` may wait, and how many batches are best in one."""
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
         if self.plan.maps:  # which may make large things of small rows
             return PREFETCH if prefetch == AUTOTUNE else prefetch, 1
-        best = self.source.at_once() // max(1, len(self.rows(step, iteration)))
+        best = self.source.at_once() // self._most_rows()
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
         together = max(1, min(most if most <= PREFETCH else most // 2, best))
         return most // together, together
+
+    def _most_rows(self) -> int:
+        """How many rows of a batch this replica gets at most; in a step it may be fewer, or none."""
+        assert self.plan.batch is not None
+        return self.plan.batch.size
 
     def rebuilt(self, transforms: Sequence[Transform]) -> Division:
         """The same division with other transforms."""
@@ -124,6 +129,9 @@ class ByData(Division):
         self.plan = Plan(source, transforms)
         self.steps = self.plan.length
         self._cut = partial(piece, replicas=peers.size, replica=peers.rank)
+
+    def _most_rows(self) -> int:
+        return -(-super()._most_rows() // self.replicas)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Those of this replica's piece of a global batch."""
@@ -188,6 +196,9 @@ class Everything(Division):
         longest = _longest(lengths)
         self.steps = None if longest is None else longest * peers.size
         self.plan = Plan(source, self._of_rank(transforms, peers.size, peers.rank))
+
+    def _most_rows(self) -> int:
+        return -(-super()._most_rows() // self.replicas)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Those of the next piece of a global batch: all pieces of one, then those of the next."""

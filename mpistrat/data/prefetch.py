@@ -22,6 +22,28 @@ _AT_ONCE = 150e-6  # handing over takes as long: two threads wake each other, an
 _OFTEN = 4
 
 
+class Turns:
+    """Who makes an element waits for its turn: functions of the user never run twice at a time.
+
+    An iterator that was left may still be at an element when the next one begins. A child process shares nothing
+    with its parent, whose thread may have had the turn when it was made.
+    """
+
+    def __init__(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.RLock()
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.RLock()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
+        return Turns, ()
+
+
 class Prefetched:
     """The elements of an iterator, in order, of which a thread makes some beforehand.
 
@@ -40,6 +62,8 @@ class Prefetched:
         How many elements may wait.
     at_once : bool
         Whether the user is expected to come back at once. The thread starts when he does not.
+    turns : Turns, optional
+        In common with others whose elements must not be made at the same time.
 
     Examples
     --------
@@ -48,9 +72,9 @@ class Prefetched:
     [0, 1, 4, 9]
     """
 
-    def __init__(self, elements: Iterator[Any], most: int, at_once: bool = False):
+    def __init__(self, elements: Iterator[Any], most: int, at_once: bool = False, turns: Turns | None = None):
         self._pid = os.getpid()
-        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()))
+        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()), turns or Turns())
         self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
         _end_with_program(self._hand_over, self._thread)
         weakref.finalize(self, self._hand_over.close).atexit = False
@@ -85,10 +109,13 @@ class _HandOver:
     he comes back at once, and makes the elements himself when he has all of it: then the thread has none.
     """
 
-    def __init__(self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode]):
+    def __init__(
+        self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode], turns: Turns
+    ):
         self._pid = os.getpid()
         self._elements = elements
         self._modes = modes
+        self._turns = turns
         self._room: SimpleQueue[None] = SimpleQueue()
         self._waiting: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._closed = False
@@ -114,7 +141,7 @@ class _HandOver:
         before = modes[:]
         modes[:] = self._modes
         try:
-            with threads.without_collectives():
+            with self._turns, threads.without_collectives():
                 return next(self._elements), None
         except BaseException as error:
             return None, error

@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data import codecs_hdf5
+from mpistrat.data import blocks, codecs_hdf5
 from mpistrat.data.descriptors import Descriptor, Files
 from mpistrat.data.records_hdf5 import Chunked
-
-MOST_DECODED = 48 << 20
-"""Bytes of decoded chunks that are kept because only some of their rows were wanted."""
 
 _MOST_THREADS = 4
 _NICE = 10  # a tenth of the processor time of another thread on the same core
@@ -89,11 +86,14 @@ class DecodedChunks:
             return chunk
 
     def keep(self, key: Any, chunk: np.ndarray, remaining: int) -> None:
-        """Keep a chunk until its remaining rows were read too; or drop those that were not used for longest."""
+        """Keep a chunk until its remaining rows were read too; or drop those that were not used for longest.
+
+        However large they are, two are kept: one in each of the windows of a batch.
+        """
         with self._lock:
             if key in self._kept:
                 return
-            while self._kept and self._bytes + chunk.nbytes > MOST_DECODED:
+            while len(self._kept) > 1 and self._bytes + chunk.nbytes > blocks.MOST_DECODED:
                 self._bytes -= self._kept.popitem(last=False)[1][0].nbytes
             self._kept[key] = chunk, remaining
             self._bytes += chunk.nbytes

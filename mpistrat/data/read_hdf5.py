@@ -39,8 +39,8 @@ class Reader:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._descriptors = Descriptors(self._most_open)
-        self._through_h5py = OpenFiles(min(self._most_open, 16))
         self._decoded = DecodedChunks()
+        self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
         self._rows: dict[tuple[str, int], Rows] = {}
         self._written: dict[str, int] = {}
 
@@ -149,7 +149,10 @@ class _Files:
 
     def __getitem__(self, number: int) -> Descriptor:
         name, size, _ = self._described(number)
-        found = self._reader._descriptors.get(name, size)
+        try:
+            found = self._reader._descriptors.get(name, size)
+        except DataFileError as error:
+            raise self._naming(error) from error.__cause__
         if found is not self._used.get(number):
             self._used[number] = found
             if not found.checked:
@@ -170,7 +173,9 @@ class _Files:
                 self._check_all()
         elif isinstance(error, ChecksumError):
             raise ChecksumError(self._unreadable(error)) from error
-        elif isinstance(error, (OSError, ValueError)) and not isinstance(error, DataFileError):
+        elif isinstance(error, DataFileError):
+            raise self._naming(error) from error.__cause__
+        elif isinstance(error, (OSError, ValueError)):
             self._check_all()
             raise DataFileError(self._unreadable(error)) from error
 
@@ -185,8 +190,19 @@ class _Files:
             f"be read ({error}); fix: the file is damaged, copy or write it again"
         )
 
+    def _naming(self, error: DataFileError) -> DataFileError:
+        """What is wrong with a file, and which dataset could not be read for that."""
+        text, name = str(error), f"dataset {self._column.name!r}"
+        if name in text or not text.startswith("file ") or "': " not in text:
+            return error
+        file, _, what = text.partition("': ")
+        return type(error)(f"{file}', {name}: {what}")
+
     def _check(self, number: int) -> None:
-        self._used[number].check(self._is_same)
+        try:
+            self._used[number].check(self._is_same)
+        except DataFileError as error:
+            raise self._naming(error) from error.__cause__
 
     def _is_same(self, name: str, mtime_ns: int) -> bool:
         described = {self._described(number)[0]: self._described(number)[2] for number in self._used}

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpistrat.data.describe_hdf5 import open_file
 from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.read_chunks import DecodedChunks
 from mpistrat.data.records_hdf5 import Column, FileRecord
 
 _MOST_CACHE = 64 << 20
@@ -16,10 +17,13 @@ _CACHE_SLOTS = 521
 
 
 class OpenFiles:
-    """The files that were used last, open in HDF5; one thread at a time."""
+    """The files that were used last, open in HDF5; one thread at a time.
 
-    def __init__(self, most: int):
-        self._most = most
+    Chunks of which only some rows are wanted are kept among those that are ``decoded``.
+    """
+
+    def __init__(self, most: int, decoded: DecodedChunks):
+        self._most, self._decoded = most, decoded
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(
@@ -40,7 +44,10 @@ class OpenFiles:
         self._open.move_to_end(path)
         column = file.column(record, number)
         try:
-            if where is None:
+            if column.column.decoded:
+                places = np.arange(len(rows)) if where is None else where
+                column.read_chunks(rows, out, places, (path, number), self._decoded)
+            elif where is None:
                 column.read(rows, out)
             else:
                 found = np.empty((len(rows), *out.shape[1:]), out.dtype)
@@ -85,10 +92,9 @@ class _OpenColumn:
         self.column = column
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         if column.chunk_rows:
-            # A cache of chunks helps only where a chunk must be decoded to get at a row.
-            cache = (
-                max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if column.filtered else 0
-            )
+            # A cache of chunks helps only where a chunk must be decoded to get at a row, and nobody else keeps it.
+            alone = column.filtered and not column.decoded
+            cache = max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if alone else 0
             access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
         self._id = h5py.h5d.open(file.id, column.name.encode(), access)
         self._space = self._id.get_space()
@@ -114,6 +120,34 @@ class _OpenColumn:
                 span = np.empty((last - first, *self.column.shape), out.dtype)
                 self._read_run(first, last, span)
                 out[start:stop] = span[rows[start:stop] - first]
+
+    def read_chunks(
+        self,
+        rows: np.ndarray,
+        out: np.ndarray,
+        where: np.ndarray,
+        key: tuple[str, int],
+        decoded: DecodedChunks,
+    ) -> None:
+        """Ascending rows, none twice, to these places of ``out``; every chunk is read as a whole."""
+        size = self.column.chunk_rows
+        numbers = rows // size
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+            number, wanted = int(numbers[start]), stop - start
+            first = number * size
+            count = min(size, self.rows - first)
+            chunk = decoded.get((key, number), wanted)
+            if chunk is None:
+                to = where[start:stop]
+                if wanted == count and int(to[-1]) - int(to[0]) == count - 1 and (np.diff(to) == 1).all():
+                    self._read_run(first, first + count, out[to[0] : to[0] + count])
+                    continue
+                chunk = np.empty((count, *self.column.shape), out.dtype)
+                self._read_run(first, first + count, chunk)
+                if wanted < count:
+                    decoded.keep((key, number), chunk, count - wanted)
+            out[where[start:stop]] = chunk[rows[start:stop] - first]
 
     def _read_run(self, first: int, last: int, out: np.ndarray) -> None:
         count = (last - first, *self._inner)

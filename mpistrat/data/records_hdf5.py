@@ -6,10 +6,14 @@ Everything here is small, plain and without HDF5: it is sent to all ranks.
 from __future__ import annotations
 
 import base64
+import math
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from mpistrat.data.blocks import Whole
 
 
 class OtherFile(NamedTuple):
@@ -162,7 +166,15 @@ class Column(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def decoded(self) -> frozenset[Whole]:
+        """The kinds of chunks that are read as wholes, whichever of their rows are wanted."""
+        if isinstance(self.layout, ThroughHdf5):
+            kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
+            return frozenset([Whole(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
+        return frozenset(_decoded(self.layout, self.shape, self.stored.itemsize))
 
 
 class FileRecord(NamedTuple):
@@ -172,6 +184,15 @@ class FileRecord(NamedTuple):
     mtime_ns: int
     rows: int
     columns: tuple[Column, ...]
+
+
+def _decoded(layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int) -> Iterator[Whole]:
+    if isinstance(layout, Joined):
+        for part in layout.parts:
+            yield from _decoded(part.layout, shape, itemsize)
+    elif isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != shape):
+        across = math.prod(-(-size // step) for size, step in zip(shape, layout.chunk[1:], strict=True))
+        yield Whole(layout.chunk[0], math.prod(layout.chunk) * across * itemsize)
 
 
 def joined_path(path: str, other: str) -> str:

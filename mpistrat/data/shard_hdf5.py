@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpistrat.data.contents_hdf5 import contents
 from mpistrat.data.describe_hdf5 import describe, open_file, opened
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError
 from mpistrat.data.writable import NewColumn, Rows
@@ -30,7 +32,8 @@ def shard(
 ) -> list[Path]:
     """Divide the rows of some files over ``count`` new ones, ``NAME-00000-of-00064.h5`` and so on.
 
-    Types and attributes are kept; how rows are stored is not.
+    Types and attributes are kept; how rows are stored is not. Every new file gets the datasets that hold a single
+    value, which must be the same in all inputs.
 
     Returns
     -------
@@ -46,34 +49,109 @@ def shard(
     ValueError
         If there are fewer rows than new files.
     """
-    names = list(datasets) or dataset_names(inputs[0])
+    rows, single = _named(inputs[0], datasets) if datasets else _alike(inputs)
     stem = name or (Path(inputs[0]).stem if len(inputs) == 1 else _common_stem(inputs))
     digits = max(5, len(str(count)))
     targets = [Path(folder) / f"{stem}-{i:0{digits}}-of-{count:0{digits}}.h5" for i in range(count)]
     Path(folder).mkdir(parents=True, exist_ok=True)
     check_targets(targets, by, chunk, compress, overwrite=False)
-    files = _InputFiles(inputs, names)
+    beside = _Beside(inputs, rows, single)
+    files = _InputFiles(inputs, rows)
     try:
-        write_rows(targets, files.rows(), by, Storage(chunk, compress), False, progress, files.attributes)
+        write_rows(targets, files.rows(), by, Storage(chunk, compress), False, progress, beside.write)
     finally:
         files.close()
     return targets
 
 
-def dataset_names(path: str) -> list[str]:
-    """The names of all datasets of a file.
-
-    Raises
-    ------
-    EmptyDatasetError
-        If it has none.
-    """
-    found: list[str] = []
+def _named(path: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the named datasets that have rows, and those with a single value."""
+    single = set()
     with opened(path) as file:
-        file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-    if not found:
-        raise EmptyDatasetError(f"file {path!r} has no dataset at all; fix: check what wrote it")
-    return found
+        for name in names:
+            with contextlib.suppress(KeyError, OSError):  # which is told when it is described
+                if getattr(file[name], "shape", 0) in ((), None):
+                    single.add(name)
+    rows = [name for name in names if name not in single]
+    if not rows:
+        raise EmptyDatasetError(
+            f"file {path!r}: none of the datasets {', '.join(map(repr, names))} has rows to divide; fix: name "
+            "one that has"
+        )
+    return rows, [name for name in names if name not in rows]
+
+
+def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """All datasets with rows, and all with a single value; every file must have the same, and no others."""
+    first = contents(paths[0])
+    options = " ".join(f"--dataset {name}" for name in first.rows)
+    for path in paths:
+        found = contents(path)
+        for name, why in found.others.items():
+            raise DatasetMismatchError(
+                f"file {path!r}: dataset {name!r} {why}, so the two cannot be divided together; fix: name what is "
+                f"to be divided ({options})"
+            )
+        for one, other, has, lacks in (
+            (found, first, path, paths[0]),
+            (first, found, paths[0], path),
+        ):
+            for name in (*one.rows, *one.single):
+                if name not in other.rows and name not in other.single:
+                    raise DatasetMismatchError(
+                        f"file {has!r} has the dataset {name!r}, which file {lacks!r} has not; fix: name what is "
+                        f"to be divided ({options})"
+                    )
+    return list(first.rows), list(first.single)
+
+
+class _Beside:
+    """What every new file gets of the first one: attributes of groups, and datasets with a single value."""
+
+    def __init__(self, paths: Sequence[str], rows: Sequence[str], single: Sequence[str]):
+        self._path, self._single = paths[0], single
+        self._groups = {"/"}
+        for name in (*rows, *single):
+            self._groups.update(str(parent) for parent in list(Path(name).parents)[:-1])
+        values = self._values(paths[0])
+        for path in paths[1:]:
+            for name, value in self._values(path).items():
+                if value != values[name]:
+                    raise DatasetMismatchError(
+                        f"dataset {name!r} has the value {values[name][2]!s:.60} in file {paths[0]!r} and "
+                        f"{value[2]!s:.60} in file {path!r}, so it cannot be that of all rows; fix: leave it out "
+                        f"by naming the others ({' '.join(f'--dataset {each}' for each in rows)})"
+                    )
+
+    def write(self, file: h5py.File) -> None:
+        """Write it to a new file."""
+        with opened(self._path) as first:
+            for group in sorted(self._groups):
+                file.require_group(group).attrs.update(first[group].attrs)
+            for name in self._single:
+                first.copy(name, file, name)
+
+    def _values(self, path: str) -> dict[str, tuple[str, Any, str]]:
+        """Type, value and words for it of each, such that they can be compared, whatever they are."""
+        found: dict[str, tuple[str, Any, str]] = {}
+        with opened(path) as file:
+            for name in self._single:
+                if name not in file or file[name].shape not in ((), None):
+                    raise DatasetMismatchError(
+                        f"dataset {name!r} has a single value in file {self._path!r} and not in file {path!r}; fix: "
+                        "name other datasets with --dataset"
+                    )
+                _refuse_references(path, name, file[name])
+                dtype, words = str(file[name].dtype), "none"
+                bits: Any = None
+                if file[name].shape is not None:
+                    words = str(file[name][()])
+                    value = np.asarray(file[name][()])
+                    bits = (
+                        value.tolist() if value.dtype.hasobject else value.tobytes()
+                    )  # NaN equals no number
+                found[name] = dtype, bits, words
+        return found
 
 
 class _InputFiles:
@@ -91,22 +169,14 @@ class _InputFiles:
                     )
         self._starts = np.concatenate([[0], np.cumsum([record.rows for record in records])])
         self._open: tuple[int, h5py.File] | None = None
-        self.attributes: dict[str, dict[str, Any]] = {}
 
     def rows(self) -> Rows:
         """All of them."""
         columns = {}
         file = self._file(0)
-        self.attributes["/"] = dict(file.attrs)
         for name in self._names:
-            for parent in list(Path(name).parents)[:-1]:
-                self.attributes[str(parent)] = dict(file[str(parent)].attrs)
             found = file[name]
-            if h5py.check_ref_dtype(found.dtype) is not None:
-                raise DatasetMismatchError(
-                    f"file {self._paths[0]!r}, dataset {name!r}: it holds references, which mean nothing in another "
-                    "file; fix: name the other datasets with --dataset"
-                )
+            _refuse_references(self._paths[0], name, found)
             columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
         return Rows(int(self._starts[-1]), columns, self._read)
 
@@ -133,6 +203,14 @@ class _InputFiles:
         if self._open is not None:
             self._open[1].close()
             self._open = None
+
+
+def _refuse_references(path: str, name: str, found: h5py.Dataset) -> None:
+    if h5py.check_ref_dtype(found.dtype) is not None:
+        raise DatasetMismatchError(
+            f"file {path!r}, dataset {name!r}: it holds references, which mean nothing in another "
+            "file; fix: name the other datasets with --dataset"
+        )
 
 
 def _common_stem(paths: Sequence[str]) -> str:

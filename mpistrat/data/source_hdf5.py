@@ -37,6 +37,7 @@ class Hdf5Source(Source):
         manifest: Manifest | None = None,
         reader: Reader | None = None,
         check_finite: bool = False,
+        blocks: Blocks | None = None,
     ):
         self._manifests = manifests
         self._structure = structure
@@ -46,6 +47,7 @@ class Hdf5Source(Source):
         self._reader = reader or Reader()
         self._buffers = Buffers()
         self._check_finite = check_finite
+        self._blocks = blocks
 
     @classmethod
     def open(
@@ -168,15 +170,20 @@ class Hdf5Source(Source):
         """The rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
-        return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite)
+        # Those of all files, so that a state, which has those, tells them for every replica.
+        blocks = self.blocks()._replace(starts=part.offsets)
+        return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite, blocks)
 
     def agree(self, peers: Peers) -> None:
         """Build the manifest together; always collective, whoever has one already."""
         self._built = self._manifests.shared(peers)
+        self._blocks = None
 
     def blocks(self) -> Blocks:
         """Chunks, or about 1.5 MiB of rows."""
-        return self._manifest.blocks()
+        if self._blocks is None:
+            self._blocks = self._manifest.blocks()
+        return self._blocks
 
     def at_once(self) -> int:
         """As many rows as make 4 MiB: larger buffers would not stay in a cache, and be filled slower."""
@@ -189,7 +196,7 @@ class Hdf5Source(Source):
         """Names, lengths and sizes of the files."""
         manifest = self._manifest
         if self._identified is None or self._identified[0] is not manifest:
-            blocks = manifest.blocks()
+            blocks = self.blocks()
             identity = {**manifest.identity(), "blocks": [int(blocks.rows), int(blocks.window)]}
             self._identified = manifest, identity
         return dict(self._identified[1])

@@ -11,6 +11,18 @@ from mpistrat.data.transforms import Batch, Shuffle, Transform, with_seeds
 
 _VERSION = 1
 _FILES_SHOWN = 3
+_MOST = 2**62
+_TYPES: dict[str, Any] = {
+    "epoch": int,
+    "step": int,
+    "position": int,
+    "policy": str,
+    "replicas": int,
+    "batch": (int, type(None)),
+    "pipeline": list,
+    "seeds": list,
+    "source": Mapping,
+}
 
 
 class Position(NamedTuple):
@@ -59,18 +71,11 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             "restore it with the mpistrat that wrote it"
         )
     by_rows = _by_rows(whole)
-    missing = {*state_of(whole, Position(whole, 0))} - {*state} - {"step", "position"}
-    if missing or not {"step", "position"} & {*state}:
-        raise TypeError(
-            f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
-        )
-    for place in {"step", "position", "epoch"} & {*state}:
-        if not isinstance(state[place], int) or state[place] < 0:
-            raise TypeError(f"restore() needs what state() returned: {place} is {state[place]!r:.100}")
+    _check_types(state, state_of(whole, Position(whole, 0)))
     _same("policy", state["policy"], whole.name, "set the policy that was used then")
     _same_source(state["source"], whole.source.identity())
     _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
-    if not by_rows or "position" not in state:
+    if not by_rows:
         which = f"under the policy {whole.name}" if whole.name != "DATA" else "with transforms after batch()"
         hint = f"{which} a state can be continued only with the same number; use AutoShardPolicy.DATA"
         if whole.name == "DATA":
@@ -83,15 +88,49 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         blocks = "shuffled blocks (rows, blocks of a window)"
         now = whole.source.identity().get("blocks")
         _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets that were read then")
+    if len(state["seeds"]) != len(given):
+        raise TypeError(
+            f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"
+        )
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.seeded:
             _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed that was used then")
+    place = "position" if by_rows else "step"
+    if place not in state:
+        raise TypeError(f"restore() needs all that state() returned, and {place!r} is missing")
+    most, unit = (whole.plan.row_length, "rows") if by_rows else (whole.steps, "steps")
+    if state[place] > (_MOST if most is None else most):
+        has = f"more than {_MOST} cannot be numbered" if most is None else f"an epoch has {most} {unit}"
+        raise ValueError(
+            f"the state cannot be restored: its {place} is {state[place]}, and {has}; give what state() returned, "
+            "unchanged"
+        )
     if list(state["seeds"]) != [each.seed for each in given]:
         whole = whole.rebuilt(with_seeds(whole.transforms, state["seeds"]))
     if by_rows:
         rows = state["position"]
         return whole, Position(whole.after(rows), state["epoch"], 0, rows)
     return whole, Position(whole, state["epoch"], state["step"])
+
+
+def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """See that a state has all that one of this dataset has, of the same types."""
+    missing = {*own} - {*state} - {"step", "position"}
+    if missing or not {"step", "position"} & {*state}:
+        raise TypeError(
+            f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
+        )
+    for name, kind in _TYPES.items():
+        if name not in state:
+            continue
+        value = state[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"restore() needs what state() returned: {name} is {value!r:.100}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"restore() needs what state() returned: {name} is {value}, which is below 0")
+    for seed in state["seeds"]:
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"restore() needs what state() returned: a seed is {seed!r:.100}")
 
 
 def _by_rows(division: Division) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,9 +95,9 @@ def write_rows(
     storage: Storage,
     overwrite: bool,
     progress: bool,
-    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+    begin: Callable[[h5py.File], object] | None = None,
 ) -> None:
-    """Rows of known number to files, with the attributes of groups by their names (the root is ``"/"``)."""
+    """Rows of known number to files, into each of which ``begin`` first puts what all of them have."""
     if rows.number < len(targets):
         raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
     block = _block_rows(rows.columns, storage)
@@ -106,8 +106,8 @@ def write_rows(
         first = 0
         for temporary, stop in zip(temporaries, stops, strict=True):
             with h5py.File(temporary, "x") as file:
-                for group, values in (attributes or {}).items():
-                    file.require_group(group).attrs.update(values)
+                if begin is not None:
+                    begin(file)
                 made = {
                     name: storage.create(file, name, column, stop - first)
                     for name, column in rows.columns.items()

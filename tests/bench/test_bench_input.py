@@ -41,6 +41,7 @@ def test_input(run_alone, tmp_path):
         **{f"{layout}, warm": {*OURS, *H5PY, "raw read"} for layout in PLAIN},
         **{f"{layout}, warm": {*OURS, "h5py, slices"} for layout in ("gzip", "zstd")},
         "shuffled, warm": {"mpistrat", "in order"},
+        **{f"an index of 10^{exponent}, shuffled": {"mpistrat"} for exponent in (6, 9, 12)},
         **{f"5 ms of computing a batch, {layout}": computing for layout in ("contiguous", "zstd")},
     }
     cold = {case: ways for case, ways in found.items() if case.endswith("cold")}

@@ -1,5 +1,7 @@
 """The order of a shuffled epoch, number by number."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,6 +89,24 @@ def test_a_million_million_rows():
     assert len(np.unique(found)) == 4096
     assert 0 <= found.min() <= found.max() < n
     assert len(np.unique(found // 32)) < 5 * 64
+
+
+@pytest.mark.parametrize("files", [1, 1000])
+def test_memory_does_not_grow_with_the_number_of_rows(files):
+    """Only the numbers of one call, and what is known of the files."""
+    peaks = []
+    for exponent in (6, 9, 12):
+        n = 10**exponent
+        order = BlockOrder(n, Blocks.of(48 << 10, 32, np.arange(files + 1) * (n // files)))
+        order(np.arange(4096), 0, 0)
+        tracemalloc.start()
+        for epoch in range(2):
+            for first in (*range(0, 40 * 4096, 4096), n - 4096):
+                order(np.arange(first, first + 4096), 1, epoch)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 1 << 20
+    assert max(peaks) < 1.2 * min(peaks)
 
 
 def test_blocks_are_whole_chunks_of_a_mebibyte_and_a_half():

@@ -1,9 +1,8 @@
 """Distributed datasets that read ahead give what they give without."""
 
+import contextlib
 import gc
 import os
-import subprocess
-import sys
 import threading
 
 import h5py
@@ -168,6 +167,73 @@ def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch)
     assert yielded == [(True, False), (True, True), (True, False), (False, False)]
 
 
+@pytest.mark.parametrize("kind", ["distributed", "restored", "alone"])
+def test_functions_never_overlap(replicas, kind):
+    """The thread of an iterator that was left is still in the function when the next one begins."""
+    inside, most, began, go_on = [], [], threading.Event(), threading.Event()
+
+    def slow(x):
+        inside.append(x)
+        most.append(len(inside))
+        if x[0] == 2 and len(most) == 2:
+            began.set()
+            go_on.wait(20)
+        inside.pop()
+        return x
+
+    def replica(peer):
+        dataset = Dataset.range(8).batch(2).map(slow).prefetch(1)
+        made = dataset if kind == "alone" else DistributedDataset(dataset, peer)
+        first = iter(made)
+        assert next(first).tolist() == [0, 1]
+        assert began.wait(20)
+        if kind == "restored":
+            made.restore(first.state())
+        del first
+        second, got = iter(made), []
+        main = threading.Thread(target=lambda: got.append(next(second).tolist()))
+        main.start()
+        main.join(0.3)
+        assert main.is_alive()  # it waits
+        assert most == [1, 1]
+        go_on.set()
+        main.join(20)
+        assert got == [[2, 3] if kind == "restored" else [0, 1]]
+        assert len(list(second)) == (2 if kind == "restored" else 3)
+
+    replicas(1, replica)
+    assert set(most) == {1}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_its_own_turn(replicas):
+    """The parent's thread was making an element when the child was made."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(x):
+        if x[0] == 2 and not go_on.is_set():
+            began.set()
+            go_on.wait(20)
+        return x
+
+    def replica(peer):
+        made = DistributedDataset(Dataset.range(8).batch(2).map(slow).prefetch(1), peer)
+        iterator = iter(made)
+        next(iterator)
+        assert began.wait(20)
+        child = os.fork()
+        if child == 0:
+            go_on.set()
+            with contextlib.suppress(Exception):
+                os._exit(0 if [x.tolist()[0] for x in made] == [0, 2, 4, 6] else 1)
+            os._exit(2)
+        go_on.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(list(iterator)) == 3
+
+    replicas(1, replica)
+
+
 def test_no_thread_is_left(files, replicas):
     def replica(peer):
         distributed = DistributedDataset(Dataset.from_hdf5(files, "y").repeat().batch(2), peer)
@@ -218,52 +284,3 @@ def test_map_sees_the_strategy_and_may_not_communicate():
         assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
     assert seen == [(True, "mpistrat-read")] * 2
     threads.refuse("reduce")
-
-
-MEMORY = """
-import re, sys
-import h5py, numpy as np
-import mpistrat
-from mpistrat.data import Dataset
-
-def memory(which):
-    return int(re.search(which + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
-
-strategy = mpistrat.OneDeviceStrategy("cpu:0")
-for layout in ("plain", "gzip"):
-    dataset = Dataset.from_hdf5(f"{sys.argv[1]}/{layout}.h5", "x").shuffle(seed=0).batch(16)
-    distributed = strategy.experimental_distribute_dataset(dataset)
-    before = memory("VmHWM")
-    taken = []
-    for epoch in range(50):
-        for batch in distributed:
-            nbytes = max(batch.nbytes, 1)
-        if epoch % 10 == 9:
-            taken.append(memory("VmRSS"))
-    ring = (2 + 2) * batch.nbytes * 9 // 8
-    print(layout, memory("VmHWM") - before - ring, taken[-1] - taken[0])
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
-def test_memory_is_flat_over_fifty_epochs(tmp_path):
-    rows = np.arange(96.0)[:, None].repeat(65_536, axis=1).astype("f4")  # of 256 KiB
-    for name, how in (("plain", {}), ("gzip", {"chunks": (8, 65_536), "compression": "gzip"})):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as f:
-            f.create_dataset("x", data=rows, **how)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        # What malloc keeps of what was freed goes up and down by 20 MiB with the threads that meet: here it keeps none.
-        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"},
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
-        _, beyond_ring, growth = line.split()
-        assert int(beyond_ring) <= 64 << 20, line
-        assert int(growth) <= 16 << 20, (
-            line
-        )  # 2 buffers more than once, or 8 chunks of 12 in each of 40 epochs

@@ -2,6 +2,8 @@
 
 import fcntl
 import hashlib
+import re
+import time
 from pathlib import Path
 
 import h5py
@@ -12,10 +14,19 @@ pytestmark = [pytest.mark.mpich, pytest.mark.fault]
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 40
+FOUND = [
+    "truncated", "no HDF5", "0 bytes", "no link", "no dataset", "scalar", "lengths", "dtype", "shape", "filter",
+    "vanished", "all empty", "no file", "no match", "too few", "writer",
+]  # fmt: skip
 
 
-def test_what_is_wrong_is_said_by_every_rank(run_ranks, tmp_path):
-    run_ranks(3, PROGRAMS, "bad_files", tmp_path, limit=LIMIT).check().shows("all cases seen")
+def test_what_is_wrong_is_said_by_every_rank(run_ranks, tmp_path, summarize):
+    ended = run_ranks(3, PROGRAMS, "bad_files", tmp_path, limit=LIMIT).check()
+    ended.shows("all cases seen")
+    told = re.findall(r"^told (.*) after ([\d.]+)$", ended.output, re.MULTILINE)
+    assert [name for name, _ in told] == FOUND
+    for name, seconds in told:
+        summarize(f"bad file ({name}): told on all of 3 ranks after {seconds} s")
 
 
 def test_one_open_per_file_for_the_whole_job(run_ranks, tmp_path):
@@ -27,21 +38,31 @@ def test_a_line_for_every_epoch_and_nobody_is_waited_for(run_ranks, tmp_path):
 
 
 READ = {
-    "truncated_while_read": ("DataFileError", "1.h5", "truncated"),
-    "vanished_while_read": ("DataFileError", "1.h5", "cannot be found"),
-    "flipped_while_read": ("ChecksumError", "1.h5", "dataset 'x'"),
-    "not_finite": ("NotFiniteError", "1.h5', dataset 'x': row 301 has the value nan"),
+    "truncated_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it was truncated", "bytes now)"),
+    "vanished_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it cannot be found any more"),
+    "flipped_while_read": ("ChecksumError: file ", "1.h5', dataset 'x': rows ", "checksum 0x"),
+    "not_finite": ("NotFiniteError: file ", "1.h5', dataset 'x': row 301 has the value nan"),
 }
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name):
-    ended = run_ranks(3, PROGRAMS, name, tmp_path, limit=LIMIT)
-    assert ended.status not in (0, None), str(ended)
+def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name, summarize):
+    ended = told_when(run_ranks, tmp_path, name, summarize)
     ended.shows(*READ[name], "of 3 failed, which ends the job", "fix: ")
+    assert re.search(r"rank \d .*of 3 failed, which ends the job", ended.output), str(ended)
 
 
-def test_a_killed_rank_leaves_files_as_they_were(run_ranks, tmp_path):
+def told_when(run_ranks, tmp_path, name, summarize):
+    """How a job ended, and, for the summary, how long after it went wrong."""
+    ended = run_ranks(3, PROGRAMS, name, tmp_path, limit=LIMIT)
+    end = time.time()
+    assert ended.status not in (0, None), str(ended)
+    (at,) = re.findall(r"^at (\d+\.\d+)$", ended.output, re.MULTILINE)
+    summarize(f"bad file ({name}): the job of 3 ranks ended {end - float(at):.1f} s after it went wrong")
+    return ended
+
+
+def test_a_killed_rank_leaves_files_as_they_were(run_ranks, tmp_path, summarize):
     def contents():
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
 
@@ -49,8 +70,7 @@ def test_a_killed_rank_leaves_files_as_they_were(run_ranks, tmp_path):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.ones((600, 2))
     before = contents()
-    ended = run_ranks(3, PROGRAMS, "killed", tmp_path, limit=LIMIT)
-    assert ended.status not in (0, None), str(ended)
+    told_when(run_ranks, tmp_path, "killed", summarize)
     assert contents() == before
     for path in tmp_path.iterdir():
         with open(path, "r+b") as file:

@@ -62,7 +62,7 @@ def test_cut_off_while_it_is_read(tmp_path, how, prefetch, replicas):
     size = os.path.getsize(path)
     os.truncate(path, size - 100)
     with pytest.raises(
-        DataFileError, match=rf"a\.h5.*truncated.*\({size} bytes then, {size - 100} bytes now"
+        DataFileError, match=rf"a\.h5', dataset 'x': .*truncated.*\({size} bytes then, {size - 100} bytes now"
     ):
         list(distributed)
 
@@ -166,12 +166,12 @@ def virtual(tmp_path):
 def test_a_source_that_goes(virtual, name):
     dataset = opened(virtual, name)
     os.rename(virtual.parent / "s1.h5", virtual.parent / "other.h5")
-    with pytest.raises(DataFileError, match=r"s1\.h5': it cannot be found any more"):
+    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it cannot be found any more"):
         list(dataset)
     os.rename(virtual.parent / "other.h5", virtual.parent / "s1.h5")
     assert len(list(dataset)) == 4
     os.truncate(virtual.parent / "s1.h5", 2100)
-    with pytest.raises(DataFileError, match=r"s1\.h5': it was truncated"):
+    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it was truncated"):
         list(dataset)
 
 
@@ -230,7 +230,7 @@ def test_external_storage_that_is_short(tmp_path):
     assert [float(x) for x in opened(tmp_path / "a.h5")._source.read(np.array([3, 0]))[:, 0]] == [7.0, 1.0]
     dataset = opened(tmp_path / "a.h5")
     os.truncate(raw, 150)
-    with pytest.raises(DataFileError, match=r"x\.raw': it was truncated"):
+    with pytest.raises(DataFileError, match=r"x\.raw', dataset 'x': it was truncated"):
         list(dataset)
     with pytest.raises(
         DataFileError, match=r"'x': its rows lie in '.*x\.raw', which is truncated \(150 bytes"

@@ -286,6 +286,63 @@ def test_no_state_at_all():
         one.restore({**one.state(), "policy": "FILE"})
 
 
+SEEDED = Dataset.range(10).shuffle(seed=1).batch(4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "place", "most"),
+    [
+        (SEEDED, "position", "an epoch has 10 rows"),
+        (Dataset.range(10).repeat(2).batch(4, drop_remainder=True), "position", "an epoch has 20 rows"),
+        (Dataset.range(10).repeat().batch(4), "position", "more than 4611686018427387904 cannot be numbered"),
+        (Dataset.range(9).batch(2).shuffle(seed=2), "step", "an epoch has 5 steps"),
+    ],
+)
+def test_places_that_no_epoch_has(dataset, place, most):
+    one = distributed(dataset)
+    state = one.state()
+    limit = int(next(word for word in most.split() if word.isdigit()))
+    one.restore({**state, place: limit})
+    if "epoch" in most:
+        assert list(one) == []
+    for value in (limit + 1, 2**70):
+        with pytest.raises(ValueError, match=rf"its {place} is {value}, and {most}; give what state"):
+            one.restore({**state, place: value})
+    with pytest.raises(ValueError, match=f"{place} is -1, which is below 0"):
+        one.restore({**state, place: -1})
+    for value in ("3", 3.0, None, True, [3]):
+        with pytest.raises(TypeError, match=rf"what state\(\) returned: {place} is "):
+            one.restore({**state, place: value})
+    other = {"step": "position", "position": "step"}[place]
+    with pytest.raises(TypeError, match=f"'{place}' is missing"):
+        one.restore({other if name == place else name: value for name, value in state.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("epoch", 1.0, TypeError),
+        ("epoch", -1, ValueError),
+        ("epoch", False, TypeError),
+        ("policy", 3, TypeError),
+        ("replicas", "2", TypeError),
+        ("batch", "4", TypeError),
+        ("pipeline", "batch", TypeError),
+        ("seeds", 1, TypeError),
+        ("seeds", ["1"], TypeError),
+        ("seeds", [1, 2], TypeError),
+        ("seeds", [], TypeError),
+        ("source", [], TypeError),
+        ("source", None, TypeError),
+    ],
+)
+def test_states_of_wrong_types(name, value, error):
+    one = distributed(SEEDED)
+    with pytest.raises(error, match=r"what state\(\) returned: "):
+        one.restore({**one.state(), name: value})
+    assert one.state()["epoch"] == 0
+
+
 @many
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
 def test_balanced_files(lengths, replicas):

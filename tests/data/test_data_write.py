@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpistrat.data import Dataset, DatasetMismatchError, FilterUnavailableError
+from mpistrat.data import Dataset, DatasetMismatchError, EmptyDatasetError, FilterUnavailableError
 from mpistrat.data import write_hdf5 as write
 from mpistrat.data.shard_hdf5 import shard
 
@@ -202,6 +202,98 @@ def test_zstd_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hdf5plugin", None)
     with pytest.raises(FilterUnavailableError, match="pip install hdf5plugin"):
         write(tmp_path / "a.h5", {"x": [1]}, compress="zstd")
+
+
+# --- what stands beside rows --------------------------------------------------------------
+
+
+def beside(path, n=6, **more):
+    """Rows, and what programs like to keep with them."""
+    with h5py.File(path, "w") as f:
+        f["x"], f["y"] = np.arange(n * 3.0).reshape(n, 3), np.arange(n)
+        f["g/mean"] = np.float32(1.5)
+        f["g/mean"].attrs["unit"] = "m"
+        f["g"].attrs["of"] = "group"
+        f["version"] = "two"
+        f["unknown"] = np.float64("nan")
+        f["none"] = h5py.Empty("f4")
+        for name, value in more.items():
+            f[name] = value
+    return str(path)
+
+
+def test_single_values_go_to_every_new_file(tmp_path):
+    path = beside(tmp_path / "a.h5")
+    made = shard([path], tmp_path / "many", 3)
+    (back,) = shard([str(each) for each in made], tmp_path / "one", 1)
+    for each in (*made, back):
+        with h5py.File(each) as f:
+            assert sorted(f) == ["g", "none", "unknown", "version", "x", "y"]
+            assert (f["g/mean"][()], f["g/mean"].dtype, dict(f["g/mean"].attrs)) == (1.5, "f4", {"unit": "m"})
+            assert f["g"].attrs["of"] == "group"
+            assert f["version"].asstr()[()] == "two"
+            assert np.isnan(f["unknown"][()])
+            assert f["none"].shape is None
+    with h5py.File(back) as f:
+        assert f["y"][:].tolist() == list(range(6))
+    (some,) = shard([path], tmp_path / "some", 1, datasets=["x", "g/mean"])
+    with h5py.File(some) as f:
+        assert sorted(f) == ["g", "x"]
+        assert f["g/mean"][()] == 1.5
+
+
+def test_what_cannot_be_divided_is_named(tmp_path):
+    path = beside(tmp_path / "a.h5", classes=[1, 2])
+    with pytest.raises(
+        DatasetMismatchError, match=r"'classes' has 2 rows and dataset 'x' has 6.*--dataset x --dataset y"
+    ):
+        shard([path], tmp_path / "out", 2)
+    assert len(shard([path], tmp_path / "out", 2, datasets=["x", "y"])) == 2
+    one = beside(tmp_path / "b.h5")
+    for name, more, text in (
+        ("c", {"z": np.arange(6)}, r"c\.h5' has the dataset 'z', which file .*b\.h5' has not"),
+        ("d", {"scale": 2.0}, r"d\.h5' has the dataset 'scale', which"),
+    ):
+        with pytest.raises(DatasetMismatchError, match=text):
+            shard([one, beside(tmp_path / f"{name}.h5", **more)], tmp_path / "more", 1)
+    other = beside(tmp_path / "e.h5")
+    with h5py.File(other, "r+") as f:
+        f["g/mean"][()] = 2.5
+    with pytest.raises(
+        DatasetMismatchError, match=r"'g/mean' has the value 1\.5 .*b\.h5' and 2\.5 in .*--dataset x"
+    ):
+        shard([one, other], tmp_path / "more", 1)
+    with pytest.raises(EmptyDatasetError, match="none of the datasets 'version', 'none' has rows"):
+        shard([one], tmp_path / "more", 1, datasets=["version", "none"])
+    with h5py.File(tmp_path / "f.h5", "w") as f:
+        f["version"] = 2
+    with pytest.raises(EmptyDatasetError, match=r"only the scalars \['version'\]"):
+        shard([str(tmp_path / "f.h5")], tmp_path / "more", 1)
+    assert not list((tmp_path / "more").glob("*"))
+
+
+def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
+    path = beside(tmp_path / "a.h5", classes=[1, 2], damaged=np.arange(6))
+    with h5py.File(path, "r+") as f:
+        del f["damaged"]
+        f.create_dataset("damaged", (6,), "f4")  # rows that were never written
+    bad = run_alone("-m", "mpistrat", "data", path)
+    assert bad.status == 1
+    bad.shows("problem: ", "dataset 'damaged'", "1 files, 6 rows", "x        float64 (3,), 24 bytes a row")
+    with h5py.File(path, "r+") as f:
+        del f["damaged"]
+    shown = run_alone("-m", "mpistrat", "data", path).check()
+    shown.shows(
+        "1 files, 6 rows",
+        "x        float64 (3,), 24 bytes a row",
+        "g/mean   left out: it is a scalar",
+        "none     left out: it has no data space",
+        "classes  left out: it has 2 rows and dataset 'x' has 6",
+    )
+    told = json.loads(run_alone("-m", "mpistrat", "data", path, "--json").check().output)
+    assert [each["name"] for each in told["datasets"]] == ["x", "y"]
+    assert {"name": "version", "why": "is a scalar"} in told["beside"]
+    run_alone("-m", "mpistrat", "data", path, "--dataset", "classes").check().shows("1 files, 2 rows")
 
 
 # --- the commands -------------------------------------------------------------------------

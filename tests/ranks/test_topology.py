@@ -187,7 +187,7 @@ def interrupted(call, function):
 def test_turn_that_an_interrupt_left_taken(function):
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = strategy.extended._topology
-    values = np.ones(5000)
+    values = np.ones(50_000)
     for call in (
         topology.barrier,
         lambda: topology.all_true(True),

@@ -1,0 +1,161 @@
+"""Starting on many small HDF5 files: finding, opening and describing them, with and without a manifest that is kept."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+_KEPT = f"{LIBRARY}, manifest kept"
+_ROWS, _WIDTH = 8, 64  # of a file, in float32
+_BATCH = 64
+_START, _COLLECTIVES, OPENED = "start", "start, in collectives", "opened"
+
+
+def main(argv: list[str]) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("files", __doc__ or "", repetitions=3)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to make the files in")
+    parser.add_argument("--files", type=launch.positive, default=10_000, help="how many (%(default)s)")
+    arguments = parser.parse_args(argv)
+    status = launch.launched("files", arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mpi4py import MPI
+
+    import mpistrat
+    from mpistrat.bench import files_by_hand as by_hand
+    from mpistrat.bench.timing import interleaved, median
+    from mpistrat.data import Dataset, DistributedDataset
+    from mpistrat.runtime.topology import Topology
+
+    comm = MPI.COMM_WORLD.Dup()
+    topology = Topology.of(mpistrat.MultiWorkerMirroredStrategy().comm)
+    folder = _made(comm, arguments.data, arguments.files)
+    pattern, manifest = str(folder / "*.h5"), folder / "manifest.json"
+    collectives: dict[str, list[float]] = {LIBRARY: [], _KEPT: []}
+
+    def ours(way: str, kept: Path | None) -> Callable[[int], None]:
+        def start(k: int) -> None:
+            for _ in range(k):
+                peers = _Timed(topology)
+                dataset = Dataset.from_hdf5(pattern, "x", manifest=kept).batch(_BATCH)
+                assert DistributedDataset(dataset, peers).cardinality > 0
+                collectives[way].append(peers.seconds)
+
+        return start
+
+    starts = {LIBRARY: ours(LIBRARY, None), _KEPT: ours(_KEPT, manifest)}
+    starts[_KEPT](1)  # which writes it
+    opened = {way: _opened(comm, start) for way, start in starts.items()}
+    ways = {
+        **starts,
+        "every rank opens all": lambda k: [by_hand.every_rank(pattern) for _ in range(k)],
+        "by hand, each its part": lambda k: [by_hand.own_part(comm, pattern) for _ in range(k)],
+    }
+    seconds = interleaved(comm, ways, arguments.repetitions, warmup=1)
+
+    report = Report("files", comm.size)
+    nbytes = 4 * _WIDTH * _ROWS * arguments.files
+    for way, samples in seconds.items():
+        report.add(_START, way, nbytes, median(samples))
+    for way, each in collectives.items():
+        slowest = comm.allreduce(median(each[-arguments.repetitions :]), MPI.MAX)
+        report.add(_COLLECTIVES, way, nbytes, slowest)
+    for way, count in opened.items():
+        report.add(OPENED, way, count, 0.0)
+    if comm.rank == 0:
+        print(report.table())
+        for way in starts:
+            spent = {row.case: row.seconds for row in report.rows if row.way == way}
+            share = spent[_COLLECTIVES] / spent[_START]
+            print(
+                f"{way}: {opened[way]} opens of {arguments.files} files by {comm.size} ranks together, "
+                f"{share:.0%} of the start in collectives, which wait for the slowest rank"
+            )
+        if arguments.json:
+            report.write_json(arguments.json)
+    return 0 if opened == {LIBRARY: arguments.files, _KEPT: 0} else 1
+
+
+class _Timed:
+    """Replicas, and the seconds that this one has spent in their collectives."""
+
+    def __init__(self, peers: Any):
+        self._peers = peers
+        self.size, self.rank = peers.size, peers.rank
+        self.seconds = 0.0
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        with self._clock():
+            found: list[Any] = self._peers.all_gather_object(value)
+            return found
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        with self._clock():
+            return self._peers.broadcast_object(value, root)
+
+    def all_true(self, flag: Any) -> bool:
+        with self._clock():
+            return bool(self._peers.all_true(flag))
+
+    @contextlib.contextmanager
+    def _clock(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
+
+def _opened(comm: Any, start: Callable[[int], None]) -> int:
+    """How many files all ranks together open in HDF5."""
+    import h5py
+
+    real, count = h5py.File, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return real(*arguments, **options)
+
+    h5py.File = counted
+    try:
+        start(1)
+    finally:
+        h5py.File = real
+    return int(comm.allreduce(count))
+
+
+def _made(comm: Any, data: Path, count: int) -> Path:
+    """The folder of the files, which all ranks make together if it is not there."""
+    import h5py
+    import numpy as np
+
+    folder = data / f"files-{count}"
+    made = comm.bcast(folder.is_dir())
+    if made:
+        return folder
+    making = data / f".files-{count}.making"
+    making.mkdir(parents=True, exist_ok=True)
+    comm.Barrier()
+    for number in range(comm.rank, count, comm.size):
+        with h5py.File(making / f"{number:07}.h5", "w") as file:
+            file["x"] = np.full((_ROWS, _WIDTH), number, np.float32)
+    comm.Barrier()
+    if comm.rank == 0:
+        os.rename(making, folder)
+    comm.Barrier()
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
