@@ -16,7 +16,8 @@ from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.operation import Operation
-from mpistrat.runtime.topology import COMPARES_PLACES, Topology
+from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.turns import COMPARES_PLACES
 
 _target = weakref.ref.__call__
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies

@@ -20,7 +20,8 @@ from mpistrat.collectives.packing import SMALL, Bucket, Plan, new_array, unpack
 from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import MismatchError
-from mpistrat.runtime.topology import COMPARES_PLACES, Topology
+from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.turns import COMPARES_PLACES
 
 Reduce = Callable[[Any], Any]
 LayDown = Callable[[np.ndarray, Any], None]

@@ -12,27 +12,17 @@ import builtins
 import contextlib
 import logging
 import os
-import sys
-import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrival, failure, float_errors, mpi, threads
-from mpistrat.runtime.abandoned import anyone_in_turn
-from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, Payload, TwoTierAgreement
+from mpistrat.runtime import failure, mpi
+from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
-from mpistrat.runtime.operation import (
-    MismatchError,
-    Operation,
-    Said,
-    call_site,
-    mismatch,
-    operation,
-    ranks_in_words,
-)
+from mpistrat.runtime.operation import MismatchError, operation
 from mpistrat.runtime.shared_memory import NoSharedMemoryError
+from mpistrat.runtime.turns import Turns
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")
@@ -41,11 +31,8 @@ _ALL_GATHER_OBJECT = operation("all_gather_object")
 _keyval: int | None = None
 _log = logging.getLogger(__name__)
 
-# MPISTRAT_DEBUG=collectives: the place of the call is part of what the ranks compare.
-COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
-
-class Topology:
+class Topology(Turns):
     """The ranks of a communicator and where they live.
 
     Get one by `Topology.of`: all users of one communicator share it, and with it the private communicators.
@@ -59,8 +46,6 @@ class Topology:
     parent, world, node, rail : mpi4py.MPI.Comm
         The communicator this was made for, a private duplicate, and the two tiers. Only the package itself
         communicates on the last three.
-    sequence : int
-        How many collectives were entered so far.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
     in_flight : set
@@ -75,23 +60,12 @@ class Topology:
         NCCL's communicators, by GPU.
     gpu_windows : dict
         Memory of the node's GPUs that this rank has open, by its own GPU.
-    end : callable
-        Gives the turn back that `begin` took.
-    ignoring_float_errors : callable
-        ``call(function, *arguments)`` without floating point errors. For the one who holds the turn.
     """
 
-    memory: NodeMemory | None = None
     costs: Any = None
-    _agreement: Agreement
-    _pending = False
-    _met = False
-    _operation: Operation
-    _meetings = 0  # of this turn, after the first
-    _given_up = ""
-    _left = ""
 
     def __init__(self, parent: Any):
+        super().__init__()
         MPI = mpi.start()
         self.parent = parent
         self.world = world = parent.Dup()
@@ -104,11 +78,7 @@ class Topology:
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
-        self.sequence = 0
         self._process = os.getpid()
-        self._turn = threading.Lock()
-        self.end = self._turn.release
-        self.ignoring_float_errors = float_errors.ignoring()
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
@@ -188,166 +158,6 @@ class Topology:
     def ranks_per_node(self) -> tuple[int, ...]:
         """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
-
-    def turn(
-        self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None
-    ) -> Topology:
-        """Context in which this thread makes the collective that ``operation`` describes.
-
-        The ranks compare checksums of the description first, which makes those that disagree raise instead of
-        hang or compute nonsense.
-
-        Parameters
-        ----------
-        operation : Operation
-        meets : bool
-            The caller calls `meet` itself, before all other communication: once it has laid down in the
-            memory of the node what the others then read.
-        timeout_seconds : float, optional
-            How long to wait for the other ranks, which must be given a limit too. Costs a message of every rank
-            to rank 0 and back.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, if the ranks are not all in the same operation, or one has ended its program.
-        TimeoutError
-            If some ranks do not come in time. No collective of this communicator works from then on.
-        RuntimeError
-            If another thread is in a collective of this communicator, this one reads ahead, or a collective was
-            given up before.
-        """
-        self.begin(operation)
-        if self.size > 1:
-            if timeout_seconds is not None:
-                self._wait_for_all(operation, timeout_seconds)
-            if COMPARES_PLACES:
-                operation = Operation(
-                    operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
-                )
-            self._operation = operation
-            self._meetings = 0
-            if meets:
-                self._pending = True
-                return self
-            try:
-                if not self._agreement.agree(operation):
-                    self.disagree(operation)
-            except BaseException:
-                self._turn.release()
-                raise
-        return self
-
-    def begin(self, operation: Operation) -> None:
-        """Take the turn without waiting for anybody, for one who then lets the ranks agree. Ends with `end`.
-
-        Raises
-        ------
-        RuntimeError
-            As `turn`.
-        """
-        if threads.without:
-            threads.refuse(operation.name)
-        if not self._turn.acquire(False):
-            self._take_over(operation)
-        self.sequence += 1
-        if self._given_up and self.size > 1:
-            self._turn.release()
-            raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
-
-    def _take_over(self, operation: Operation) -> None:
-        """Take the turn although it is taken, if an interrupt left it so."""
-        caller: Any = sys._getframe(2)
-        if caller.f_code is Topology.turn.__code__:
-            caller = caller.f_back
-        for _ in range(2):
-            if anyone_in_turn(caller):
-                raise RuntimeError(
-                    f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
-                    "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
-                )
-            if self._turn.acquire(False):  # somebody gave it back since
-                return
-        self._pending = self._met = False
-
-    def _wait_for_all(self, operation: Operation, seconds: float) -> None:
-        try:
-            arrival.wait_for_all(self.world, self.sequence, seconds)
-        except arrival.LateError as error:
-            text = (
-                f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
-                f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
-            )
-            self.give_up("after a time-out", text)
-            self._turn.release()
-            raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
-        except BaseException:
-            self._turn.release()
-            raise
-
-    def give_up(self, when: str, text: str) -> None:
-        """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""
-        self._given_up = f"{when}: the ranks are not in step any more, end the program ({text})"
-
-    def meet(self, payload: Payload | None = None) -> None:
-        """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
-
-        Only where they have `memory`. A payload is combined over all ranks, into the result of the memory.
-
-        Raises
-        ------
-        MismatchError
-            As `turn`.
-        """
-        if self._pending:
-            self._met = True
-        if payload is not None:
-            if not self._pending:
-                self._meetings += 1
-            word = self._operation.word | self._meetings << 33
-            agreed = self.agree_combining(word, payload)
-        elif self._pending:
-            agreed = self._agreement.agree(self._operation)
-        else:
-            self._meet_again()
-            return
-        self._pending = False
-        if not agreed:
-            self.disagree(self._operation)
-
-    def agree_combining(self, word: int, payload: Payload) -> bool:
-        """As `meet` with a payload, for one who has begun with `begin`: whether all ranks said this word."""
-        return self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
-
-    def _meet_again(self) -> None:
-        """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
-        memory = self.memory
-        assert memory is not None
-        self._meetings += 1
-        word = self._operation.word | self._meetings << 33
-        if memory.meet_saying(word) != word.to_bytes(8, sys.byteorder) * memory.size:
-            self.disagree(self._operation)
-
-    def __enter__(self) -> Topology:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and self._met and not issubclass(kind, MismatchError):
-            self.left(self._operation, kind)
-        self._met = False
-        self._pending = False
-        self._turn.release()
-
-    def disagree(self, operation: Operation) -> NoReturn:
-        """Raise the error that says what each rank does. Called by all ranks."""
-        said = self.world.allgather(Said(operation.name, str(operation), call_site()))
-        raise mismatch(self.rank, self.sequence, said)
-
-    def left(self, operation: Operation, kind: type[BaseException]) -> None:
-        """Note that this rank left a collective between its meetings, by an error of its own."""
-        if len(self.nodes) > 1:
-            self._left = f"rank {self.rank} left {operation} by a {kind.__name__}"
-            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -450,13 +260,10 @@ class Alone(Topology):
     """One replica that needs no MPI: `parent` starts it if it is asked for."""
 
     def __init__(self) -> None:
+        Turns.__init__(self)
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
-        self.sequence = 0
         self.arenas, self.in_flight = {}, set()
         self.gpu_obstacles, self.gpu_communicators, self.gpu_windows = {}, {}, {}
-        self._turn = threading.Lock()
-        self.end = self._turn.release
-        self.ignoring_float_errors = float_errors.ignoring()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

@@ -69,7 +69,6 @@ def environ(plugin: str) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_MCA_btl": "^ofi",  # to find no fabric takes Open MPI a second of each start
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
         "UCX_TLS": "tcp,self",  # ranks of MPICH then have short addresses, see HALF_A_MESSAGE
     }
