@@ -57,8 +57,8 @@ def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: s
     """Run a program to its end, or to its limit in seconds; standard output and error come as one text."""
     # A program with its own limit may take longer than faulthandler grants a test of this process.
     faulthandler.cancel_dump_traceback_later()
-    # The dictionary, not the process's own environment: MPI adds to the latter when it starts.
-    # Without it, Open MPI sleeps for a second in each start.
+    # The dictionary, not the process's own environment: MPI adds to the latter when it starts. And without its fabric
+    # transport, which Open MPI sleeps for a second to put aside.
     environment = {"OMPI_MCA_btl": "^ofi", **os.environ}
     environment |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

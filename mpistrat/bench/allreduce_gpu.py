@@ -137,7 +137,8 @@ def _ways(
 
     def library(name: str | None) -> None:
         options = None if name is None else CommunicationOptions(implementation=name)
-        send, totals = cupy.zeros(count, np.float32), []  # type: ignore[var-annotated]
+        send = cupy.zeros(count, np.float32)
+        totals: list[Any] = []
 
         def times(k: int) -> None:
             strategy.run(partial(_all_reduce, send, options, totals), args=(k,))

@@ -13,10 +13,10 @@ from mpistrat.runtime import mpi
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import Operation
 
-PAYLOAD_BYTES = (
-    48 << 10
-)  # of a message between leaders that Open MPI still sends over TCP without a handshake
-FREE_BYTES = 8 << 10  # of one that takes about as long as one without payload
+# Bytes of a message between leaders: that Open MPI sends over TCP without a handshake, and that takes about as long
+# as one without payload.
+PAYLOAD_BYTES = 48 << 10
+FREE_BYTES = 8 << 10
 _DISAGREED = -1
 _TAG = 0
 _HEADER = 16  # bytes of a message before its payload

@@ -240,43 +240,35 @@ def returns_early_on_a_part():
 
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
-    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
-    options = mpistrat.experimental.CommunicationOptions(implementation="hierarchical")
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
-    if RANK == SIZE - 1:
 
-        def fails(self):
-            raise MemoryError("in the middle")
+    def fails(self):
+        raise MemoryError("in the middle")
 
-        Topology._meet_again = fails
-    try:
-        while True:
-            strategy.reduce("SUM", np.ones(100_000), axis=None)
-    except MemoryError:
-        pass
-    try:
-        strategy.barrier()
-    except RuntimeError as error:
-        say("refused:", error)
-    now()
+    leaves_reductions(np.ones(100_000), "hierarchical", Topology, "_meet_again", fails)
 
 
 def leaves_a_small_reduction_between_nodes():
     """As above, in a message that goes the short way."""
+
+    def fails(self, word, payload):
+        self._memory.meet_saying(word)
+        raise MemoryError("in the middle")
+
+    leaves_reductions(np.ones(10), "leader", TwoTierAgreement, "agree_combining", fails)
+
+
+def leaves_reductions(values, implementation, kind, method, fails):
+    """The last rank does, by what a method of it does from the fourth reduction on."""
     Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    options = mpistrat.experimental.CommunicationOptions(implementation=implementation)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
     for _ in range(3):
-        strategy.reduce("SUM", np.ones(10), axis=None)
+        strategy.reduce("SUM", values, axis=None)
     if RANK == SIZE - 1:
-
-        def fails(self, word, payload):
-            self._memory.meet_saying(word)
-            raise MemoryError("in the middle")
-
-        TwoTierAgreement.agree_combining = fails
+        setattr(kind, method, fails)
     try:
         while True:
-            strategy.reduce("SUM", np.ones(10), axis=None)
+            strategy.reduce("SUM", values, axis=None)
     except MemoryError:
         pass
     try:
