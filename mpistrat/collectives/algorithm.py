@@ -14,8 +14,8 @@ WHOLE = 1 << 62  # bytes of a piece where an algorithm cuts its messages itself
 
 
 def agreement_cost(topology: Topology) -> float:
-    """Seconds until leaders of nodes know that all are in the same operation: an exchange for each doubling."""
-    return math.ceil(math.log2(len(topology.nodes))) * 10e-6
+    """Seconds until all know that all are in the same operation: two barriers, and an exchange for each doubling."""
+    return 20e-6 + math.ceil(math.log2(len(topology.nodes))) * 20e-6
 
 
 class Algorithm(ABC):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives import arena, packing
+from mpistrat.collectives import arena, packing, small_all_reduce
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.operations import Op
@@ -47,7 +47,7 @@ class InPlace(NamedTuple):
         Of each stretch this rank's slice, on one node cut into blocks. Made when it is first needed, emptied
         when one of the buffers goes: views of the memory would keep it.
     short : callable or None
-        On one node the whole of it, prepared.
+        The whole of it, prepared: on one node, and of one small stretch between nodes.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
@@ -77,9 +77,12 @@ def plan(
     slices: list[list[Block]] = []
     buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
     made = InPlace(buffers, home, operation, found, tuple(buckets), slices, None)
-    if len(topology.nodes) > 1 or not _all_stay(made) or COMPARES_PLACES:
-        return made
-    return made._replace(short=_short(topology, made))
+    if len(topology.nodes) == 1 and _all_stay(made) and not COMPARES_PLACES:
+        return made._replace(short=_short(topology, made))
+    through_slots = packing.Plan(operation, made.buckets, (), True)
+    if len(topology.nodes) > 1 and small_all_reduce.supports(topology, through_slots):
+        return made._replace(short=_short_through_slots(topology, made, through_slots))
+    return made
 
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
@@ -123,6 +126,23 @@ def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
                 disagree(operation)
         finally:
             end()
+
+    return reduce
+
+
+def _short_through_slots(
+    topology: Topology, plan: InPlace, through_slots: packing.Plan
+) -> Callable[[], None]:
+    """`_reduce_through_copies` of one small stretch in a turn of its own."""
+    (stretch,) = plan.stretches
+    reduce_small = small_all_reduce.prepare(topology, through_slots, ((stretch.length,),))
+
+    def reduce() -> None:
+        if not plan.slices:
+            own = _own_stretches(topology, plan)[0]
+            plan.slices.append([Block([], own, [])])
+        own = plan.slices[0][0].own
+        own[...] = reduce_small(own)
 
     return reduce
 
@@ -198,9 +218,11 @@ def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:
 
 def _reduce_through_copies(topology: Topology, plan: InPlace) -> None:
     """Piece by piece as any other array, and back."""
-    home = plan.home
-    rank = topology.node.rank if home.shared else 0
-    ranks = topology.node.size if home.shared else 1
-    for stretch, bucket in zip(plan.stretches, plan.buckets, strict=True):
-        own = arena.rows(home, stretch, ranks)[rank]
+    for own, bucket in zip(_own_stretches(topology, plan), plan.buckets, strict=True):
         own[...] = packing.reduce_one(topology, bucket, own)
+
+
+def _own_stretches(topology: Topology, plan: InPlace) -> list[np.ndarray]:
+    home = plan.home
+    rank, ranks = (topology.node.rank, topology.node.size) if home.shared else (0, 1)
+    return [arena.rows(home, stretch, ranks)[rank] for stretch in plan.stretches]

@@ -46,6 +46,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
             cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
             cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays
+            cls.all_reduce_array = CrossDeviceOps.all_reduce_array  # type: ignore[method-assign]
 
     def reduce_implementation(
         self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
@@ -119,6 +120,14 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self._reduce_anew(topology, op, values, options)
 
     all_reduce_arrays = _reduce_arrays
+
+    def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> np.ndarray:
+        """As `all_reduce_arrays`, of one."""
+        algorithm = self._algorithm or options.algorithm
+        small = self._small.get((op, options.bytes_per_pack, algorithm, value.dtype, value.shape))
+        if small is None or value.base is not None or options.timeout_seconds is not None:
+            return self._reduce_arrays(op, (value,), options)[0]
+        return small(value)
 
     def _reduce_anew(
         self, topology: Topology, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions

@@ -184,6 +184,10 @@ class CrossDeviceOps:
         """As `all_reduce`, of NumPy arrays and nothing else."""
         return self.all_reduce(op, list(values), options)
 
+    def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> Any:
+        """As `all_reduce_arrays`, of one."""
+        return self.all_reduce(op, [value], options)[0]
+
 
 def check_destinations(destinations: Any) -> None:
     """Raise unless ``destinations`` says where a result is wanted.

@@ -32,7 +32,7 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Copies and sums in memory, or on the wire if that is slower, and the steps of each piece's ring."""
+        """Copies and sums in memory, or on the wire if that is slower, and the start and steps of each piece's ring."""
         nodes = len(topology.nodes)
         largest = max(topology.ranks_per_node)
         inside = 5e-7 + min(largest, 3) * nbytes / 12e9
@@ -40,7 +40,7 @@ class HierarchicalAllReduce(Algorithm):
             return inside
         wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
         pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
-        return agreement_cost(topology) + pieces * 2 * (nodes - 1) * 40e-6 + max(inside, wire)
+        return agreement_cost(topology) + pieces * (100e-6 + 2 * (nodes - 1) * 25e-6) + max(inside, wire)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None

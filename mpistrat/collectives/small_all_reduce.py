@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.turns import COMPARES_PLACES
 
 Reduce = Callable[[Any], Any]
-LayDown = Callable[[np.ndarray, Any], None]
+LayDown = Callable[[Any, Any, Any], None]  # as operator.setitem
 
 
 def supports(topology: Topology, plan: Plan) -> bool:
@@ -54,9 +55,9 @@ def prepare(topology: Topology, plan: Plan, shapes: tuple[tuple[int, ...], ...])
     bucket = plan.buckets[0]
     prepare_message = _on_one_node if len(topology.nodes) == 1 else _between_nodes
     if len(shapes) == 1:
-        return prepare_message(topology, plan, np.copyto, shapes[0])
+        return prepare_message(topology, plan, setitem, shapes[0])
 
-    def join(message: np.ndarray, arrays: list[np.ndarray]) -> None:
+    def join(message: np.ndarray, all_of_it: Any, arrays: list[np.ndarray]) -> None:
         np.concatenate(arrays, bucket.axis, message)
 
     reduce_many = prepare_message(topology, plan, join, (bucket.length,))
@@ -80,20 +81,19 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
     )
     rank, word, said_by_all = memory.rank, operation.word, operation.word_bytes * memory.size
     messages = _messages(memory, bucket, shape)
-    one_call = memory.size == 2 and bucket.divisor == 1
-    allocate = np.empty if bucket.length <= SMALL else _reused
-    new: Callable[[], np.ndarray] = partial(allocate, shape, bucket.result)
+    new = _allocator(bucket, shape)
+    two = memory.size == 2 and bucket.divisor == 1
 
     def reduce(values: Any) -> np.ndarray:
         begin(operation)
         try:
             rows = messages[memory.generation]
-            lay_down(rows[rank], values)
+            lay_down(rows[rank], ..., values)
             if meet_saying(word) != said_by_all:
                 disagree(operation)
             total = new()
-            if one_call:
-                ignoring_float_errors(combine, *rows, out=total)
+            if two:
+                ignoring_float_errors(combine, rows[0], rows[1], out=total)
             else:
                 ignoring_float_errors(_add_up, bucket, rows, total)
             return total
@@ -106,27 +106,35 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
 def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple[int, ...]) -> Reduce:
     memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
     assert memory is not None
-    dtype, divisor, word, rank = bucket.result, bucket.divisor, operation.word, memory.rank
-    messages = _messages(memory, bucket, shape)
+    begin, end, ignoring_float_errors = topology.begin, topology.end, topology.ignoring_float_errors
+    dtype, divisor, combine = bucket.result, bucket.divisor, bucket.combine
+    mine = [rows[memory.rank] for rows in _messages(memory, bucket, shape)]
     flat = _messages(memory, bucket, (bucket.length,))
     result = memory.total(dtype, bucket.length).reshape(shape)
+    new = _allocator(bucket, shape)
+    two = memory.size == 2
 
     def fill(total: np.ndarray) -> None:
-        combine_rows(bucket.combine, flat[memory.generation ^ 1], total)
+        rows = flat[memory.generation ^ 1]
+        if two:
+            combine(rows[0], rows[1], out=total)
+        else:
+            combine_rows(combine, rows, total)
 
-    payload = Payload(dtype, bucket.length, bucket.combine, fill)
+    agree = topology.combining(operation.word, Payload(dtype, bucket.length, combine, fill))
 
     def reduce(values: Any) -> np.ndarray:
-        topology.begin(operation)
+        begin(operation)
         met = False
         try:
-            lay_down(messages[memory.generation][rank], values)
+            lay_down(mine[memory.generation], ..., values)
             met = True
-            if not topology.ignoring_float_errors(topology.agree_combining, word, payload):
+            if not ignoring_float_errors(agree):
                 topology.disagree(operation)
-            total = result.copy()
+            total = new()
+            total[...] = result
             if divisor != 1:
-                topology.ignoring_float_errors(np.divide, total, dtype.type(divisor), total)
+                ignoring_float_errors(np.divide, total, dtype.type(divisor), total)
             return total
         except MismatchError:
             raise
@@ -135,9 +143,13 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
                 topology.left(operation, type(error))
             raise
         finally:
-            topology.end()
+            end()
 
     return reduce
+
+
+def _allocator(bucket: Bucket, shape: tuple[int, ...]) -> Callable[[], np.ndarray]:
+    return partial(np.empty if bucket.length <= SMALL else _reused, shape, bucket.result)
 
 
 def _reused(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,8 @@ from mpistrat.runtime import mpi
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import Operation
 
-# Bytes of a message between leaders: that Open MPI sends over TCP without a handshake, and that takes about as long
-# as one without payload.
-PAYLOAD_BYTES = 48 << 10
-FREE_BYTES = 8 << 10
+PAYLOAD_BYTES = 1 << 20  # of a message between leaders, at most
+FREE_BYTES = 8 << 10  # of one that takes about as long as one without payload
 _DISAGREED = -1
 _TAG = 0
 _HEADER = 16  # bytes of a message before its payload
@@ -39,6 +38,21 @@ class Payload(NamedTuple):
     length: int
     combine: Any
     fill: Callable[[np.ndarray], None]
+
+
+class Exchange(NamedTuple):
+    """What the leaders of nodes tell each other.
+
+    Attributes
+    ----------
+    mine
+        Where this node's payload belongs.
+    make
+        Sends it with a word, and leaves the result in the memory of the node.
+    """
+
+    mine: np.ndarray
+    make: Callable[[int], None]
 
 
 class Agreement(ABC):
@@ -84,41 +98,50 @@ class TwoTierAgreement(Agreement):
     def __init__(self, memory: NodeMemory, leaders: Any):
         self._memory = memory
         self._leaders = leaders
-        self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
-        self._steps = _steps(leaders.rank, leaders.size) if leaders is not None else []
-        self._exchanges: dict[Any, tuple[np.ndarray, Callable[[int], None]]] = {}
+        self._exchanges: dict[Any, Exchange] = {}
+        if leaders is not None:
+            self._steps = _steps(leaders.rank, leaders.size)
+            self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
+            self._bare = self._exchange(np.dtype(np.uint8), 0, np.bitwise_or)
 
     def agree(self, operation: Operation) -> bool:
-        return self.agree_combining(operation.word, None)
+        if self._leaders is None:
+            return self._follow(operation.word)
+        return self._lead(operation.word, None, self._bare)
 
-    def agree_combining(self, word: int, payload: Payload | None) -> bool:
-        """As `agree`. If so, ``memory.result`` holds the combination of all nodes' payloads."""
+    def combining(self, word: int, payload: Payload) -> Callable[[], bool]:
+        """A function that says whether all ranks said this word.
+
+        If so, ``memory.result`` holds the combination of all nodes' payloads.
+        """
+        if self._leaders is None:
+            return partial(self._follow, word)
+        key = payload.dtype, payload.length, payload.combine
+        exchange = self._exchanges.get(key)
+        if exchange is None:
+            if len(self._exchanges) > 1024:
+                self._exchanges.clear()
+            exchange = self._exchanges[key] = self._exchange(*key)
+        return partial(self._lead, word, payload.fill, exchange)
+
+    def _follow(self, word: int) -> bool:
         memory = self._memory
-        said = memory.meet_saying(word)
-        if self._leaders is not None:
-            agreed = said == word.to_bytes(8, sys.byteorder) * memory.size
-            mine, exchange = self._exchange_of(payload if agreed else None)
-            if agreed and payload is not None:
-                payload.fill(mine)
-            exchange(word if agreed else _DISAGREED)
+        memory.meet_saying(word)
         memory.meet()
         return memory.verdict[0] == word
 
-    def _exchange_of(self, payload: Payload | None) -> tuple[np.ndarray, Callable[[int], None]]:
-        """Where this node's payload belongs, and a function that exchanges it together with a word."""
-        key = None if payload is None else (payload.dtype, payload.length, payload.combine)
-        found = self._exchanges.get(key)
-        if found is None:
-            if len(self._exchanges) > 1024:
-                self._exchanges.clear()
-            if payload is None:
-                payload = Payload(np.dtype(np.uint8), 0, np.bitwise_or, lambda total: None)
-            found = self._exchanges[key] = self._exchange(payload.dtype, payload.length, payload.combine)
-        return found
+    def _lead(self, word: int, fill: Callable[[np.ndarray], None] | None, exchange: Exchange) -> bool:
+        memory = self._memory
+        if memory.meet_saying(word) == word.to_bytes(8, sys.byteorder) * memory.size:
+            if fill is not None:
+                fill(exchange.mine)
+            exchange.make(word)
+        else:
+            self._bare.make(_DISAGREED)
+        memory.meet()
+        return memory.verdict[0] == word
 
-    def _exchange(
-        self, dtype: np.dtype, length: int, combine: Any
-    ) -> tuple[np.ndarray, Callable[[int], None]]:
+    def _exchange(self, dtype: np.dtype, length: int, combine: Any) -> Exchange:
         nbytes = length * dtype.itemsize
         mine, other = (each[_HEADER : _HEADER + nbytes].view(dtype) for each in (self._own, self._theirs))
         # The operation's word, and how many bytes of payload follow.
@@ -126,13 +149,16 @@ class TwoTierAgreement(Agreement):
             memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
         )
         whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
-        leaders, steps, verdict = self._leaders, self._steps, self._memory.verdict
+        leaders, verdict = self._leaders, self._memory.verdict
         result = self._memory.total(dtype, length)
+        # The last sum is made where it belongs, unless it is still to be sent.
+        last = len(self._steps) - 1 if nbytes and self._steps[-1][1] is not None else None
+        steps = [(*step, result if i == last else mine) for i, step in enumerate(self._steps)]
 
-        def exchange(word: int) -> None:
+        def make(word: int) -> None:
             header[0], header[1] = word, nbytes
             message = whole
-            for send, receive, replaces in steps:
+            for send, receive, replaces, total in steps:
                 if receive is None:
                     leaders.Send(message, send, _TAG)
                     continue
@@ -146,16 +172,16 @@ class TwoTierAgreement(Agreement):
                 elif message is bare or not nbytes:
                     pass
                 elif replaces:
-                    mine[...] = other
+                    total[...] = other
                 elif receive < leaders.rank:  # in one order on both sides: products may depend on it
-                    combine(other, mine, out=mine)
+                    combine(other, mine, out=total)
                 else:
-                    combine(mine, other, out=mine)
+                    combine(mine, other, out=total)
             verdict[0] = header[0]
-            if header[1]:
+            if last is None and header[1]:
                 result[...] = mine
 
-        return mine, exchange
+        return Exchange(mine, make)
 
 
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpistrat.runtime import arrival, float_errors, threads
@@ -178,7 +179,7 @@ class Turns:
             if not self._pending:
                 self._meetings += 1
             word = self._operation.word | self._meetings << 33
-            agreed = self.agree_combining(word, payload)
+            agreed = self.combining(word, payload)()
         elif self._pending:
             agreed = self._agreement.agree(self._operation)
         else:
@@ -188,9 +189,9 @@ class Turns:
         if not agreed:
             self.disagree(self._operation)
 
-    def agree_combining(self, word: int, payload: Payload) -> bool:
-        """As `meet` with a payload, for one who has begun with `begin`: whether all ranks said this word."""
-        return self._agreement.agree_combining(word, payload)  # type: ignore[attr-defined]
+    def combining(self, word: int, payload: Payload) -> Callable[[], bool]:
+        """`meet` with this payload, for one who has begun with `begin`: whether all ranks said this word."""
+        return self._agreement.combining(word, payload)  # type: ignore[attr-defined]
 
     def _meet_again(self) -> None:
         """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""

@@ -75,6 +75,9 @@ class _DefaultExtended(StrategyExtended):
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return values
 
+    def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
+        return value
+
     def _all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
     ) -> list[Any]:

@@ -263,6 +263,10 @@ class StrategyExtended:
                 arrays.require_one_device(on_gpu, self._device)
         return self._ops.all_reduce(op, values, self._merge(options))
 
+    def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
+        merged = self._options if options is None else self._options.merge(options)
+        return self._ops.all_reduce_array(op, value, merged)
+
     def _all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
     ) -> list[Any]:

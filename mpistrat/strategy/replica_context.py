@@ -150,7 +150,7 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         # By far the most common two, and what follows does the same more slowly.
         if type(value) is np.ndarray:
-            return self._strategy.extended._all_reduce_arrays(op, (value,), options)[0]
+            return self._strategy.extended._all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return self._strategy.extended._all_reduce_arrays(op, value, options)
         leaves, rebuild = self._strategy.extended._flatten("all_reduce", value, options)

@@ -233,7 +233,7 @@ class Strategy(FormerNames):
             return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
             extended = self._extended
-            return extended._ops.all_reduce_arrays(op, (value,), extended._options)[0]
+            return extended._ops.all_reduce_array(op, value, extended._options)
         leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value

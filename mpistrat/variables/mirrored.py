@@ -89,7 +89,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
         if type(value) is np.ndarray:
-            total = extended._ops.all_reduce_arrays(op, (value,), extended._options)[0]
+            total = extended._ops.all_reduce_array(op, value, extended._options)
         else:
             total = extended._all_reduce(op, [value], None)[0]
         self._component._update(method, total)

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime.agreement import TwoTierAgreement
+from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -250,11 +250,10 @@ def leaves_a_reduction_between_nodes():
 def leaves_a_small_reduction_between_nodes():
     """As above, in a message that goes the short way."""
 
-    def fails(self, word, payload):
-        self._memory.meet_saying(word)
+    def fails(self):
         raise MemoryError("in the middle")
 
-    leaves_reductions(np.ones(10), "leader", TwoTierAgreement, "agree_combining", fails)
+    leaves_reductions(np.ones(10), "leader", NodeMemory, "meet", fails)
 
 
 def leaves_reductions(values, implementation, kind, method, fails):

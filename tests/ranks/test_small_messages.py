@@ -22,6 +22,7 @@ ARRAYS = {
     "list": [(5,), (5,), (2,)],
     "list_of_all_kinds": [(), (3, 2), (7,), (1, 1, 2)],
     "longest": [(4096,)],
+    "longest_between_nodes": [(60_000,)],
 }
 
 
@@ -41,7 +42,10 @@ def values(shapes, dtype):
 
 
 def reduced(strategy, op, arrays, timeout_seconds=None):
-    options = CommunicationOptions(timeout_seconds=timeout_seconds)
+    by_leaders = len(strategy.extended._topology.nodes) > 1 and arrays[0].size > 4096
+    options = CommunicationOptions(
+        timeout_seconds=timeout_seconds, implementation="leader" if by_leaders else "AUTO"
+    )
     return strategy.extended._ops.all_reduce_arrays(op, arrays, options)
 
 
@@ -93,6 +97,38 @@ def test_ranks_that_differ_all_hear_of_it_and_go_on(strategy):
         with pytest.raises(MismatchError, match=r"rank 0: all_reduce SUM float64\[4\]"):
             strategy.reduce("SUM", same if RANK else other, axis=None)
     assert strategy.reduce("SUM", same, axis=None).tolist() == [SIZE] * 3
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("nbytes", [0, 8, 40_000, 1 << 20])
+def test_ranks_that_differ_by_much(strategy, nbytes):
+    """A leader hears of it from one whose message is far longer than its own, and the other way round."""
+    array = np.ones(nbytes // 8)
+    for late in (0, SIZE - 1):
+        for _ in range(3):
+            reduced(strategy, ReduceOp.SUM, [np.ones(131_072)])
+            strategy.reduce("SUM", array, axis=None)
+        mine = np.ones(3, np.int16) if late == RANK else array
+        with pytest.raises(MismatchError):
+            reduced(strategy, ReduceOp.SUM, [mine])
+    assert strategy.reduce("SUM", np.ones(3), axis=None).tolist() == [SIZE] * 3
+
+
+@pytest.mark.parametrize("length", [1, 1000, 30_001])
+def test_buffers(strategy, length):
+    (buffer,) = strategy.experimental_buffers_like([np.empty(length, np.float64)])
+    for op in (ReduceOp.SUM, ReduceOp.MEAN, FurtherOp.MAX):
+        own = values([(length,)], "float64")[0]
+        (expected,) = reduced(strategy, op, [own], timeout_seconds=60)
+        for _ in range(3):
+            buffer[...] = own
+            (total,) = reduced(strategy, op, [buffer])
+            assert total is buffer
+            if op is FurtherOp.MAX:
+                np.testing.assert_array_equal(buffer, expected)
+            else:
+                np.testing.assert_allclose(buffer, expected, rtol=1e-14)
+    del buffer, total
 
 
 @pytest.mark.ranks(min=2)
