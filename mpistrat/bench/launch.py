@@ -42,7 +42,7 @@ def positive(text: str) -> int:
 def under_several_ranks() -> bool:
     """Whether a launcher started this process together with others."""
     started = started_tasks(os.environ)
-    return started is not None and started.count > 1
+    return started is not None and started.tasks > 1
 
 
 def command(n: int, launcher: str | None, program: Sequence[str]) -> list[str]:

@@ -35,8 +35,9 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     import mpistrat
     from mpistrat.bench.timing import median
-    from mpistrat.collectives import costs
+    from mpistrat.collectives import cost_file
     from mpistrat.collectives.choose import ALGORITHMS, choose
+    from mpistrat.collectives.costs import VARIABLE
     from mpistrat.runtime.device import Device
     from mpistrat.runtime.topology import Topology
 
@@ -63,10 +64,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
-            _keep(costs.path_of(topology), costs.to_json(topology, points))
-            print(f"kept in {costs.path_of(topology)}; {costs.VARIABLE}=1 makes programs heed it")
+            _keep(cost_file.path_of(topology), cost_file.to_json(topology, points))
+            print(f"kept in {cost_file.path_of(topology)}; {VARIABLE}=1 makes programs heed it")
         if arguments.json:
-            _keep(arguments.json, costs.to_json(topology, points))
+            _keep(arguments.json, cost_file.to_json(topology, points))
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +25,15 @@ _STARTS = {
     "intel": ("intel", "mpich"),
 }
 _LOAD = """
-import json, mpi4py
+import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 try:
     paths = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line})
 except OSError:
     paths = []
-print(json.dumps([MPI.Get_library_version(), paths[0] if paths else None]))
+print(paths[0] if paths else "")
+print(MPI.Get_library_version())
 """
 
 
@@ -69,15 +69,15 @@ def find(wanted: str | None = None) -> Launcher:
         If there is none, or if it does not fit the library that mpi4py loads, ``wanted``, or what else is
         installed.
     """
-    _refuse_mixture()
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if path is None:
         raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {_INSTALL}")
     environ = without_launcher(os.environ)
-    loading = _start_loading(sys.executable, environ)
-    launcher = identify(path, _version_of(path, environ))
-    library, where = _loaded(*loading.communicate())
+    with _start_loading(sys.executable, environ) as loading:  # which takes longer than all the rest
+        _refuse_mixture()
+        launcher = identify(path, _version_of(path, environ))
+        library, where = _loaded(*loading.communicate())
     check(launcher, wanted, library, where)
     return launcher
 
@@ -166,8 +166,17 @@ def _reinstall() -> str:
 
 
 def _refuse_mixture() -> None:
+    there: set[str] = set()
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            there.update(name.partition("-")[0] for name in os.listdir(folder))
+    candidates = [name for name in _DISTRIBUTIONS if name.replace("-", "_") in there]
+    if len(candidates) < 2:
+        return
+    from importlib import metadata  # which takes long to import
+
     found = []
-    for name in _DISTRIBUTIONS:
+    for name in candidates:
         try:
             found.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
@@ -210,9 +219,8 @@ def _start_loading(python: str, environ: dict[str, str]) -> subprocess.Popen[str
 
 def _loaded(out: str, err: str) -> tuple[str, str | None]:
     """The MPI library that mpi4py loads, and its file."""
-    try:
-        library, where = json.loads(out)
-    except ValueError:
+    where, _, library = out.partition("\n")
+    if not library:
         why = err.strip().rpartition("\n")[2] or "it said nothing"
-        raise click.ClickException(f"mpi4py loads no MPI library ({why}); {_INSTALL}") from None
-    return library, where
+        raise click.ClickException(f"mpi4py loads no MPI library ({why}); {_INSTALL}")
+    return library, where or None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -86,6 +84,9 @@ def count(environ: Mapping[str, str]) -> int:
     seen = visible(environ)
     if seen is not None:
         return len(seen.ids)
+    import shutil
+    import subprocess
+
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program is None:
         return 0

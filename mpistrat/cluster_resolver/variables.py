@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -75,7 +75,7 @@ def first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | 
 
 def own_host() -> str:
     """The name of this machine."""
-    return socket.gethostname()
+    return os.uname().nodename
 
 
 def position_of(host: str | None, nodes: tuple[str, ...]) -> int | None:

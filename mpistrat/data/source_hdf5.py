@@ -220,7 +220,7 @@ def _among_several() -> bool:
     if mpi.running():
         return bool(mpi.start().COMM_WORLD.size > 1)
     started = launch.started_tasks(os.environ)
-    return started is not None and started.count > 1
+    return started is not None and started.tasks > 1
 
 
 def _checked_structure(datasets: Any) -> Any:

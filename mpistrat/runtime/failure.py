@@ -15,12 +15,13 @@ import fcntl
 import gc
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from types import TracebackType
 from typing import Any
+
+from mpistrat.runtime import private_file
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
@@ -103,8 +104,10 @@ def _shared_file(node: Any) -> int | None:
     """A descriptor of one empty, nameless file that all ranks of a node have open."""
     path, descriptor = None, None
     if node.rank == 0:
-        with contextlib.suppress(OSError):
-            descriptor, path = tempfile.mkstemp(prefix="mpistrat-")
+        for folder in (os.environ.get("TMPDIR") or "/tmp", "/dev/shm"):
+            with contextlib.suppress(OSError):
+                descriptor, path = private_file.create(folder)
+                break
     path = node.bcast(path)
     if path is not None and node.rank != 0:
         with contextlib.suppress(OSError):

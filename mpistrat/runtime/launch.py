@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """How many tasks a launcher says it started, and the variable that says so."""
 
-    count: int
+    tasks: int
     variable: str
 
 
@@ -119,12 +118,12 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     if _count(environ, _OWN_COUNT.get(family, "")) == 1:
         return  # started alone by the library's own launcher, inside a job of another one
     started = started_tasks(environ)
-    if started is None or started.count == 1:
+    if started is None or started.tasks == 1:
         return
     name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
     name = " ".join(name.split())
     raise RuntimeError(
-        f"every task of this job is rank 0 of 1: the launcher started {started.count} tasks "
+        f"every task of this job is rank 0 of 1: the launcher started {started.tasks} tasks "
         f"({started.variable}={environ[started.variable]}, set by {_COUNTS[started.variable]}), but the MPI "
         f"library that is loaded ({name}) does not understand that launcher. "
         f"{_remedy(started, family, environ)} A program that is meant to be alone inside such a job is "
@@ -187,7 +186,7 @@ def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
     by = started.variable
     if by == "PMI_SIZE":  # srun and flux run speak PMI, too
         also = ("FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
-        by = next((name for name in also if _count(environ, name) == started.count), by)
+        by = next((name for name in also if _count(environ, name) == started.tasks), by)
     if by == "SLURM_STEP_NUM_TASKS":
         if family not in _SRUN_PLUGIN:
             return "Start it with `srun --mpi=...`; `srun --mpi=list` shows what this cluster has."
@@ -205,5 +204,5 @@ def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
         )
     return (
         "Start it with the mpirun that belongs to this library, on one machine with "
-        f"`mpistrat run -n {started.count}`, which finds it."
+        f"`mpistrat run -n {started.tasks}`, which finds it."
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
-import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from mpistrat.runtime import private_file
 
 _FOLDER = "/dev/shm"
 _TOKEN_BYTES = 16
@@ -56,9 +56,9 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     error: Exception | None = None
     if node.rank == 0:
         try:
-            descriptor, path = tempfile.mkstemp(prefix="mpistrat-", dir=_FOLDER)
+            descriptor, path = private_file.create(_FOLDER)
             os.ftruncate(descriptor, stretches + common)
-            token = secrets.token_bytes(_TOKEN_BYTES)
+            token = os.urandom(_TOKEN_BYTES)
         except OSError as problem:
             error = problem
     path, token = node.bcast((path, token))

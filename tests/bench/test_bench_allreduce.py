@@ -9,7 +9,7 @@ import pytest
 from mpistrat.bench import gradients_shapes, sizes
 from mpistrat.bench.allreduce import least_bytes
 from mpistrat.bench.gradients_shapes import NETWORKS
-from mpistrat.collectives import costs
+from mpistrat.collectives import cost_file
 
 BY_HAND = {"one call", "4 MiB pieces", "not blocking"}
 PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", *BY_HAND}
@@ -186,7 +186,7 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
     (path,) = tmp_path.glob("mpistrat/*")
     ended.shows("tune, 2 ranks\n", "\n1024 ", "\n65536 ", f"kept in {path}")
     content = json.loads(path.read_text())
-    points = costs.parse(path.read_text(), content["for"])
+    points = cost_file.parse(path.read_text(), content["for"])
     assert content["for"][1] == [2]
     assert {"mpi", "hierarchical", "leader"} <= set(points)
     for pairs in points.values():
@@ -216,6 +216,6 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
 )
 def test_costs_of_another_place_are_refused(change):
     content = {"format": 1, "for": ["Open MPI", [2]], "points": {"mpi": [[2048, 2e-5], [1024, 1e-5]]}}
-    assert costs.parse(json.dumps(content), content["for"]) == {"mpi": [(1024, 1e-5), (2048, 2e-5)]}
+    assert cost_file.parse(json.dumps(content), content["for"]) == {"mpi": [(1024, 1e-5), (2048, 2e-5)]}
     with pytest.raises(ValueError):
-        costs.parse(json.dumps({**content, **change}), ["Open MPI", [2]])
+        cost_file.parse(json.dumps({**content, **change}), ["Open MPI", [2]])

@@ -1,0 +1,77 @@
+"""What the algorithms cost on this machine, in a file for each MPI library and layout of ranks.
+
+`mpistrat bench tune` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mpistrat.collectives.costs import VARIABLE, Points
+from mpistrat.runtime import mpi
+from mpistrat.runtime.topology import Topology
+
+_FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+def path_of(topology: Topology) -> Path:
+    """Where measurements for this MPI library and layout are kept: in XDG_CACHE_HOME or ``~/.cache``."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(json.dumps(_key(topology)).encode()).hexdigest()[:16]
+    return cache / "mpistrat" / f"costs-{name}.json"
+
+
+def to_json(topology: Topology, points: Points) -> str:
+    """The text of the file."""
+    return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
+
+
+def read(topology: Topology) -> Points | None:
+    """What was measured here; None, with a warning, if that cannot be used."""
+    path: Path | str = "what was measured"
+    try:
+        path = path_of(topology)
+        return parse(path.read_text(), _key(topology))
+    except FileNotFoundError:
+        _log.warning("%s is set, but nothing was measured here: run mpistrat bench tune", VARIABLE)
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:  # and no rank waits for this one
+        _log.warning("%s is not used: %s", path, error)
+    return None
+
+
+def parse(text: str, key: Sequence[object]) -> Points:
+    """The points in the text of a file.
+
+    Raises
+    ------
+    ValueError
+        If it is no such text, or one for another MPI library or layout.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError("it is of another version of mpistrat: run mpistrat bench tune again")
+    if content.get("for") != list(key):
+        raise ValueError(f"it is for {content.get('for')}, not for {list(key)}")
+    try:
+        return {str(name): _ascending(pairs) for name, pairs in content["points"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its points are of another kind: {error}") from None
+
+
+def _ascending(pairs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    points = sorted((int(nbytes), float(seconds)) for nbytes, seconds in pairs)
+    if not points or not all(nbytes > 0 and 0 < seconds < math.inf for nbytes, seconds in points):
+        raise ValueError(f"its points are no positive numbers: {points}")
+    return points
+
+
+def _key(topology: Topology) -> list[object]:
+    version: str = mpi.start().Get_library_version()
+    return [version.split("\n")[0].split(",")[0].rstrip("\0 "), list(topology.ranks_per_node)]
