@@ -12,6 +12,7 @@ from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
 from mpistrat.collectives.identity import Identity
 from mpistrat.collectives.leader import LeaderAllReduce
 from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
+from mpistrat.collectives.mpi_nonblocking import MpiNonblockingAllReduce
 from mpistrat.collectives.ordered import OrderedAllReduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         HierarchicalAllReduce(),
         LeaderAllReduce(),
         MpiAllReduce(),
+        MpiNonblockingAllReduce(),
         HierarchicalCopy(),
         OrderedAllReduce(),
         ExactAllReduce(),

@@ -40,7 +40,7 @@ class HierarchicalAllReduce(Algorithm):
             return inside
         wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
         pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
-        return agreement_cost(topology) + pieces * (100e-6 + 2 * (nodes - 1) * 25e-6) + max(inside, wire)
+        return agreement_cost(topology) + pieces * (120e-6 + 2 * (nodes - 1) * 15e-6) + max(inside, wire)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None

@@ -26,7 +26,7 @@ class LeaderAllReduce(Algorithm):
         """One exchange of each piece for each doubling of the number of nodes."""
         doublings = math.ceil(math.log2(len(topology.nodes)))
         pieces = math.ceil(nbytes / self.piece_bytes(topology))
-        exchanges = doublings * (pieces * 10e-6 + nbytes / 7e8)
+        exchanges = doublings * (pieces * 10e-6 + nbytes / 5e8)
         return 1e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + exchanges
 
     def piece_bytes(self, topology: Topology) -> int:

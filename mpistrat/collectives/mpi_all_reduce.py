@@ -53,7 +53,8 @@ class MpiAllReduce(Algorithm):
         if nodes == 1:
             return rounds * 1e-6 + 2 * (size - 1) / size * nbytes / 5e9
         bandwidth = 8.5e8 if nodes == 2 else 4e8
-        return agreement_cost(topology) + rounds * 5e-5 + 2 * (nodes - 1) / nodes * nbytes / bandwidth
+        latency = math.ceil(nbytes / CHUNK_BYTES) * rounds * 5e-5
+        return agreement_cost(topology) + latency + 2 * (nodes - 1) / nodes * nbytes / bandwidth
 
     def piece_bytes(self, topology: Topology) -> int:
         return CHUNK_BYTES

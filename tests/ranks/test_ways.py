@@ -29,7 +29,9 @@ def on_nodes(monkeypatch, layout, **options):
 # --- by name ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mpi", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"])
+@pytest.mark.parametrize(
+    "name", ["mpi", "mpi_nonblocking", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"]
+)
 def test_algorithm_by_name(monkeypatch, name):
     for layout in LAYOUTS:
         strategy = on_nodes(monkeypatch, layout, implementation=name)
