@@ -29,13 +29,16 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
     for i in range(pieces.count):
         meanwhile = itertools.chain(pieces.lay(i + 1), pieces.take(i - 1))
         if pieces.combines:
-            rows, total = pieces.to_combine(i)
+            rows, total, own = pieces.to_combine(i)
 
             def gather(where: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
                 combine_rows(combine, [row[where] for row in rows], total[where])
 
+            def take(where: slice, total: np.ndarray = total, own: np.ndarray = own) -> None:
+                own[where] = total[where]
+
             segmented_ring_all_reduce(
-                topology.rail, combine, total, InMemory(gather=gather, meanwhile=meanwhile)
+                topology.rail, combine, total, InMemory(gather, spread=take, meanwhile=meanwhile)
             )
         _exhaust(meanwhile)
         topology.meet()
@@ -58,6 +61,9 @@ class _Pieces:
         self.combines = memory.rank < self._slices
         self._step = max(1, _BLOCK_BYTES // itemsize)
 
+    def _piece(self, i: int) -> slice:
+        return slice(self._ends[i], self._ends[i + 1])
+
     def _own(self, length: int) -> slice:
         """The slice of a piece that this rank combines."""
         if not self.combines:
@@ -77,31 +83,29 @@ class _Pieces:
         """Copy what other ranks combine of piece ``i`` to this rank's slot, block by block."""
         if i >= self.count:
             return
-        piece = self._send[self._ends[i] : self._ends[i + 1]]
-        slot, own = self._slots(i)[self._memory.rank], self._own(len(piece))
-        for first, last in ((0, own.start), (own.stop, len(piece))):
-            for start in range(first, last, self._step):
-                block = slice(start, min(last, start + self._step))
-                slot[block] = piece[block]
-                yield
+        piece = self._send[self._piece(i)]
+        yield from self._copy(self._slots(i)[self._memory.rank], piece)
 
     def take(self, i: int) -> Iterator[None]:
-        """Copy the result of piece ``i``, block by block."""
-        if i < 0:
-            return
-        piece, result = self._receive[self._ends[i] : self._ends[i + 1]], self._result(i)
-        for start in range(0, len(piece), self._step):
-            block = slice(start, start + self._step)
-            piece[block] = result[block]
-            yield
+        """Copy what other ranks combined of piece ``i``, block by block."""
+        if i >= 0:
+            yield from self._copy(self._receive[self._piece(i)], self._result(i))
 
-    def to_combine(self, i: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """This rank's slice of piece ``i`` as each rank of the node has it, and where its sum belongs."""
-        slots = self._slots(i)
+    def _copy(self, target: np.ndarray, source: np.ndarray) -> Iterator[None]:
+        own = self._own(len(source))
+        for first, last in ((0, own.start), (own.stop, len(source))):
+            for start in range(first, last, self._step):
+                block = slice(start, min(last, start + self._step))
+                target[block] = source[block]
+                yield
+
+    def to_combine(self, i: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """This rank's slice of piece ``i`` as each rank of the node has it, and the two places of its sum."""
+        slots, piece = self._slots(i), self._piece(i)
         own = self._own(len(slots[0]))
         slots = [*slots]
-        slots[self._memory.rank] = self._send[self._ends[i] : self._ends[i + 1]]
-        return [row[own] for row in slots], self._result(i)[own]
+        slots[self._memory.rank] = self._send[piece]
+        return [row[own] for row in slots], self._result(i)[own], self._receive[piece][own]
 
 
 def _exhaust(work: Iterator[None]) -> None:
