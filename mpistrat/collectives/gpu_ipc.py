@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.gpu_combine import combine_on_gpu
 from mpistrat.collectives.gpu_packing import Job, finish, widened
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.runtime import device_memory, mpi
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.device_memory import Windows
-from mpistrat.runtime.kernels import EachElement, copy_each
+from mpistrat.runtime.kernels import copy_each
 from mpistrat.runtime.pinned import CHUNK_BYTES, Piece, staging, through_host
 from mpistrat.runtime.topology import Topology
 
 WINDOW_BYTES = 32 << 20  # a piece: large enough that its two meetings cost little beside it
-
-_sums: dict[int, EachElement] = {}
 
 
 class IpcRoute(Route):
@@ -81,7 +80,7 @@ def _reduce_piece(
     own = slices[node.rank]
     sends[node.rank][...] = message
     _meet(node)
-    _combine(combine, [row[own] for row in sends], results[node.rank][own])
+    combine_on_gpu(combine, [row[own] for row in sends], results[node.rank][own])
     if len(topology.nodes) > 1:
         _on_rail(topology, device, combine, results[node.rank][own])
     _meet(node)
@@ -94,30 +93,6 @@ def _meet(node: Any) -> None:
     """Wait for this GPU, then for the other ranks of the node: what they wrote may be read."""
     cupy_for("arrays on GPUs").cuda.get_current_stream().synchronize()
     node.Barrier()
-
-
-def _combine(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
-    """In the order of ranks; sums in one launch, which reads each row once."""
-    if combine is not np.add:
-        total[...] = rows[0]
-        for row in rows[1:]:
-            combine(total, row, out=total)
-        return
-    dtype = total.dtype
-    if dtype.kind == "c":
-        dtype = np.dtype(f"f{dtype.itemsize // 2}")
-    elif dtype.kind == "i":
-        dtype = np.dtype(f"u{dtype.itemsize}")  # the same bits
-    _sum_of(len(rows))([[row.view(dtype)] for row in (*rows, total)])
-
-
-def _sum_of(number: int) -> EachElement:
-    found = _sums.get(number)
-    if found is None:
-        names = [f"a{i}" for i in range(number)]
-        body = f"total = {' + '.join(names)};"
-        found = _sums[number] = EachElement(f"mpistrat_sum_{number}", names, ["total"], [], body)
-    return found
 
 
 def _on_rail(topology: Topology, device: int, combine: np.ufunc, own: Any) -> None:
