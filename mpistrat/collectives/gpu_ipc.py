@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives.gpu_combine import combine_on_gpu
 from mpistrat.collectives.gpu_packing import Job, finish, widened
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.gpu_route import Route, tried
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.runtime import device_memory, mpi
 from mpistrat.runtime.device import cupy_for
@@ -127,10 +127,10 @@ def open_windows(topology: Topology, device: int, nbytes: int) -> tuple[str, Win
         with cupy_for("it").cuda.Device(device):
             windows[0].open(handles, topology.node.rank)
 
-    problem, handle = _tried(topology, "memory that other processes open", make)
+    problem, handle = tried(topology, "memory that other processes open", make)
     if not problem:
         handles += topology.node.allgather(handle)
-        problem, _ = _tried(topology, "the memory of another rank's GPU", open_all)
+        problem, _ = tried(topology, "the memory of another rank's GPU", open_all)
     if not problem:
         problem = _wrong(topology, device, windows[0])
     if not problem:
@@ -139,19 +139,6 @@ def open_windows(topology: Topology, device: int, nbytes: int) -> tuple[str, Win
         each.close()
     topology.world.Barrier()  # before one frees what another has open
     return problem, None
-
-
-def _tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:
-    """What went wrong on the first rank where something did, told to all; and what the action returned here."""
-    problem, done = "", None
-    try:
-        done = action()
-    except (RuntimeError, MemoryError) as error:  # CUDA's, and that of CuPy for want of memory
-        problem = f"{what}: {error}"
-    for rank, text in enumerate(topology.world.allgather(problem)):
-        if text:
-            return f"rank {rank}: {text}", None
-    return "", done
 
 
 def _wrong(topology: Topology, device: int, windows: Windows) -> str:
@@ -169,5 +156,5 @@ def _wrong(topology: Topology, device: int, windows: Windows) -> str:
     with cupy.cuda.Device(device):
         windows.rows[node.rank][:8].view(np.int64)[...] = first + node.rank
         _meet(node)
-        problem, _ = _tried(topology, "the memory of another rank's GPU", look)
+        problem, _ = tried(topology, "the memory of another rank's GPU", look)
     return problem
