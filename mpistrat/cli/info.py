@@ -122,21 +122,18 @@ def _routes(topology: Any) -> tuple[str, str]:
 
 def _devices() -> str:
     """What this node has beside its processors."""
-    if importlib.util.find_spec("cupy") is None:
-        return "cpu (GPUs are used through cupy, which is not installed)"
-    import cupy
-
+    from mpistrat.runtime.device import cupy_for, gpu_count
     from mpistrat.runtime.device_bounds import bounds
 
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
+        count = gpu_count("a GPU")
+        runtime = cupy_for("a GPU").cuda.runtime
         names = [
-            f"{cupy.cuda.runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})"
-            for each in range(count)
+            f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)
         ]
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"cpu (CUDA: {error})"
-    return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names)) or "cpu"
+    except RuntimeError as error:  # CUDA's, too
+        return f"cpu ({error})"
+    return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
 
 
 def _hdf5() -> dict[str, Any]:
