@@ -139,7 +139,9 @@ def _ways(
     import cupy
 
     from mpistrat.experimental import CommunicationOptions
+    from mpistrat.runtime import mpi
 
+    MPI = mpi.start()
     ways: dict[tuple[str, str], Way] = {}
     wait = cupy.cuda.get_current_stream().synchronize
 
@@ -166,7 +168,8 @@ def _ways(
 
     def on_device(send: Any, receive: Any) -> None:
         wait()
-        comm.Allreduce(send, receive)
+        ends = [MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes) for each in (send, receive)]
+        comm.Allreduce(*([end, MPI.FLOAT] for end in ends))
 
     def unpinned(send: Any, receive: Any) -> None:
         host = cupy.asnumpy(send)

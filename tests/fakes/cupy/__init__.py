@@ -6,6 +6,7 @@ is missing shows. Memory of two "GPUs" is kept apart by its label only.
 """
 
 import ctypes as _ctypes
+import sys as _sys
 
 import numpy as _np
 
@@ -43,6 +44,8 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         self.base = base
 
     def __del__(self):
+        if _sys.is_finalizing():
+            return
         if hasattr(self, "_pooled"):
             cuda.give(*self._pooled)
         elif self.base is None and not hasattr(self, "_memory"):

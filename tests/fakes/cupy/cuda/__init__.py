@@ -1,5 +1,6 @@
 """Devices, streams and events. A stream is a queue of what is to be done; to wait for it is to do it."""
 
+import sys
 import threading
 
 import numpy as np
@@ -156,6 +157,8 @@ class Memory:
         self.ptr, self._map = runtime.new_memory(size)
 
     def __del__(self):
+        if sys.is_finalizing():
+            return
         Device().synchronize()  # as cudaFree does
         runtime.forget(self.ptr)
 
