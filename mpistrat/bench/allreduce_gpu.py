@@ -19,6 +19,14 @@ CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one cal
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
 NEIGHBOUR = "read from the next rank's GPU"
 
+_BOUNDS = {
+    "pinned": LINK,
+    "registered": LINK,
+    "ipc": NEIGHBOUR,
+    "nccl": NEIGHBOUR,
+    "gpu_direct": NEIGHBOUR,
+}
+
 
 class Way(NamedTuple):
     """One way to do it: ``times(k)`` does it k times, ``send`` is summed, ``result()`` is what came out."""
@@ -85,8 +93,8 @@ def bandwidths(report: Report, nbytes: int) -> list[str]:
         line = f"{way:<42} {nbytes / each / 1e9:8.2f} GB/s"
         name = way.partition(", ")[2] if way.startswith(f"{LIBRARY}, ") else ""
         # Of each array every rank reads from the others two parts of all but its own: to add up, and the sums.
-        share = 1 if name == "pinned" else 2 * (report.n - 1) / report.n
-        bound = {"pinned": LINK, "ipc": NEIGHBOUR, "nccl": NEIGHBOUR, "gpu_direct": NEIGHBOUR}.get(name, "")
+        share = 1 if _BOUNDS.get(name) == LINK else 2 * (report.n - 1) / report.n
+        bound = _BOUNDS.get(name, "")
         if bound in seconds and share:
             line += f"  {share * seconds[bound] / each:6.1%} of the bound: {bound}"
         lines.append(line)
@@ -131,7 +139,9 @@ def _ways(
     import cupy
 
     from mpistrat.experimental import CommunicationOptions
+    from mpistrat.runtime import mpi
 
+    MPI = mpi.start()
     ways: dict[tuple[str, str], Way] = {}
     wait = cupy.cuda.get_current_stream().synchronize
 
@@ -158,7 +168,8 @@ def _ways(
 
     def on_device(send: Any, receive: Any) -> None:
         wait()
-        comm.Allreduce(send, receive)
+        ends = [MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes) for each in (send, receive)]
+        comm.Allreduce(*([end, MPI.FLOAT] for end in ends))
 
     def unpinned(send: Any, receive: Any) -> None:
         host = cupy.asnumpy(send)

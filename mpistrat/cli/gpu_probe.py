@@ -30,8 +30,12 @@ def main() -> int:
             print(missing)
         return 1
     key: list[Any] = gpu_verdicts.key(topology, device.index)
+    before: dict[str, str] = topology.broadcast_object(gpu_verdicts.read(key))
     verdicts: dict[str, str] = {}
-    for operation in gpu_verdicts.OPERATIONS:
+    # What ended the program last comes last, or what follows it would never be tried.
+    for operation in sorted(
+        gpu_verdicts.OPERATIONS, key=lambda name: before.get(name) == gpu_verdicts.TRYING
+    ):
         if topology.rank == 0:  # before the operation, which may end the program
             gpu_verdicts.write(key, {**gpu_verdicts.read(key), operation: gpu_verdicts.TRYING})
         topology.barrier()
@@ -48,27 +52,76 @@ def _try(topology: Any, cupy: Any, operation: str) -> str:
     import numpy as np
 
     from mpistrat.collectives import gpu_verdicts
-    from mpistrat.collectives.gpu_direct import exchange
 
-    size, rank = topology.size, topology.rank
     for elements in _ELEMENTS:
-        parts = size if operation == "Alltoall" else 1
-        base = np.arange(elements, dtype=np.float32)
-        send = cupy.asarray(np.concatenate([base + 1000 * rank + to for to in range(parts)]))
-        receive = cupy.zeros(size * elements, np.float32)
-        to = rank if operation == "Alltoall" else 0
-        want = np.concatenate([base + 1000 * source + to for source in range(size)])
         error = ""
         try:
-            exchange(topology, cupy, operation, send, receive)
+            got, want = _TRIALS[operation](topology, cupy, elements)
         except Exception as problem:  # whatever the library refuses
             error = f"fails: {problem}"
-        if not error and not np.array_equal(cupy.asnumpy(receive), want):
+        if not error and not np.array_equal(cupy.asnumpy(got), want):
             error = "gives wrong values"
         told = [text for text in topology.all_gather_object(error) if text]
         if told:
             return str(told[0])
     return gpu_verdicts.WORKS
+
+
+def _values(rank: int, elements: int, to: int = 0) -> Any:
+    import numpy as np
+
+    return np.arange(elements, dtype=np.float32) + 1000 * rank + to
+
+
+def _all_to_all(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
+    import numpy as np
+
+    from mpistrat.collectives import gpu_pointers
+
+    size, rank = topology.size, topology.rank
+    send = cupy.asarray(np.concatenate([_values(rank, elements, to) for to in range(size)]))
+    receive = cupy.zeros(size * elements, np.float32)
+    gpu_pointers.all_to_all(topology, send, receive)
+    return receive, np.concatenate([_values(source, elements, rank) for source in range(size)])
+
+
+def _all_gather(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
+    import numpy as np
+
+    from mpistrat.collectives import gpu_pointers
+
+    receive = cupy.zeros(topology.size * elements, np.float32)
+    gpu_pointers.all_gather(topology, cupy.asarray(_values(topology.rank, elements)), receive)
+    return receive, np.concatenate([_values(source, elements) for source in range(topology.size)])
+
+
+def _all_gather_uneven(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
+    import numpy as np
+
+    from mpistrat.collectives import gpu_pointers
+
+    counts = [elements + rank if rank % 3 else 0 for rank in range(topology.size)]
+    receive = cupy.zeros(sum(counts), np.float32)
+    send = cupy.asarray(_values(topology.rank, counts[topology.rank]))
+    gpu_pointers.all_gather_uneven(topology, send, receive, counts)
+    return receive, np.concatenate([_values(source, count) for source, count in enumerate(counts)])
+
+
+def _broadcast(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
+    from mpistrat.collectives import gpu_pointers
+
+    root = topology.size - 1
+    data = cupy.asarray(_values(topology.rank, elements))
+    gpu_pointers.broadcast(topology, data, root)
+    return data, _values(root, elements)
+
+
+_TRIALS = {
+    "Alltoall": _all_to_all,
+    "Allgather": _all_gather,
+    "Allgatherv": _all_gather_uneven,
+    "Bcast": _broadcast,
+}
 
 
 if __name__ == "__main__":

@@ -96,43 +96,44 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["nodes"] = len(topology.nodes)
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
-    ranks["arrays on GPUs"] = _routes(topology)
+    ranks["arrays on GPUs"], ranks["device pointers"] = _routes(topology)
     return topology.rank, describe(topology)
 
 
-def _routes(topology: Any) -> str:
-    """How arrays on the ranks' GPUs are reduced, and why not otherwise."""
+def _routes(topology: Any) -> tuple[str, str]:
+    """How arrays on the ranks' GPUs are reduced, and why not otherwise; and what the MPI library moves between GPUs."""
     from mpistrat.collectives.gpu_all_reduce import obstacles
     from mpistrat.strategies.own_device import own_device
 
     try:
         device = own_device(topology, "cuda").use()
     except RuntimeError as error:
-        return f"none ({error})"
+        return f"none ({error})", "none"
     if topology.size == 1:
-        return "one rank: nothing to exchange"
+        return "one rank: nothing to exchange", "none"
     found = obstacles(topology, device)
     chosen = next(name for name, text in found.items() if not text)
-    return "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
+    reasons = "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
+    pointers = topology.gpu_pointers[device.index]
+    moved = " ".join(name for name, text in pointers.items() if not text)
+    refused = dict.fromkeys(text for text in pointers.values() if text)
+    return reasons, "; ".join([moved or "none", *refused])
 
 
 def _devices() -> str:
     """What this node has beside its processors."""
-    if importlib.util.find_spec("cupy") is None:
-        return "cpu (GPUs are used through cupy, which is not installed)"
-    import cupy
-
+    from mpistrat.runtime.device import cupy_for, gpu_count
     from mpistrat.runtime.device_bounds import bounds
 
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
+        count = gpu_count("a GPU")
+        runtime = cupy_for("a GPU").cuda.runtime
         names = [
-            f"{cupy.cuda.runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})"
-            for each in range(count)
+            f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)
         ]
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"cpu (CUDA: {error})"
-    return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names)) or "cpu"
+    except RuntimeError as error:  # CUDA's, too
+        return f"cpu ({error})"
+    return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
 
 
 def _hdf5() -> dict[str, Any]:

@@ -64,6 +64,29 @@ def all_gather(
     TypeError
         If it holds Python objects.
     """
+    axis = checked_axis(value, axis)
+    rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
+    what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
+    with topology.turn(what, topology.memory is not None, timeout_seconds):
+        if topology.size == 1:
+            return value.copy(order="C")
+        if topology.memory is None:
+            total = _by_mpi(topology, rows, lengths_by_mpi(topology, rows))
+        elif len(topology.nodes) == 1:
+            total = _on_one_node(topology, rows)
+        else:
+            total = _on_two_tiers(topology, rows)
+    return np.ascontiguousarray(np.moveaxis(total, 0, axis)) if axis else total
+
+
+def checked_axis(value: Any, axis: int) -> int:
+    """The axis, counted from the first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `all_gather`, of what this rank can see alone.
+    """
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to gather along: give it one, for example value[None]")
     if not isinstance(axis, (int, np.integer)):
@@ -72,19 +95,7 @@ def all_gather(
         raise ValueError(f"axis {axis} is out of range for a value of shape {value.shape}")
     if value.dtype.hasobject:
         raise TypeError(f"arrays of Python objects ({value.dtype}) cannot be gathered")
-    axis = int(axis) % value.ndim
-    rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
-    what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.turn(what, topology.memory is not None, timeout_seconds):
-        if topology.size == 1:
-            return value.copy(order="C")
-        if topology.memory is None:
-            total = _by_mpi(topology, rows, _lengths_by_mpi(topology, rows))
-        elif len(topology.nodes) == 1:
-            total = _on_one_node(topology, rows)
-        else:
-            total = _on_two_tiers(topology, rows)
-    return np.ascontiguousarray(np.moveaxis(total, 0, axis)) if axis else total
+    return int(axis) % value.ndim
 
 
 def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
@@ -131,7 +142,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     cell = min(FREE_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
         topology.meet()
-        whole = Whole.like(rows, _lengths_by_mpi(topology, rows))
+        whole = Whole.like(rows, lengths_by_mpi(topology, rows))
     else:
         cells = _meet_with_cells(topology, rows, cell)
         whole = Whole.like(rows, [int(each) for each in cells.view(np.int64)[:, 0]])
@@ -189,7 +200,8 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
                 take(piece, slot)
 
 
-def _lengths_by_mpi(topology: Topology, rows: np.ndarray) -> list[int]:
+def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
+    """How many rows each rank has."""
     lengths = np.empty(topology.size, np.int64)
     topology.world.Allgather(np.array([len(rows)], np.int64), lengths)
     return [int(length) for length in lengths]

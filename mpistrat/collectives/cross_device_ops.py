@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives import moves
 from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
@@ -168,8 +167,7 @@ class CrossDeviceOps:
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Hook of `broadcast`. Returns an array or a Mirrored."""
-        value = component(tensor)
-        return arrays.from_host(broadcast(self._ranks, [arrays.to_host(value)])[0], value)
+        return moves.broadcasted(self._ranks, component(tensor))
 
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """Combine this replica's plain values: what strategies call, by way of the hooks."""

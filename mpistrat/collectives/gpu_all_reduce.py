@@ -11,6 +11,7 @@ from mpistrat.collectives.gpu_ipc import IpcRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.collectives.gpu_packing import Job
 from mpistrat.collectives.gpu_pinned import PinnedRoute
+from mpistrat.collectives.gpu_registered import RegisteredRoute
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
@@ -18,9 +19,10 @@ from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 
-# The last is behind one that is always open, so it goes by name alone: no GPU has run it so far.
+# The last two are behind one that is always open, so they go by name alone: no GPU has run them so far.
 ROUTES: dict[str, Route] = {
-    route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute(), IpcRoute())
+    route.name: route
+    for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute(), IpcRoute(), RegisteredRoute())
 }
 
 

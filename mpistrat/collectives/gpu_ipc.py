@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.gpu_combine import combine_on_gpu
 from mpistrat.collectives.gpu_packing import Job, finish, widened
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.gpu_route import Route, tried
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.runtime import device_memory, mpi
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.device_memory import Windows
-from mpistrat.runtime.kernels import EachElement, copy_each
+from mpistrat.runtime.kernels import copy_each
 from mpistrat.runtime.pinned import CHUNK_BYTES, Piece, staging, through_host
 from mpistrat.runtime.topology import Topology
 
 WINDOW_BYTES = 32 << 20  # a piece: large enough that its two meetings cost little beside it
-
-_sums: dict[int, EachElement] = {}
 
 
 class IpcRoute(Route):
@@ -81,7 +80,7 @@ def _reduce_piece(
     own = slices[node.rank]
     sends[node.rank][...] = message
     _meet(node)
-    _combine(combine, [row[own] for row in sends], results[node.rank][own])
+    combine_on_gpu(combine, [row[own] for row in sends], results[node.rank][own])
     if len(topology.nodes) > 1:
         _on_rail(topology, device, combine, results[node.rank][own])
     _meet(node)
@@ -94,30 +93,6 @@ def _meet(node: Any) -> None:
     """Wait for this GPU, then for the other ranks of the node: what they wrote may be read."""
     cupy_for("arrays on GPUs").cuda.get_current_stream().synchronize()
     node.Barrier()
-
-
-def _combine(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
-    """In the order of ranks; sums in one launch, which reads each row once."""
-    if combine is not np.add:
-        total[...] = rows[0]
-        for row in rows[1:]:
-            combine(total, row, out=total)
-        return
-    dtype = total.dtype
-    if dtype.kind == "c":
-        dtype = np.dtype(f"f{dtype.itemsize // 2}")
-    elif dtype.kind == "i":
-        dtype = np.dtype(f"u{dtype.itemsize}")  # the same bits
-    _sum_of(len(rows))([[row.view(dtype)] for row in (*rows, total)])
-
-
-def _sum_of(number: int) -> EachElement:
-    found = _sums.get(number)
-    if found is None:
-        names = [f"a{i}" for i in range(number)]
-        body = f"total = {' + '.join(names)};"
-        found = _sums[number] = EachElement(f"mpistrat_sum_{number}", names, ["total"], [], body)
-    return found
 
 
 def _on_rail(topology: Topology, device: int, combine: np.ufunc, own: Any) -> None:
@@ -152,10 +127,10 @@ def open_windows(topology: Topology, device: int, nbytes: int) -> tuple[str, Win
         with cupy_for("it").cuda.Device(device):
             windows[0].open(handles, topology.node.rank)
 
-    problem, handle = _tried(topology, "memory that other processes open", make)
+    problem, handle = tried(topology, "memory that other processes open", make)
     if not problem:
         handles += topology.node.allgather(handle)
-        problem, _ = _tried(topology, "the memory of another rank's GPU", open_all)
+        problem, _ = tried(topology, "the memory of another rank's GPU", open_all)
     if not problem:
         problem = _wrong(topology, device, windows[0])
     if not problem:
@@ -164,19 +139,6 @@ def open_windows(topology: Topology, device: int, nbytes: int) -> tuple[str, Win
         each.close()
     topology.world.Barrier()  # before one frees what another has open
     return problem, None
-
-
-def _tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:
-    """What went wrong on the first rank where something did, told to all; and what the action returned here."""
-    problem, done = "", None
-    try:
-        done = action()
-    except (RuntimeError, MemoryError) as error:  # CUDA's, and that of CuPy for want of memory
-        problem = f"{what}: {error}"
-    for rank, text in enumerate(topology.world.allgather(problem)):
-        if text:
-            return f"rank {rank}: {text}", None
-    return "", done
 
 
 def _wrong(topology: Topology, device: int, windows: Windows) -> str:
@@ -194,5 +156,5 @@ def _wrong(topology: Topology, device: int, windows: Windows) -> str:
     with cupy.cuda.Device(device):
         windows.rows[node.rank][:8].view(np.int64)[...] = first + node.rank
         _meet(node)
-        problem, _ = _tried(topology, "the memory of another rank's GPU", look)
+        problem, _ = tried(topology, "the memory of another rank's GPU", look)
     return problem

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,3 +48,19 @@ class Route(ABC):
 
         What the current stream does before comes before, and what it does next comes after.
         """
+
+
+def tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:
+    """What went wrong on the first rank where something did, told to all; and what the action returned here.
+
+    Collective.
+    """
+    problem, done = "", None
+    try:
+        done = action()
+    except (RuntimeError, MemoryError, OSError) as error:  # CUDA's, and those for want of memory
+        problem = f"{what}: {error}"
+    for rank, text in enumerate(topology.world.allgather(problem)):
+        if text:
+            return f"rank {rank}: {text}", None
+    return "", done

@@ -19,7 +19,8 @@ from mpistrat.runtime.topology import Topology
 
 VARIABLE = "MPISTRAT_GPU_DIRECT"
 MODES = ("auto", "on", "off")
-OPERATIONS = ("Alltoall", "Allgather")  # moves only: reductions and what is not blocking are never asked for
+# Moves only: reductions and what is not blocking are never asked for.
+OPERATIONS = ("Alltoall", "Allgather", "Allgatherv", "Bcast")
 WORKS, TRYING = "works", "was tried, and did not come back"
 
 
@@ -78,13 +79,15 @@ def write(key: list[Any], operations: dict[str, str]) -> None:
     os.replace(file.name, path)
 
 
-def obstacle(key: list[Any]) -> str:
-    """Why the operations are not used; empty if all of them work."""
+def obstacles(key: list[Any]) -> dict[str, str]:
+    """Of each operation why it is not used; empty if it works."""
     verdicts = read(key)
-    for operation in OPERATIONS:
-        verdict = verdicts.get(operation)
-        if verdict is None:
-            return f"{operation} on the memory of GPUs was not tried here: run mpistrat check --gpu-direct"
-        if verdict != WORKS:
-            return f"{operation} on the memory of GPUs {verdict} (mpistrat check --gpu-direct)"
+    return {operation: _obstacle(operation, verdicts.get(operation)) for operation in OPERATIONS}
+
+
+def _obstacle(operation: str, verdict: str | None) -> str:
+    if verdict is None:
+        return f"{operation} on the memory of GPUs was not tried here: run mpistrat check --gpu-direct"
+    if verdict != WORKS:
+        return f"{operation} on the memory of GPUs {verdict} (mpistrat check --gpu-direct)"
     return ""

@@ -48,12 +48,8 @@ def reduce_scatter(
     TypeError
         If values of this dtype cannot be reduced by ``op``.
     """
-    if value.ndim == 0:
-        raise ValueError("a scalar has no axis to scatter along: use all_reduce")
+    rows = rows_of_ranks(value, topology.size)
     wire = dtypes.accumulator(value.dtype, op)
-    rows = [
-        len(value) // topology.size + (rank < len(value) % topology.size) for rank in range(topology.size)
-    ]
     flat = np.ascontiguousarray(value).reshape(-1)
     width = math.prod(value.shape[1:])
     ends = [0, *itertools.accumulate([each * width for each in rows])]
@@ -74,6 +70,19 @@ def reduce_scatter(
     return total.astype(dtypes.result(value.dtype, op), copy=False).reshape(
         rows[topology.rank], *value.shape[1:]
     )
+
+
+def rows_of_ranks(value: Any, size: int) -> list[int]:
+    """How many rows of an array each of so many ranks gets.
+
+    Raises
+    ------
+    ValueError
+        If it is a scalar.
+    """
+    if value.ndim == 0:
+        raise ValueError("a scalar has no axis to scatter along: use all_reduce")
+    return [len(value) // size + (rank < len(value) % size) for rank in range(size)]
 
 
 def _on_two_tiers(

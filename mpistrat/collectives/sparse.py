@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from mpistrat.collectives import dtypes
-from mpistrat.collectives.all_gather import all_gather
+from mpistrat.collectives import dtypes, moves
 from mpistrat.collectives.operations import FurtherOp, Op
-from mpistrat.runtime import arrays
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
@@ -31,10 +27,9 @@ def all_reduce_slices(
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     with topology.turn(what, timeout_seconds=timeout_seconds):
         pass
-    rows = all_gather(topology, arrays.to_host(value.values), 0, timeout_seconds)
-    indices = all_gather(topology, arrays.to_host(value.indices), 0, timeout_seconds)
+    rows = moves.gathered(topology, value.values, 0, timeout_seconds)
+    indices = moves.gathered(topology, value.indices, 0, timeout_seconds)
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
-        rows = np.asarray(wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
-    rows, indices = arrays.from_host(rows, value.values), arrays.from_host(indices, value.indices)
+        rows = (wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
     return IndexedSlices(rows, indices, value.dense_shape)

@@ -162,7 +162,7 @@ class DistributedIterator:
             raise StopIteration
         device = self._dataset._device
         if not self._dataset._prefetch or division.communicates:
-            return fetched(division.batch(step, epoch), device)
+            return handed_over(fetched(division.batch(step, epoch), device), device)
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.runtime import pinned
-from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.device_feed import Sent, feed, received
 
 _KINDS = "biufc"
 _FURTHER = ("bfloat16",)
 
 
-def fetched(batch: Any, device: Device) -> Any:
-    """A batch with its arrays of numbers on a device, there when this returns; other things as they are.
+class OnItsWay(NamedTuple):
+    """A batch whose arrays of numbers are being copied to a GPU.
 
-    Through pinned memory and on a stream of its own, so that a thread that reads ahead copies while the program
-    computes.
+    Attributes
+    ----------
+    leaves : list
+        All that it consists of; None in place of what is copied.
+    rebuild : callable
+        Makes the batch of its leaves.
+    sent : Sent
+    """
+
+    leaves: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    sent: Sent
+
+
+def fetched(batch: Any, device: Device) -> Any:
+    """A batch on its way to a device, for `handed_over`; for the host as it is.
+
+    A thread that reads ahead goes on to the next batch while this one is copied and the GPU computes.
     """
     if device.kind == "cpu":
         return batch
-
-    def copied(value: Any) -> Any:
-        if type(value) is not np.ndarray or not (value.dtype.kind in _KINDS or value.dtype.name in _FURTHER):
-            return value
-        return pinned.upload(value, device.index, wait=True)
-
-    return nest.map_structure(copied, batch)
+    leaves, rebuild = nest.flatten(batch)
+    copied = [each for each in leaves if _goes(each)]
+    with feed(device.index) as stream:
+        sent = stream.send(copied)
+    return OnItsWay([None if _goes(each) else each for each in leaves], rebuild, sent)
 
 
 def handed_over(batch: Any, device: Device) -> Any:
-    """A batch that another thread fetched, for work in the caller's stream.
-
-    Its memory is that of the default stream: it is used again once it is given up there. Work in another stream may
-    not be done by then, and gets a copy that belongs to that stream.
-    """
+    """A batch that was fetched, for work in the caller's stream: its arrays of numbers are CuPy's there."""
     if device.kind == "cpu":
         return batch
-    cupy = cupy_for("a batch")
-    with cupy.cuda.Device(device.index):
-        stream = cupy.cuda.get_current_stream()
-        if stream.ptr == 0:
-            return batch
-        copies = nest.map_structure(
-            lambda value: value.copy() if type(value) is cupy.ndarray else value, batch
-        )
-        stream.synchronize()
-    return copies
+    arrived = iter(received(batch.sent))
+    return batch.rebuild([next(arrived) if each is None else each for each in batch.leaves])
+
+
+def _goes(value: Any) -> bool:
+    return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _FURTHER)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 _NAME = re.compile(
     r"^(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(?P<kind>[A-Za-z]+)(?::(?P<index>\d+|\*))?$"
 )
+_REINSTALL = "; fix: install one CuPy for this Python, NumPy and CUDA, and no other beside it"
 _KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
 
 
@@ -67,7 +68,8 @@ class Device(NamedTuple):
             if self.index >= count:
                 raise RuntimeError(
                     f"device {self} is not there: this process sees {count} GPU{'s' * (count > 1)}, "
-                    f"cuda:0{f' to cuda:{count - 1}' * (count > 1)}{_restriction()}"
+                    f"cuda:0{f' to cuda:{count - 1}' * (count > 1)}{_restriction()}; fix: use one of these, or 'cuda', "
+                    "which gives each rank its own"
                 )
         return self
 
@@ -126,17 +128,17 @@ def cupy_for(what: str) -> Any:
         import cupy
     except ImportError as error:
         if error.name not in (None, "cupy"):  # it lacks another one
-            raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}") from error
+            raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
         raise RuntimeError(
             f"{what} needs CuPy, which is not installed: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
         ) from error
     except Exception as error:  # of a library that is missing or another version
-        raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}") from error
+        raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
     return cupy
 
 
 def gpu_count(what: str) -> int:
-    """How many GPUs this process sees: at least one.
+    """How many GPUs this process sees, for which CuPy can compile kernels: at least one.
 
     Raises
     ------
@@ -149,8 +151,23 @@ def gpu_count(what: str) -> int:
     except runtime.CUDARuntimeError as error:
         raise RuntimeError(_no_gpu(what, runtime, error)) from error
     if count == 0:
-        raise RuntimeError(f"{what}: this process sees no GPU{_restriction()}")
+        raise RuntimeError(_none_seen(what))
+    _require_compiler(what)
     return count
+
+
+def _require_compiler(what: str) -> None:
+    """CuPy's wheels bring no compiler, and nothing works without: it is asked for before arrays are made."""
+    compiler = getattr(cupy_for(what).cuda, "nvrtc", None)  # ROCm has another
+    if compiler is None:
+        return
+    try:
+        compiler.getVersion()
+    except Exception as error:  # of another class in each version of CuPy
+        raise RuntimeError(
+            f"{what}: CuPy does not find CUDA's compiler (NVRTC), without which it can do nothing: load the site's "
+            f"CUDA module, or pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' ({str(error).strip()})"
+        ) from error
 
 
 _NO_DRIVER_OR_TOO_OLD, _NO_DEVICE = 35, 100  # cudaErrorInsufficientDriver, cudaErrorNoDevice
@@ -159,9 +176,9 @@ _NO_DRIVER_OR_TOO_OLD, _NO_DEVICE = 35, 100  # cudaErrorInsufficientDriver, cuda
 def _no_gpu(what: str, runtime: Any, error: Any) -> str:
     status = getattr(error, "status", None)
     if status == _NO_DEVICE:
-        return f"{what}: this process sees no GPU{_restriction()}"
+        return _none_seen(what)
     if status != _NO_DRIVER_OR_TOO_OLD:
-        return f"{what}: CUDA does not start: {error}"
+        return f"{what}: CUDA does not start: {error}; fix: see whether nvidia-smi works here, or use 'cpu'"
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return (
@@ -170,8 +187,15 @@ def _no_gpu(what: str, runtime: Any, error: Any) -> str:
         )
     return (
         f"{what}: the NVIDIA driver is too old: it is for CUDA {_version(driver)}, and CuPy for CUDA "
-        f"{_version(needed)}: update the driver, or install the CuPy for CUDA {driver // 1000}"
+        f"{_version(needed)}: update the driver, install the CuPy for CUDA {driver // 1000}, or use 'cpu'"
     )
+
+
+def _none_seen(what: str) -> str:
+    text = f"{what}: this process sees no GPU{_restriction()}"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return text
+    return f"{text}; fix: ask the scheduler for GPUs, in the srun line too (--gpus-per-node), or use 'cpu'"
 
 
 def _version(number: int) -> str:
@@ -184,5 +208,5 @@ def _restriction() -> str:
     if visible is None:
         return ""
     if not visible:
-        return " (CUDA_VISIBLE_DEVICES is empty, which hides all: unset it, or ask the scheduler for GPUs)"
+        return " (CUDA_VISIBLE_DEVICES is empty, which hides all: unset it, ask the scheduler for GPUs, or use 'cpu')"
     return f" (CUDA_VISIBLE_DEVICES={visible})"

@@ -231,9 +231,10 @@ _copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
 
 def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
     """Copy CuPy arrays to others of the same dtype, in one launch."""
-    bits = [[_as_bits(each) for each in arrays] for arrays in (sources, targets)]
+    bits = [[as_bits(each) for each in arrays] for arrays in (sources, targets)]
     _copy(bits)
 
 
-def _as_bits(array: Any) -> Any:
+def as_bits(array: Any) -> Any:
+    """A contiguous array flat, as unsigned numbers of its elements, or of their parts, in the same memory."""
     return array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}")

@@ -28,8 +28,8 @@ class Slot:
     """Pinned memory for a piece that comes from the GPU and for one that goes there; may be the same bytes."""
 
     def __init__(self, cupy: Any):
-        self.down = _pinned(cupy)
-        self.up = _pinned(cupy)
+        self.down = chunk(cupy)
+        self.up = chunk(cupy)
         self.arrived = cupy.cuda.Event(disable_timing=True)
         self.left = cupy.cuda.Event(disable_timing=True)
 
@@ -72,14 +72,14 @@ class Staging:
         """Begin to copy from the GPU to a slot, once what it last sent up has left it."""
         slot.left.synchronize()
         self._runtime.memcpyAsync(
-            _address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
+            address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
         )
         slot.arrived.record(self._down)
 
     def send(self, slot: Slot, host: np.ndarray, target: int) -> None:
         """Begin to copy what lies in a slot to the GPU."""
         self._runtime.memcpyAsync(
-            target, _address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
+            target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
         )
         slot.left.record(self._up)
 
@@ -162,13 +162,10 @@ def download(array: Any) -> np.ndarray:
     return out
 
 
-def upload(array: np.ndarray, device: int, wait: bool = False) -> Any:
-    """A copy of an array of the host on a GPU, there for what the caller's stream does next; or when this returns."""
+def upload(array: np.ndarray, device: int) -> Any:
+    """A copy of an array of the host on a GPU, there for what the caller's stream does next."""
     cupy = cupy_for("an array on a GPU")
-    if array.dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
-        raise TypeError(
-            f"bfloat16 on a GPU needs CuPy {_WITH_BFLOAT16} or later (and NumPy 2.1.2 or later), not {cupy.__version__}"
-        )
+    require_known(cupy, array.dtype)
     with staging(device) as stage:
         out = cupy.empty(array.shape, array.dtype)
         stage.begin()  # the memory may still be in use by what the stream does
@@ -180,14 +177,27 @@ def upload(array: np.ndarray, device: int, wait: bool = False) -> Any:
                 slot.left.synchronize()
                 slot.up[: len(part)] = part
                 stage.send(slot, slot.up[: len(part)], int(out.data.ptr) + start)
-        if wait:
-            stage.settle()
     return out
 
 
-def _pinned(cupy: Any) -> np.ndarray:
+def require_known(cupy: Any, dtype: np.dtype) -> None:
+    """Raise unless this CuPy can have arrays of a dtype.
+
+    Raises
+    ------
+    TypeError
+    """
+    if dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
+        raise TypeError(
+            f"bfloat16 on a GPU needs CuPy {_WITH_BFLOAT16} or later (and NumPy 2.1.2 or later), not {cupy.__version__}"
+        )
+
+
+def chunk(cupy: Any) -> np.ndarray:
+    """Pinned memory, of `CHUNK_BYTES`."""
     return np.frombuffer(cupy.cuda.alloc_pinned_memory(CHUNK_BYTES), np.uint8, CHUNK_BYTES)
 
 
-def _address(array: np.ndarray) -> int:
+def address(array: np.ndarray) -> int:
+    """Where an array of the host begins."""
     return array.__array_interface__["data"][0]

@@ -56,8 +56,13 @@ class Topology(Turns):
         Places of arrays that are reduced where they are, by the identity of their memory.
     gpu_obstacles : dict of dict of str
         Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
+    gpu_pointers : dict of dict of str
+        Of each of this rank's GPUs, why the MPI library is not given pointers to its memory for an operation; empty
+        if it is.
     gpu_communicators : dict
         NCCL's communicators, by GPU.
+    gpu_registered : dict
+        Memory of the node that this rank's GPU reads and writes by itself, by GPU.
     gpu_windows : dict
         Memory of the node's GPUs that this rank has open, by its own GPU.
     """
@@ -82,7 +87,9 @@ class Topology(Turns):
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
+        self.gpu_pointers: dict[int, dict[str, str]] = {}
         self.gpu_communicators: dict[int, Any] = {}
+        self.gpu_registered: dict[int, Any] = {}
         self.gpu_windows: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
@@ -246,6 +253,8 @@ class Topology(Turns):
         """End what the ranks have in common on GPUs, which is collective, while CUDA still runs."""
         while self.gpu_communicators:
             self.gpu_communicators.popitem()[1].destroy()
+        while self.gpu_registered:
+            self.gpu_registered.popitem()[1].close()
         if self.gpu_windows:
             for windows in self.gpu_windows.values():
                 windows.close()
@@ -263,7 +272,8 @@ class Alone(Topology):
         Turns.__init__(self)
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.arenas, self.in_flight = {}, set()
-        self.gpu_obstacles, self.gpu_communicators, self.gpu_windows = {}, {}, {}
+        self.gpu_obstacles, self.gpu_pointers = {}, {}
+        self.gpu_communicators, self.gpu_registered, self.gpu_windows = {}, {}, {}
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

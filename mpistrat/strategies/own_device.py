@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
 from mpistrat.cluster_resolver.gpus import share
-from mpistrat.runtime.device import Device, any_gpu, gpu_count, seen_gpus
+from mpistrat.runtime.device import Device, any_gpu, seen_gpus
+from mpistrat.runtime.operation import ranks_in_words
 from mpistrat.runtime.topology import Topology
 
 VARIABLE = "MPISTRAT_DEVICE"
 _CPU = Device("cpu")
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
 def own_device(topology: Topology, name: str | Device | None = None, same: bool = True) -> Device:
@@ -32,7 +36,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     TypeError, ValueError
         If it is no name of a device.
     """
-    name = name if name is not None else os.environ.get(VARIABLE) or "cpu"
+    name = name if name is not None else _named_by_environment()
     auto = isinstance(name, str) and name.strip().lower() == "auto"
     device = _CPU if auto else Device.parse(name)
     if same and not auto and device.kind == "cpu":
@@ -41,24 +45,60 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     missing = ""
     seen: tuple[str, ...] = ()
     try:
-        if auto:
-            seen = _seen_if_any()
-        elif shared:
+        if shared:
             seen = seen_gpus(f"device {name}")
         else:
             device.require()
     except RuntimeError as error:
         missing = str(error)
     told = topology.all_gather_object((missing, seen))
-    for rank, (said, _) in enumerate(told):
-        if said:
-            raise RuntimeError(f"rank {rank}: {said}")
+    texts = [f"rank {rank}: {said}" for rank, (said, _) in enumerate(told) if said]
+    if texts and not auto:
+        raise RuntimeError(texts[0])
+    if texts:
+        if len(texts) < topology.size:
+            _warn(topology, f"{texts[0]}; so all ranks work on the host, although others see GPUs")
+        return _CPU
     if not shared:
         return device
-    if auto and not all(each for _, each in told):
-        return _CPU
-    node = next(ranks for ranks in topology.nodes if topology.rank in ranks)
-    return Device("cuda", own_index([told[rank][1] for rank in node], node.index(topology.rank)))
+    on_nodes = [[told[rank][1] for rank in ranks] for ranks in topology.nodes]
+    _tell_who_shares(topology, on_nodes)
+    node = next(i for i, ranks in enumerate(topology.nodes) if topology.rank in ranks)
+    return Device("cuda", own_index(on_nodes[node], topology.nodes[node].index(topology.rank)))
+
+
+def _named_by_environment() -> str:
+    name = os.environ.get(VARIABLE) or "cpu"
+    try:
+        if name.strip().lower() != "auto":
+            Device.parse(name)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}: {error}, or 'auto'") from None
+    return name
+
+
+def _tell_who_shares(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
+    """Warn of ranks that have one GPU between them, which may be meant and may be a mistake in a job's script."""
+    for ranks, seen in zip(topology.nodes, on_nodes, strict=True):
+        users: dict[str, list[int]] = {}
+        for place, rank in enumerate(ranks):
+            users.setdefault(seen[place][own_index(seen, place)], []).append(rank)
+        several = [those for those in users.values() if len(those) > 1]
+        if several:
+            _warn(
+                topology,
+                f"{ranks_in_words(several[0])} share a GPU: the node has {len(ranks)} ranks, which see "
+                f"{len({each for those in seen for each in those})} in all; NCCL refuses that, and they take turns; "
+                "fix: start a rank for each GPU, unless it is meant",
+            )
+            return
+
+
+def _warn(topology: Topology, text: str) -> None:
+    """Once in a program, on one rank."""
+    if topology.rank == 0 and text not in _warned:
+        _warned.add(text)
+        _log.warning("%s", text)
 
 
 def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
@@ -87,11 +127,3 @@ def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
     assert part is not None
     order = seen[users[0]]  # others may name the same in another order
     return own.index(order[part.first]) if len(set(own)) == len(own) else part.first
-
-
-def _seen_if_any() -> tuple[str, ...]:
-    try:
-        gpu_count("device auto")
-    except RuntimeError:
-        return ()
-    return seen_gpus("device auto")

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.collectives import CommunicationOptions
-from mpistrat.collectives.all_gather import all_gather
+from mpistrat.collectives import CommunicationOptions, moves
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
-from mpistrat.collectives.reduce_scatter import reduce_scatter
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
@@ -279,11 +277,9 @@ class ReplicaContext:
         leaves = [_own(op, leaf) for leaf in leaves]
         if nest.holds(leaves, IndexedSlices):
             raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
-        parts = [
-            reduce_scatter(extended._topology, op, arrays.to_host(leaf), merged.timeout_seconds)
-            for leaf in leaves
-        ]
-        return rebuild([arrays.from_host(*each) for each in zip(parts, leaves, strict=True)])
+        return rebuild(
+            [moves.scattered(extended._topology, op, leaf, merged.timeout_seconds) for leaf in leaves]
+        )
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.
@@ -320,7 +316,7 @@ def gather(strategy: Strategy, value: Any, axis: int, options: CommunicationOpti
         raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
     leaf, extended = component(value), strategy.extended
     seconds = extended._merge(options).timeout_seconds
-    return arrays.from_host(all_gather(extended._topology, arrays.to_host(leaf), axis, seconds), leaf)
+    return moves.gathered(extended._topology, leaf, axis, seconds)
 
 
 def _own(op: ReduceOp, value: Any) -> Any:

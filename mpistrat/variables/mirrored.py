@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives import moves
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import (
@@ -79,8 +79,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 return
         value = self._component._fitting(value)
         if op is None:
-            host = broadcast(extended._topology, [arrays.to_host(value)])[0]
-            self._component._update(method, arrays.from_host(host, value))
+            self._component._update(method, moves.broadcasted(extended._topology, value))
             return
         if value.base is not None and id(value.base) in extended._topology.arenas:
             value = value.copy()  # a buffer would be reduced where it is

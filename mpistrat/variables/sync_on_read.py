@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.broadcast import broadcast
-from mpistrat.runtime import arrays
+from mpistrat.collectives import moves
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
 
@@ -25,7 +24,7 @@ class SyncOnReadVariable(DistributedVariable):
         extended, own = self._strategy.extended, self._own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
-            return arrays.from_host(broadcast(extended._topology, [arrays.to_host(own)])[0], own)
+            return moves.broadcasted(extended._topology, own)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "

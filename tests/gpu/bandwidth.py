@@ -6,9 +6,11 @@ mpistrat run -n 1 tests/gpu/bandwidth.py
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import cupy
 import ml_dtypes
@@ -37,12 +39,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="bytes in a second of each")
     arguments = parser.parse_args()
     nbytes = arguments.megabytes << 20
+
+    rates: dict[str, float] = {}
 
     def report(what: str, action: Callable[[], object], moved: int) -> float:
         found = moved / seconds(action, arguments.repetitions)
         share = f"{found / bound:6.1%} of the copy" if bound else ""
+        rates[what] = found
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rates, indent=1) + "\n")
         print(f"{what:<36} {found / 1e9:9.1f} GB/s  {share}", flush=True)
         return found
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import math
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import cupy
 import numpy as np
@@ -35,16 +39,25 @@ def main() -> int:
     """Run; the exit status is 1 if memory grew, or a sum was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=10_000)
-    times = parser.parse_args().times
+    parser.add_argument("--seconds", type=float, help="after which a route ends")
+    parser.add_argument("--json", type=Path, help="what each route came to")
+    arguments = parser.parse_args()
     strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
     topology, device = strategy.extended._topology, strategy.extended._device
     lists = [[cupy.ones(length, np.float32)] for length in LENGTHS]
     lists.append([each for (each,) in lists])
-    grew = 0
+    grew, found = 0, {}
+
+    def tell(route: str, outcome: dict[str, Any], *lines: str) -> None:
+        found[route] = outcome
+        if topology.rank == 0:
+            print("\n".join(lines), flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
     for route, text in obstacles(topology, device).items():
         if text:
-            if topology.rank == 0:
-                print(f"{route}: {text}")
+            tell(route, {"why": text}, f"{route}: {text}")
             continue
         options = CommunicationOptions(implementation=route)
 
@@ -59,16 +72,22 @@ def main() -> int:
         topology.barrier()
         before = used()
         topology.barrier()
-        for i in range(times):
-            once(i)
+        times, until = 0, time.monotonic() + (arguments.seconds or math.inf)
+        while times < arguments.times and (times % 100 or topology.all_true(time.monotonic() < until)):
+            once(times)
+            times += 1
         topology.barrier()
         more = [after - each for after, each in zip(used(), before, strict=True)]
         topology.barrier()
-        grew |= more[0] > DEVICE_BYTES or more[1] > HOST_BYTES
-        text = f"{more[0] / 2**20:+.1f} MiB of the GPU, {more[1] / 2**20:+.1f} MiB of the host"
-        for rank, each in enumerate(topology.all_gather_object(text)):
-            if topology.rank == 0:
-                print(f"{route}, {times} times, rank {rank}: {each}", flush=True)
+        told = topology.all_gather_object(more)
+        lines = [
+            f"{route}, {times} times, rank {rank}: {gpu / 2**20:+.1f} MiB of the GPU, "
+            f"{host / 2**20:+.1f} MiB of the host"
+            for rank, (gpu, host) in enumerate(told)
+        ]
+        too_much = any(gpu > DEVICE_BYTES or host > HOST_BYTES for gpu, host in told)
+        grew |= too_much
+        tell(route, {"times": times, "grew": too_much, "bytes of GPU and host": told}, *lines)
     return int(grew)
 
 

@@ -51,10 +51,12 @@ def test_info(run_ranks):
 
 @pytest.mark.skipif(REAL, reason="whether this MPI library is CUDA-aware is not known")
 def test_check(run_alone, run_ranks):
+    operations = ("Alltoall", "Allgather", "Allgatherv", "Bcast")
     run_alone("-m", "mpistrat", "check", "--gpu-direct").check().shows(
-        "Alltoall on the memory of GPUs works", "Allgather on the memory of GPUs works"
+        *(f"{each} on the memory of GPUs works" for each in operations)
     )
     ended = run_ranks(2, "-m", "mpistrat", "info").check()
+    ended.shows(" ".join(operations))
     assert "not gpu_direct" not in ended.output, str(ended)
 
 

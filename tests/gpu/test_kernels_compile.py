@@ -9,12 +9,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpistrat.collectives import gpu_combine
 from mpistrat.runtime import kernels
 from mpistrat.training.optimizers import adam, sgd
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 KERNELS = [
     *((kernels._copy, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)),
+    *(
+        (gpu_combine._sum_of(rows), dtype)
+        for rows in (2, 3, gpu_combine._TOGETHER)
+        for dtype in (np.uint8, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
+    ),
     *(
         (kernel, dtype)
         for kernel in (sgd._PLAIN, sgd._MOMENTUM, sgd._NESTEROV, adam._ADAM, adam._AMSGRAD)

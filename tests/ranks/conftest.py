@@ -82,8 +82,8 @@ def tmp_path(comm, request, tmp_path_factory):
 @pytest.fixture
 def cupy(monkeypatch):
     """CuPy where MPISTRAT_TEST_GPU is set, else what stands in for it on a machine without a GPU."""
-    from mpistrat.collectives import gpu_direct
-    from mpistrat.runtime import arrays, pinned
+    from mpistrat.collectives import gpu_pointers
+    from mpistrat.runtime import arrays, device_feed, pinned
 
     if os.environ.get("MPISTRAT_TEST_GPU"):
         import cupy
@@ -99,7 +99,8 @@ def cupy(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(arrays, "_cupy", lambda: sys.modules["cupy"])
     monkeypatch.setattr(pinned, "_idle", {})
-    monkeypatch.setattr(gpu_direct, "_idle", {})
+    monkeypatch.setattr(device_feed, "_idle", {})
+    monkeypatch.setattr(gpu_pointers, "_idle", {})
     cupy = sys.modules["cupy"]
     for name, value in {"gpus": list(cupy.cuda.runtime.own), "driver": 12090, "error": None}.items():
         monkeypatch.setattr(cupy.cuda.runtime, name, value)

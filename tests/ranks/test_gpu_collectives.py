@@ -1,7 +1,5 @@
 """Collectives of arrays on GPUs: those of CuPy where MPISTRAT_TEST_GPU is set, else of what stands in for it."""
 
-import os
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-USER_SAYS_CUDA_AWARE = os.environ.get("MPISTRAT_GPU_DIRECT") == "on"
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.int64, np.complex64]
 LENGTHS = (1, 0, 777, 40_001, 5)
 
@@ -489,86 +486,4 @@ def test_memory_that_ranks_share_on_several_nodes(cupy, monkeypatch, layout):
             rows = [(np.arange(20_011) % 7 + rank).astype(dtype) for rank in range(SIZE)]
             want = (SIZE * (np.arange(20_011) % 7) + sum(range(SIZE))).astype(dtype)
             assert_equal(cupy, strategy.reduce("SUM", cupy.asarray(rows[RANK]), axis=None), want)
-    strategy.comm.Free()
-
-
-# --- device pointers by a CUDA-aware MPI -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """A new cache of verdicts, and no wish of the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("MPISTRAT_GPU_DIRECT", raising=False)
-
-
-def by_moves(implementation="auto"):
-    """A strategy on a communicator of which nothing is known yet."""
-    return strategy_with(MPI.COMM_WORLD.Dup(), implementation=implementation)
-
-
-def is_cuda_aware(cupy):
-    """Whether device pointers may be given to this MPI library: those of the fake are pointers of the host."""
-    return hasattr(cupy.cuda.runtime, "gpus")
-
-
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_moves_of_device_pointers(cupy, cache, monkeypatch, op):
-    """On a GPU where the environment says that this MPI library can (MPISTRAT_GPU_DIRECT=on)."""
-    if not (is_cuda_aware(cupy) or USER_SAYS_CUDA_AWARE):
-        return
-    monkeypatch.setattr("mpistrat.collectives.gpu_direct._idle", {})
-    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "on")
-    monkeypatch.setattr("mpistrat.collectives.gpu_direct._PIECE_BYTES", 40_000)
-    strategy, host = by_moves("gpu_direct"), strategy_with(implementation="ordered")
-    for dtype in DTYPES:
-        mine = values_of(RANK, dtype)
-        got = strategy.reduce(op, [cupy.asarray(value) for value in mine], axis=None)
-        for one, other in zip(got, host.reduce(op, mine, axis=None), strict=True):
-            assert_equal(cupy, one, other)  # both add up in the order of ranks
-    strategy.comm.Free()
-
-
-def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
-    from mpistrat.cli import gpu_probe
-    from mpistrat.collectives import gpu_verdicts
-
-    if SIZE == 1 or not is_cuda_aware(cupy):
-        return
-    monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["shared"])  # NCCL refuses
-
-    def fails(text):
-        strategy = by_moves("gpu_direct")
-        with pytest.raises(RuntimeError, match=text):
-            strategy.reduce("SUM", cupy.ones(3), axis=None)
-        by_itself = strategy_with(strategy.comm)
-        assert by_itself.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
-        strategy.comm.Free()
-
-    fails("Alltoall.*was not tried here: run mpistrat check --gpu-direct")
-    assert gpu_probe.main() == 0
-    if RANK == 0:
-        assert "Allgather on the memory of GPUs works" in capsys.readouterr().out
-    strategy = by_moves("gpu_direct")
-    topology = strategy.extended._topology
-    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
-    assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
-    assert topology.gpu_obstacles[0]["gpu_direct"] == ""
-    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "off")
-    fails("MPISTRAT_GPU_DIRECT is off")
-    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "perhaps")
-    fails("perhaps is none of auto, on, off")
-    monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "auto")
-    if RANK == 0:  # a library that crashes leaves this
-        gpu_verdicts.write(
-            gpu_verdicts.key(topology, 0), {"Alltoall": "works", "Allgather": gpu_verdicts.TRYING}
-        )
-    fails("Allgather.*was tried, and did not come back")
-    if RANK == 0:
-        gpu_verdicts.path_of(gpu_verdicts.key(topology, 0)).write_text("{")
-    fails("was not tried here")
-    monkeypatch.setattr(cupy.cuda.runtime, "driver", 13000)  # another driver, and all is to be tried again
-    fails("was not tried here")
-    monkeypatch.setattr(cupy.cuda.runtime, "driver", 12000 + RANK)
-    fails("of several kinds")
     strategy.comm.Free()

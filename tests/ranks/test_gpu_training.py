@@ -331,26 +331,3 @@ def test_buffers(cupy, on_gpu, monkeypatch):
     assert len(arenas) == before - 1
     with pytest.raises(ValueError, match="2 of 3 arrays live on a GPU"):
         on_gpu.experimental_buffers_like([cupy.ones(1), cupy.ones(2), np.ones(3)])
-
-
-# --- batches -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_batches_come_on_the_gpu(cupy, on_gpu, ahead):
-    rows = np.arange(24.0).reshape(12, 2)
-    texts = np.array([f"row {i}" for i in range(12)])
-    dataset = mpistrat.data.Dataset.from_arrays((rows, texts)).batch(4).prefetch(ahead)
-    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
-        with stream:
-            got = list(on_gpu.experimental_distribute_dataset(dataset))
-            assert len(got) == 3
-            assert {type(x) for x, _ in got} == {cupy.ndarray}
-            assert {type(t) for _, t in got} == {np.ndarray}
-            mine = np.concatenate([x.get() for x, _ in got])
-            assert [f"row {int(x) // 2}" for x in mine[:, 0]] == np.concatenate([t for _, t in got]).tolist()
-            total = on_gpu.reduce("SUM", cupy.asarray(mine.sum()), axis=None)
-            assert float(total) == rows.sum()
-    options = mpistrat.data.InputOptions(experimental_fetch_to_device=False)
-    for x, _ in on_gpu.experimental_distribute_dataset(dataset, options):
-        assert type(x) is np.ndarray

@@ -130,11 +130,21 @@ def with_gpus(monkeypatch, count, driver=12090):
             None,
             r"too old: it is for CUDA 11\.4, and CuPy for CUDA 12\.9.*CuPy for CUDA 11",
         ),
-        (CudaError(100), 12090, None, "sees no GPU$"),
+        (CudaError(100), 12090, None, r"sees no GPU; fix: ask the scheduler for GPUs.*or use 'cpu'$"),
         (CudaError(100), 12090, "", "sees no GPU.*CUDA_VISIBLE_DEVICES is empty"),
-        (0, 12090, "-1", "sees no GPU.*CUDA_VISIBLE_DEVICES=-1"),
-        (CudaError(999), 12090, None, "CUDA does not start: cudaError 999"),
-        (2, 12090, "4,5", r"cuda:2 is not there: this process sees 2 GPUs, cuda:0 to cuda:1 .*=4,5\)"),
+        (0, 12090, "-1", r"sees no GPU \(CUDA_VISIBLE_DEVICES=-1\); fix: ask"),
+        (
+            CudaError(999),
+            12090,
+            None,
+            "CUDA does not start: cudaError 999; fix: see whether nvidia-smi works",
+        ),
+        (
+            2,
+            12090,
+            "4,5",
+            r"cuda:2 is not there: this process sees 2 GPUs, cuda:0 to cuda:1 .*=4,5\); fix: use one of these",
+        ),
     ],
 )
 def test_gpus_that_are_not_there(monkeypatch, count, driver, visible, text):
@@ -155,7 +165,23 @@ def test_a_cupy_that_cannot_be_imported(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(RuntimeError, match="cannot be imported: No module named 'fastrlock'"):
+    with pytest.raises(
+        RuntimeError, match="cannot be imported: No module named 'fastrlock'; fix: install one CuPy"
+    ):
+        Device("cuda").require()
+
+
+def test_a_cupy_without_a_compiler(monkeypatch):
+    """Its wheels bring none: that is said where the device is asked for, and not where the first sum is made."""
+
+    def get_version():
+        raise OSError("libnvrtc.so.12: cannot open shared object file")
+
+    with_gpus(monkeypatch, 1)
+    monkeypatch.setattr(
+        sys.modules["cupy"].cuda, "nvrtc", types.SimpleNamespace(getVersion=get_version), raising=False
+    )
+    with pytest.raises(RuntimeError, match=r"device cuda:0: .*NVRTC.*\[ctk\].*libnvrtc\.so\.12"):
         Device("cuda").require()
 
 

@@ -6,6 +6,7 @@ is missing shows. Memory of two "GPUs" is kept apart by its label only.
 """
 
 import ctypes as _ctypes
+import sys as _sys
 
 import numpy as _np
 
@@ -43,8 +44,12 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         self.base = base
 
     def __del__(self):
-        if self.base is None:  # its memory goes back to a pool, and the stream uses it in order
-            cuda.keep((self._host, getattr(self, "_memory", None)))
+        if _sys.is_finalizing():
+            return
+        if hasattr(self, "_pooled"):
+            cuda.give(*self._pooled)
+        elif self.base is None and not hasattr(self, "_memory"):
+            cuda.keep(self._host)  # its memory goes back to a pool, and the stream uses it in order
 
     def __array__(self, *_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
@@ -184,13 +189,28 @@ def _call(function, *args, **kwargs):
 
 def _is_view(function, args):
     """Whether nothing has to be done on the GPU."""
-    if function in (_np.ndarray.view, _np.ndarray.transpose):
+    if function in (_np.ndarray.view, _np.ndarray.transpose, _np.ndim, _np.shape):
         return True
     if function is _np.ndarray.reshape:
         return args[0].flags.c_contiguous
     keys = args[1] if function is _np.ndarray.__getitem__ else [args]
     keys = keys if isinstance(keys, (tuple, list)) else [keys]
+    if function is _np.ndarray.__getitem__ and sum(type(each) is int for each in keys) == args[0].ndim:
+        return False  # NumPy gives no view of one element
     return all(each is None or each is Ellipsis or type(each) in (int, slice) for each in keys)
+
+
+def empty(shape, dtype=float):
+    shape = (shape,) if isinstance(shape, (int, _np.integer)) else tuple(shape)
+    nbytes = int(_np.prod(shape)) * _np.dtype(dtype).itemsize
+    memory, key = cuda.take(nbytes)
+    array = _of(memory.view(dtype).reshape(shape))
+    array._pooled = memory, key
+    return array
+
+
+def empty_like(array, dtype=None):
+    return empty(array.shape, dtype or array.dtype)
 
 
 class _Function:

@@ -1,5 +1,6 @@
 """Devices, streams and events. A stream is a queue of what is to be done; to wait for it is to do it."""
 
+import sys
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ _local = threading.local()
 _one_at_a_time = threading.RLock()
 _streams = {}
 _kept = []
+_pool = {}  # by device, stream and size
 
 
 def keep(memory):
@@ -17,6 +19,18 @@ def keep(memory):
     if not any(stream.queue for stream in _streams.values()):
         _kept.clear()
     _kept.append(memory)
+
+
+def take(size):
+    """Memory of the current stream's, what was given up there first, as CuPy's pool has it; and what to `give`."""
+    key = Device().id, get_current_stream().ptr, size
+    free = _pool.setdefault(key, [])
+    return (free.pop() if free else np.empty(size, np.uint8)), key
+
+
+def give(memory, key):
+    """Memory that was given up is used again at once: other streams that still use it should have been waited for."""
+    _pool[key].append(memory)
 
 
 class Device:
@@ -57,13 +71,14 @@ class Event:
         self._stream, self._place = None, 0
 
     def record(self, stream=None):
-        self._stream = stream or get_current_stream()
-        self._place = self._stream.done_so_far + len(self._stream.queue)
+        with _one_at_a_time:
+            self._stream = stream or get_current_stream()
+            self._place = self._stream.done_so_far + len(self._stream.queue)
 
     @property
     def done(self):
-        self.synchronize()
-        return True
+        """Nothing is done until somebody waits: who asks again and again asks for ever."""
+        return self._stream is None or self._stream.done_so_far >= self._place
 
     def synchronize(self):
         if self._stream is not None:
@@ -96,7 +111,8 @@ class Stream:
                 self.queue.pop(0)()
 
     def synchronize(self):
-        self.advance(self.done_so_far + len(self.queue))
+        with _one_at_a_time:
+            self.advance(self.done_so_far + len(self.queue))
 
     def record(self, event=None):
         event = event or Event()
@@ -141,6 +157,9 @@ class Memory:
         self.ptr, self._map = runtime.new_memory(size)
 
     def __del__(self):
+        if sys.is_finalizing():
+            return
+        Device().synchronize()  # as cudaFree does
         runtime.forget(self.ptr)
 
 

@@ -50,10 +50,45 @@ def deviceGetPCIBusId(device):
     return f"0000:{device:02x}:00.0"
 
 
+class _Copy:
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __call__(self):
+        ctypes.memmove(*self.arguments)
+
+
 def memcpyAsync(dst, src, size, kind, stream):
     from cupy.cuda import stream_of
 
-    stream_of(stream).put(lambda: ctypes.memmove(dst, src, size))
+    stream_of(stream).put(_Copy(dst, src, size))
+
+
+# Memory of the host that is registered in this process.
+_registered = {}  # by address: bytes
+register_error = ""  # a test sets it: no memory can be registered
+
+
+def hostRegister(ptr, size, flags):
+    if register_error:
+        raise CUDARuntimeError(801, register_error)
+    if any(ptr < end and start < ptr + size for start, end in _registered.items()):
+        raise CUDARuntimeError(712, "cudaErrorHostMemoryAlreadyRegistered")
+    ctypes.string_at(ptr + size - 1, 1)  # it is there
+    _registered[ptr] = ptr + size
+
+
+def hostUnregister(ptr):
+    from cupy.cuda import _streams
+
+    if ptr not in _registered:
+        raise CUDARuntimeError(713, "cudaErrorHostMemoryNotRegistered")
+    end = _registered.pop(ptr)
+    ctypes.string_at(end - 1, 1)  # and still is
+    for stream in _streams.values():
+        for each in stream.queue:
+            if isinstance(each, _Copy) and any(ptr <= place < end for place in each.arguments[:2]):
+                raise CUDARuntimeError(1, "a copy of this memory is not done")
 
 
 # Memory of a GPU that other processes open: a file, named by the process and its number there.

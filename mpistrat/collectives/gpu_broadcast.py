@@ -1,0 +1,43 @@
+"""A replica's array on a GPU, on every replica, by device pointers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.collectives import gpu_pointers
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.kernels import as_bits, copy_each
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
+
+
+def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
+    """A new CuPy array that holds that of rank ``root``; the other ranks' say dtype and shape.
+
+    None on every rank if the library cannot be given pointers for it.
+    """
+    cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
+    with cupy.cuda.Device(device):
+        if not gpu_pointers.possible(topology, device, "Bcast"):
+            return None
+        what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
+        with topology.turn(what):
+            total = value.copy() if topology.rank == root else cupy.empty(value.shape, value.dtype)
+            if total.nbytes and topology.size > 1:
+                with gpu_pointers.scratch(device) as memory:
+                    _broadcast(topology, memory, as_bits(total), root)
+    return total
+
+
+def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root: int) -> None:
+    """The two pieces of memory in turn, so that what is read of one does not wait for the next to come."""
+    ways = [way.view(data.dtype) for way in (memory.send, memory.receive)]
+    step = len(ways[0])
+    for number, start in enumerate(range(0, len(data), step)):
+        piece = data[start : start + step]
+        way = ways[number % 2][: len(piece)]
+        if topology.rank == root:
+            copy_each([piece], [way])
+        gpu_pointers.broadcast(topology, way, root)
+        if topology.rank != root:
+            copy_each([way], [piece])

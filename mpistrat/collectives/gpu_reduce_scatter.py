@@ -1,0 +1,72 @@
+"""To every replica its part of what the replicas' arrays on GPUs combine to: parts by device pointers, sums by CuPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import gpu_packing, gpu_pointers
+from mpistrat.collectives.gpu_combine import combine_on_gpu
+from mpistrat.collectives.operations import Op
+from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.kernels import copy_each
+from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
+
+
+def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
+    """As `reduce_scatter.reduce_scatter`, of CuPy arrays, in the order of ranks.
+
+    None on every rank if the library cannot be given pointers for it.
+    """
+    rows = rows_of_ranks(value, topology.size)
+    key = ((value.dtype, tuple(value.shape)),)
+    bucket = gpu_packing.bucket(op, key, [0], topology.size)  # raises where the dtype has no such reduction
+    cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
+    with cupy.cuda.Device(device):
+        if not gpu_pointers.possible(topology, device, "Alltoall"):
+            return None
+        flat = cupy.ascontiguousarray(value).reshape(-1)
+        width = math.prod(value.shape[1:])
+        ends = [0, *itertools.accumulate([each * width for each in rows])]
+        own = ends[topology.rank + 1] - ends[topology.rank]
+        total = cupy.empty((rows[topology.rank], *value.shape[1:]), bucket.result)
+        job = gpu_packing.Job(bucket, flat, total.reshape(-1))
+        what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
+        with topology.turn(what, timeout_seconds=timeout_seconds):
+            message = gpu_packing.widened(job)
+            wide = job.total if bucket.result == bucket.wire else cupy.empty(own, bucket.wire)
+            parts = [message[first:last] for first, last in itertools.pairwise(ends)]
+            if topology.size == 1:
+                wide[...] = message
+            else:
+                with gpu_pointers.scratch(device) as memory:
+                    _scatter(topology, memory, bucket.combine, parts, wide)
+        if own:
+            gpu_packing.finish(job, wide)
+    return total
+
+
+def _scatter(
+    topology: Topology, memory: gpu_pointers.Scratch, combine: np.ufunc, parts: Sequence[Any], wide: Any
+) -> None:
+    size, dtype = topology.size, wide.dtype
+    longest = max(map(len, parts))
+    step = gpu_pointers.PIECE_BYTES // size // dtype.itemsize
+    for start in range(0, longest, step):
+        count = min(step, longest - start)
+        send, receive = (
+            way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive)
+        )
+        pieces = [part[start : start + count] for part in parts]
+        copy_each(pieces, [send[i * count : i * count + len(each)] for i, each in enumerate(pieces)])
+        gpu_pointers.all_to_all(topology, send, receive)
+        mine = len(pieces[topology.rank])
+        if mine:
+            got = [receive[i * count : i * count + mine] for i in range(size)]
+            combine_on_gpu(combine, got, wide[start : start + mine])

@@ -1,0 +1,51 @@
+"""All-gather, broadcast and reduce-scatter of a value of any library: on the GPU where it lives, else by the host.
+
+A GPU's array goes by way of pinned memory and the host where the MPI library cannot be given device pointers for just
+this operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.collectives import (
+    all_gather,
+    broadcast,
+    gpu_all_gather,
+    gpu_broadcast,
+    gpu_reduce_scatter,
+    reduce_scatter,
+)
+from mpistrat.collectives.operations import Op
+from mpistrat.runtime import arrays
+from mpistrat.runtime.topology import Topology
+
+
+def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+    """As `all_gather.all_gather`, given back as what it was."""
+    if arrays.on_gpu(value):
+        found = gpu_all_gather.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
+        if found is not None:
+            return arrays.from_cupy(found, value)
+    host = all_gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds)
+    return arrays.from_host(host, value)
+
+
+def broadcasted(topology: Topology, value: Any) -> Any:
+    """Replica 0's value, given back as what this replica's was."""
+    if arrays.on_gpu(value):
+        found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
+        if found is not None:
+            return arrays.from_cupy(found, value)
+    (host,) = broadcast.broadcast(topology, [arrays.to_host(value)])
+    return arrays.from_host(host, value)
+
+
+def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
+    """As `reduce_scatter.reduce_scatter`, given back as what it was."""
+    if arrays.on_gpu(value):
+        found = gpu_reduce_scatter.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
+        if found is not None:
+            return arrays.from_cupy(found, value)
+    host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
+    return arrays.from_host(host, value)

@@ -1,0 +1,173 @@
+"""Arrays on their way from the host to a GPU while it computes: on a stream of their own, and nobody waits for them.
+
+Memory is used again once the work that was given up with it is done, which the streams tell each other by events. The
+program itself waits only where it would write to pinned memory that has not been copied yet.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.runtime import pinned
+from mpistrat.runtime.device import cupy_for
+
+_CHUNKS = 4  # of the ring of pinned memory: a thread fills one while the others are copied
+_ALIGNMENT = 256  # of what lies in one of them
+_KEPT = (
+    2  # times the arrays of a call: so many wait to be let go by the GPU before a copy waits for one of them
+)
+
+_idle: dict[int, list[Feed]] = {}
+
+
+class Sent(NamedTuple):
+    """Arrays that may not have arrived yet.
+
+    Attributes
+    ----------
+    arrays : list of cupy.ndarray
+        In the memory of the feed, for nobody but `received`.
+    ready : cupy.cuda.Event
+        After the last copy.
+    feed : Feed
+    """
+
+    arrays: list[Any]
+    ready: Any
+    feed: Feed
+
+
+class Feed:
+    """The stream and the pinned memory by which one thread at a time sends arrays to a GPU.
+
+    Attributes
+    ----------
+    stream : cupy.cuda.Stream
+        Of the copies. All memory that they go to belongs to it.
+    left : deque of (cupy.cuda.Event, cupy.ndarray)
+        What was given up, and when in the stream of who did. The oldest first.
+    """
+
+    def __init__(self, device: int):
+        self.device = device
+        self._cupy = cupy = cupy_for("an array on a GPU")
+        with cupy.cuda.Device(device):
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self._ring = [(pinned.chunk(cupy), cupy.cuda.Event(disable_timing=True)) for _ in range(_CHUNKS)]
+        self._at = self._used = 0
+        self.left: deque[tuple[Any, Any]] = deque()
+
+    def send(self, arrays: Sequence[np.ndarray]) -> Sent:
+        """Begin to copy; the arrays may be written to when this returns."""
+        cupy = self._cupy
+        for each in arrays:
+            pinned.require_known(cupy, each.dtype)
+        with cupy.cuda.Device(self.device), self.stream:
+            self.reclaim(_KEPT * len(arrays))
+            out = []
+            for each in arrays:
+                out.append(cupy.empty(each.shape, each.dtype))
+                if each.nbytes:
+                    self._copy(np.ascontiguousarray(each).reshape(-1).view(np.uint8), int(out[-1].data.ptr))
+            self._ring[self._at][1].record(self.stream)
+            ready = cupy.cuda.Event(disable_timing=True)
+            ready.record(self.stream)
+        return Sent(out, ready, self)
+
+    def _copy(self, data: np.ndarray, target: int) -> None:
+        runtime, start = self._cupy.cuda.runtime, 0
+        while start < len(data):
+            room = pinned.CHUNK_BYTES - self._used
+            if not room:
+                room = self._next_chunk()
+            part = data[start : start + room]
+            memory = self._ring[self._at][0][self._used : self._used + len(part)]
+            memory[...] = part
+            runtime.memcpyAsync(
+                target + start,
+                pinned.address(memory),
+                len(part),
+                runtime.memcpyHostToDevice,
+                self.stream.ptr,
+            )
+            start += len(part)
+            self._used += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
+
+    def _next_chunk(self) -> int:
+        """Go on to the next of the ring, once it has been copied; returns its bytes."""
+        self._ring[self._at][1].record(self.stream)
+        self._at, self._used = (self._at + 1) % _CHUNKS, 0
+        self._ring[self._at][1].synchronize()
+        return pinned.CHUNK_BYTES
+
+    def reclaim(self, most: float = math.inf) -> None:
+        """Let go of what the GPU is done with; of more than ``most`` arrays that wait, once it is, in this stream."""
+        while self.left:
+            try:
+                event, memory = self.left.popleft()
+            except IndexError:  # another thread did
+                return
+            if event.done:
+                continue
+            if len(self.left) < most:
+                self.left.appendleft((event, memory))
+                return
+            self.stream.wait_event(event)
+
+
+@contextmanager
+def feed(device: int) -> Iterator[Feed]:
+    """A feed of a GPU, for the block."""
+    waiting = _idle.setdefault(device, [])
+    try:
+        found = waiting.pop()
+    except IndexError:
+        found = Feed(device)
+    try:
+        yield found
+    finally:
+        waiting.append(found)
+
+
+def received(sent: Sent) -> list[Any]:
+    """The arrays as those of the caller's current stream, which waits for them, and not the caller.
+
+    As with memory of CuPy's own: who uses one in yet another stream has to see that this comes before it is given up.
+    """
+    cupy = cupy_for("an array on a GPU")
+    with cupy.cuda.Device(sent.feed.device):
+        stream = cupy.cuda.get_current_stream()
+        stream.wait_event(sent.ready)
+        return [_lent(cupy, each, stream, sent.feed) for each in sent.arrays]
+
+
+def _lent(cupy: Any, array: Any, stream: Any, feed: Feed) -> Any:
+    if not array.nbytes:
+        return array
+    lease = _Lease(array, cupy.cuda.Event(disable_timing=True), stream, feed)
+    memory = cupy.cuda.UnownedMemory(int(array.data.ptr), array.nbytes, lease, feed.device)
+    return cupy.ndarray(array.shape, array.dtype, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _Lease:
+    """What all arrays on one piece of memory refer to: it goes when the last of them goes."""
+
+    __slots__ = ("_array", "_event", "_feed", "_stream")
+
+    def __init__(self, array: Any, event: Any, stream: Any, feed: Feed):
+        self._array, self._event, self._stream, self._feed = array, event, stream, feed
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():  # CUDA may have ended
+            return
+        self._event.record(self._stream)
+        self._feed.left.append((self._event, self._array))
+        del self._array
+        self._feed.reclaim()
