@@ -16,7 +16,7 @@ from mpistrat.runtime.operation import operation
 from mpistrat.runtime.shared_memory import NoSharedMemoryError, share
 from mpistrat.runtime.topology import Topology
 
-_ALIGNMENT = 64  # a cache line, so that no two ranks ever write to one
+_ALIGNMENT = 64  # a cache line
 _log = logging.getLogger(__name__)
 
 
@@ -70,12 +70,15 @@ def buffers(
         if dtype.hasobject:
             raise TypeError(f"buffers cannot hold Python objects ({dtype})")
     with topology.turn(operation("experimental_buffers_like", tuple(leaves), device.kind)):
-        # Those of one dtype side by side: they are reduced in one stretch.
+        # Those of one dtype side by side and without gaps: they are reduced in one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
+        before = None
         for i in order:
-            offsets[i] = end
-            end += _aligned(math.prod(leaves[i][1]) * leaves[i][0].itemsize)
+            dtype, shape = leaves[i]
+            offsets[i] = end = end if dtype == before else _aligned(end)
+            end += math.prod(shape) * dtype.itemsize
+            before = dtype
         memory, stride, start, shared = _memory(topology, max(end, 1), device)
     arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
     topology.arenas[id(memory)] = arena

@@ -13,6 +13,7 @@ import numpy as np
 from mpistrat.collectives import arena, packing, small_all_reduce
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.operation import Operation
@@ -20,6 +21,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.turns import COMPARES_PLACES
 
 _target = weakref.ref.__call__
+_IN_PLACE = HierarchicalAllReduce()
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
 
 
@@ -48,6 +50,8 @@ class InPlace(NamedTuple):
         when one of the buffers goes: views of the memory would keep it.
     short : callable or None
         The whole of it, prepared: on one node, and of one small stretch between nodes.
+    then : InPlace or None
+        The same for those of the buffers that cannot stay where they are.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
@@ -57,6 +61,7 @@ class InPlace(NamedTuple):
     buckets: tuple[packing.Bucket, ...]
     slices: list[list[Block]]
     short: Callable[[], None] | None
+    then: InPlace | None
 
     def is_for(self, values: Sequence[np.ndarray]) -> bool:
         """Whether it was made for these objects."""
@@ -68,21 +73,51 @@ def plan(
 ) -> InPlace:
     """Make the plan of some buffers of one arena."""
     found = arena.stretches(home, values)
-    buckets: list[packing.Bucket] = []
-    for stretch in found:
-        key = ((stretch.dtype, (stretch.length,)),)
-        buckets += packing.plan(topology, op, key, 0, algorithm).buckets
+    buckets = [_bucket(topology, op, home, stretch, algorithm) for stretch in found]
+    stay: list[tuple[Stretch, packing.Bucket]] = []
+    go: list[tuple[Stretch, packing.Bucket]] = []
+    for stretch, bucket in zip(found, buckets, strict=True):
+        (stay if _stays(home, bucket) else go).append((stretch, bucket))
+    then = None
+    if stay and go:
+        then = _part(topology, op, home, values, algorithm, go, None)
+    return _part(topology, op, home, values, algorithm, stay or go, then)
+
+
+def _part(
+    topology: Topology,
+    op: Op,
+    home: Arena,
+    values: Sequence[np.ndarray],
+    algorithm: str | None,
+    part: Sequence[tuple[Stretch, packing.Bucket]],
+    then: InPlace | None,
+) -> InPlace:
+    found, buckets = tuple(stretch for stretch, _ in part), tuple(bucket for _, bucket in part)
     where = tuple((each.offset, each.length, each.dtype.str) for each in found)
     operation = Operation("all_reduce", op.name, "of buffers", home.number, where, algorithm)
     slices: list[list[Block]] = []
     buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
-    made = InPlace(buffers, home, operation, found, tuple(buckets), slices, None)
+    made = InPlace(buffers, home, operation, found, buckets, slices, None, then)
     if len(topology.nodes) == 1 and _all_stay(made) and not COMPARES_PLACES:
         return made._replace(short=_short(topology, made))
-    through_slots = packing.Plan(operation, made.buckets, (), True)
+    through_slots = packing.Plan(operation, buckets, (), True)
     if len(topology.nodes) > 1 and small_all_reduce.supports(topology, through_slots):
         return made._replace(short=_short_through_slots(topology, made, through_slots))
     return made
+
+
+def _bucket(
+    topology: Topology, op: Op, home: Arena, stretch: Stretch, algorithm: str | None
+) -> packing.Bucket:
+    """How a stretch is reduced: as any array, unless it is expected to be faster where it is."""
+    key = ((stretch.dtype, (stretch.length,)),)
+    (bucket,) = packing.plan(topology, op, key, 0, algorithm).buckets
+    if algorithm is None and home.shared and not topology.costs and topology.size > 1:
+        nbytes = stretch.length * bucket.wire.itemsize
+        if _IN_PLACE.cost_in_place(topology, nbytes) < bucket.algorithm.cost(topology, nbytes):
+            (bucket,) = packing.plan(topology, op, key, 0, _IN_PLACE.name).buckets
+    return bucket
 
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
@@ -96,13 +131,17 @@ def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> 
         meets = bool(plan.buckets) and plan.buckets[0].algorithm.meets
         with topology.turn(plan.operation, meets, timeout_seconds):
             topology.ignoring_float_errors(_reduce_through_copies, topology, plan)
+    if plan.then is not None:
+        reduce(topology, plan.then, timeout_seconds)
 
 
 def _all_stay(plan: InPlace) -> bool:
-    """Whether all is reduced where it is: not where values are widened, or another way is better."""
-    return plan.home.shared and all(
-        bucket.algorithm.name == "hierarchical" and bucket.wire is bucket.source for bucket in plan.buckets
-    )
+    return plan.home.shared and all(_stays(plan.home, bucket) for bucket in plan.buckets)
+
+
+def _stays(home: Arena, bucket: packing.Bucket) -> bool:
+    """Whether it is reduced where it is: not where values are widened, or another way is better."""
+    return home.shared and bucket.algorithm.name == _IN_PLACE.name and bucket.wire is bucket.source
 
 
 def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:

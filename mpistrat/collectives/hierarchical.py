@@ -33,14 +33,12 @@ class HierarchicalAllReduce(Algorithm):
 
     def cost(self, topology: Topology, nbytes: int) -> float:
         """Copies and sums in memory, or on the wire if that is slower, and the start and steps of each piece's ring."""
-        nodes = len(topology.nodes)
-        largest = max(topology.ranks_per_node)
-        inside = 5e-7 + min(largest, 3) * nbytes / 12e9
-        if nodes == 1:
-            return inside
-        wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
         pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
-        return agreement_cost(topology) + pieces * (120e-6 + 2 * (nodes - 1) * 15e-6) + max(inside, wire)
+        return _cost(topology, nbytes, pieces)
+
+    def cost_in_place(self, topology: Topology, nbytes: int) -> float:
+        """As `cost`, of buffers, which are not cut."""
+        return _cost(topology, nbytes, 1)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
@@ -51,6 +49,15 @@ class HierarchicalAllReduce(Algorithm):
             _reduce_in_memory(topology, combine, send, receive)
         else:
             all_reduce_on_rails(topology, combine, send, receive)
+
+
+def _cost(topology: Topology, nbytes: int, pieces: int) -> float:
+    nodes = len(topology.nodes)
+    inside = 5e-7 + min(max(topology.ranks_per_node), 3) * nbytes / 12e9
+    if nodes == 1:
+        return inside
+    wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
+    return agreement_cost(topology) + pieces * (120e-6 + 2 * (nodes - 1) * 15e-6) + max(inside, wire)
 
 
 def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:

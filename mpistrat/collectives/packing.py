@@ -1,7 +1,7 @@
 """Many arrays, few messages: how a list of arrays is cut into buckets, and these into pieces.
 
-Small arrays of one dtype are fused into one bucket, at most one piece long; a large array is a bucket of its
-own, and goes piece by piece. The plan of a list depends on dtypes and shapes only, and is made once.
+Small arrays of one dtype are fused into one bucket; a large array is a bucket of its own. A bucket goes piece by
+piece. The plan of a list depends on dtypes and shapes only, and is made once.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SMALL = 4096  # elements: of these new memory is the cheapest
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
 ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
+_BETWEEN_NODES = 16  # times as much does a message cost there
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
@@ -118,8 +119,8 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
         wire = dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
         nbytes = math.prod(shape) * dtype.itemsize
         on_wire = math.prod(shape) * wire.itemsize
-        most = min(_PACK_BYTES, piece_bytes(topology, wire, Device("cpu"), algorithm))
-        if nbytes >= ALONE_BYTES or on_wire > most:
+        alone, most = _limits(topology, wire, bytes_per_pack, algorithm)
+        if nbytes >= alone or on_wire > most:
             close(dtype, [i])
         elif nbytes:
             if packed.get(dtype, 0) + on_wire > most:
@@ -136,6 +137,19 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
         close(dtype, members)
     operation = Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm)
     return Plan(operation, tuple(buckets), tuple(empty), bool(buckets) and buckets[0].algorithm.meets)
+
+
+def _limits(
+    topology: Topology, wire: np.dtype, bytes_per_pack: int, algorithm: str | None
+) -> tuple[float, float]:
+    """From how many bytes on an array is a bucket of its own, and the most of others in one."""
+    between_nodes = len(topology.nodes) > 1
+    alone = ALONE_BYTES * _BETWEEN_NODES if between_nodes else ALONE_BYTES
+    if bytes_per_pack:
+        return max(alone, bytes_per_pack), math.inf
+    if between_nodes:
+        return alone, _PACK_BYTES * 2
+    return alone, min(_PACK_BYTES, piece_bytes(topology, wire, Device("cpu"), algorithm))
 
 
 def _bucket(
@@ -208,14 +222,8 @@ def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndar
 
 
 def _reduce_flat(topology: Topology, bucket: Bucket, flat: np.ndarray) -> np.ndarray:
-    length, piece = bucket.length, bucket.piece
-    total = new_array(length, bucket.result)
-    if length <= piece:
-        _reduce_piece(topology, bucket, flat, total)
-        return total
-    for start in range(0, length, piece):
-        part = slice(start, start + piece)
-        _reduce_piece(topology, bucket, flat[part], total[part])
+    total = new_array(bucket.length, bucket.result)
+    _reduce_pieces(topology, bucket, flat, total)
     return total
 
 
@@ -223,7 +231,7 @@ def _reduce_many(topology: Topology, bucket: Bucket, arrays: Sequence[np.ndarray
     total = new_array(bucket.length, bucket.result)
     message = total if bucket.source is bucket.result else np.empty(bucket.length, bucket.source)
     _concatenate(bucket, arrays, message)
-    _reduce_piece(topology, bucket, message, total)
+    _reduce_pieces(topology, bucket, message, total)
     unpack(bucket, total, out)
 
 
@@ -265,6 +273,17 @@ def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
     else:
         for i, view in zip(bucket.members, views, strict=True):
             out[i] = view
+
+
+def _reduce_pieces(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:
+    """``total`` may be ``send``."""
+    if bucket.length <= bucket.piece:
+        _reduce_piece(topology, bucket, send, total)
+        return
+    for start in range(0, bucket.length, bucket.piece):
+        part = slice(start, start + bucket.piece)
+        piece = total[part]
+        _reduce_piece(topology, bucket, piece if send is total else send[part], piece)
 
 
 def _reduce_piece(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:

@@ -192,6 +192,11 @@ def traffic(strategy):
             used = bytes_of(lambda value=value: in_replica(strategy, "all_reduce", "SUM", value))
             found[f"{kind} of {nbytes}"] = used / nbytes
     array, total = np.ones((2, 1 << 18), np.float32)
+    many = [np.ones(25_000 + i, np.float32) for i in range(64)]
+    nbytes = sum(each.nbytes for each in many)
+    for kind, value in (("a list", many), ("buffers", strategy.experimental_buffers_like(many))):
+        used = bytes_of(lambda value=value: in_replica(strategy, "all_reduce", "SUM", value))
+        found[f"{kind} of {nbytes}"] = used / nbytes
     found[f"mpi of {array.nbytes}"] = bytes_of(lambda: WORLD.Allreduce(array, total)) / array.nbytes
     return found
 

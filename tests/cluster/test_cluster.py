@@ -78,7 +78,7 @@ def test_bytes_on_the_wire(told, layout):
     for ranks in nodes_of(layout):
         traffic = told[ranks[0]]["traffic"]
         ours = {case: multiple for case, multiple in traffic.items() if not case.startswith("mpi")}
-        assert len(ours) == 6
+        assert len(ours) == 8
         for case, multiple in ours.items():
             assert least <= multiple <= 1.01 * least, (case, traffic)
 

@@ -382,13 +382,21 @@ def test_num_packs(messages, num_packs, most):
         assert len(messages) == most
 
 
-def test_large_arrays_go_alone_and_small_ones_together(messages):
-    strategy = mpistrat.MirroredStrategy(cross_device_ops=mpistrat.HierarchicalCopyAllReduce())
+@pytest.mark.parametrize("bytes_per_pack", [0, 1000, 1 << 20])
+def test_large_arrays_go_alone_and_small_ones_together(messages, bytes_per_pack):
+    """Unless larger packs are asked for."""
+    options = CommunicationOptions(bytes_per_pack=bytes_per_pack, implementation="hierarchical_copy")
+    strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
     limit = packing.ALONE_BYTES // 4
     lengths = [3, limit, 5, limit - 1, 0, limit + 1]
     value = [np.full(n, i, np.float32) for i, n in enumerate(lengths)]
     got = strategy.reduce("SUM", value, axis=None)
-    assert sorted(messages) == sorted([limit, limit + 1, 8 + limit - 1])
+    together = {
+        0: [limit, limit + 1, limit + 7],
+        1000: [limit, limit + 1, limit - 1, 8],
+        1 << 20: [3 * limit + 8],
+    }
+    assert sorted(messages) == sorted(together[bytes_per_pack])
     assert [each.tolist() for each in got] == [[float(i * SIZE)] * n for i, n in enumerate(lengths)]
 
 

@@ -131,6 +131,24 @@ def test_buffers(strategy, length):
     del buffer, total
 
 
+def test_buffers_of_all_kinds(strategy):
+    """Of lengths that fill no cache line, and of dtypes of which some cannot be reduced where they are."""
+    shapes = [(np.float32, 50), (np.float32, 17), (np.float16, 9), (np.float32, 300_000), (np.float64, 1)]
+    tree = [np.empty(length, dtype) for dtype, length in shapes]
+    buffers = strategy.experimental_buffers_like(tree)
+    for _ in range(3):
+        for i, buffer in enumerate(buffers):
+            buffer[...] = RANK + i
+        totals = strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", buffers))
+        for i, (buffer, total) in enumerate(zip(buffers, totals, strict=True)):
+            assert total is buffer
+            assert (buffer == SIZE * (SIZE - 1) / 2 + i * SIZE).all()
+    (one,) = strategy.run(lambda: mpistrat.get_replica_context().all_reduce("MEAN", buffers[1:2]))
+    assert (one == SIZE * (SIZE - 1) / 2 + SIZE).all()  # the mean of equals
+    assert (buffers[0] == SIZE * (SIZE - 1) / 2).all()
+    assert (buffers[3] == SIZE * (SIZE - 1) / 2 + 3 * SIZE).all()
+
+
 @pytest.mark.ranks(min=2)
 def test_a_communicator_that_was_freed():
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
