@@ -24,6 +24,10 @@ collect_ignore = ["cluster", "ranks", "slurm"]
 # One line or more on each launch of tests/ranks, for the end of the output.
 INNER_SUMMARIES = pytest.StashKey[list[str]]()
 
+# Without its fabric transport, which Open MPI sleeps for a second to put aside; and who waits leaves its core to
+# others: on a machine that has more to do, a rank would else wait for whole time slices of one that waits for it.
+_HERE = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+
 
 @dataclasses.dataclass
 class Ended:
@@ -57,10 +61,8 @@ def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: s
     """Run a program to its end, or to its limit in seconds; standard output and error come as one text."""
     # A program with its own limit may take longer than faulthandler grants a test of this process.
     faulthandler.cancel_dump_traceback_later()
-    # The dictionary, not the process's own environment: MPI adds to the latter when it starts. Without its fabric
-    # transport, which Open MPI sleeps for a second to put aside; and who waits leaves its core to others: on a machine
-    # that has more to do, a rank would else wait for whole time slices of one that waits for it.
-    environment = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1", **os.environ}
+    # The dictionary, not the process's own environment: MPI adds to the latter when it starts.
+    environment = {**_HERE, **os.environ}
     environment |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     start = time.monotonic()

@@ -29,7 +29,6 @@ resume_digits.train(resume_digits.parse())
 """
 
 
-@pytest.mark.mpich
 def test_resumed_training_is_the_undisturbed_one(run_ranks, tmp_path):
     interrupted = tmp_path / "interrupted.py"
     interrupted.write_text(INTERRUPTED)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -254,14 +253,18 @@ def raises():
 def late():
     """The last node is late: all others are told who did not come."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
-    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
-    if RANK in Topology.of(strategy.comm).nodes[-1]:
-        time.sleep(1.2)
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=1)
+    late = RANK in Topology.of(strategy.comm).nodes[-1]
     told = ""
+    WORLD.Barrier()
+    if late:
+        WORLD.Barrier()  # until the others have given up
     try:
         in_replica(strategy, "all_reduce", "SUM", np.ones(1000), options)
     except (TimeoutError, RuntimeError) as error:
         told = f"{type(error).__name__}: {error}"
+    if not late:
+        WORLD.Barrier()
     say(told)
 
 

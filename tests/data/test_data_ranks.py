@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.mpich, pytest.mark.fault]
+pytestmark = pytest.mark.fault
+mpich = pytest.mark.mpich
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 40
@@ -20,6 +21,7 @@ FOUND = [
 ]  # fmt: skip
 
 
+@mpich
 def test_what_is_wrong_is_said_by_every_rank(run_ranks, tmp_path, summarize):
     ended = run_ranks(3, PROGRAMS, "bad_files", tmp_path, limit=LIMIT).check()
     ended.shows("all cases seen")
@@ -33,6 +35,7 @@ def test_one_open_per_file_for_the_whole_job(run_ranks, tmp_path):
     run_ranks(4, PROGRAMS, "opens_once", tmp_path, limit=LIMIT).check().shows("one open per file")
 
 
+@mpich
 def test_a_line_for_every_epoch_and_nobody_is_waited_for(run_ranks, tmp_path):
     run_ranks(3, PROGRAMS, "paces", tmp_path, limit=LIMIT).check().shows("seen")
 
@@ -45,7 +48,9 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[mpich] * (name == "not_finite")) for name in READ]
+)
 def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name, summarize):
     ended = told_when(run_ranks, tmp_path, name, summarize)
     ended.shows(*READ[name], "of 3 failed, which ends the job", "fix: ")
@@ -62,6 +67,7 @@ def told_when(run_ranks, tmp_path, name, summarize):
     return ended
 
 
+@mpich
 def test_a_killed_rank_leaves_files_as_they_were(run_ranks, tmp_path, summarize):
     def contents():
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}

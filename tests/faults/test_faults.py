@@ -279,8 +279,16 @@ def test_call_sites_are_compared_when_asked_for(run_ranks):
 # --- communicators -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["many_communicators", "alone_first"])
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=mpich), 3])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("many_communicators", 1),
+        pytest.param("many_communicators", 3, marks=mpich),
+        ("alone_first", 1),
+        pytest.param("alone_first", 2, marks=mpich),
+        ("alone_first", 3),
+    ],
+)
 def test_communicators(run, name, n):
     ended = run(name, n).check()
     assert ended.output.count("all is well") == n

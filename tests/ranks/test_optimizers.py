@@ -1,5 +1,7 @@
 """Optimizers against their formulas, written serially."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,13 @@ RATE = 0.1
 SHAPES = [(3,), (), (41, 17), (300, 401)]
 
 
+@functools.cache
+def normal(shape, rank, step):
+    return np.random.default_rng([rank, step, *shape]).standard_normal(shape)
+
+
 def gradient(shape, rank, step, dtype):
-    return np.random.default_rng([rank, step, *shape]).standard_normal(shape).astype(dtype)
+    return np.array(normal(shape, rank, step), dtype)
 
 
 def sgd(w, g, m, step):

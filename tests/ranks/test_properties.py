@@ -266,11 +266,12 @@ def test_structures(by_ops, with_ops, call, op, tree, bytes_per_pack, seed):
     assert {path: array.tobytes() for path, array in spot.items()} == before
 
 
-@pytest.mark.parametrize("with_ops", OPS)
-@pytest.mark.parametrize("bytes_per_pack", [0, 1, 100_000, 1 << 30])
-def test_megabytes(by_ops, with_ops, bytes_per_pack):
-    """Sizes around the limits of packing (64 KiB), of a piece of a half array and of a message (2 MiB)."""
-    strategy = by_ops[with_ops]
+@pytest.fixture(scope="module")
+def megabytes():
+    """Sizes around the limits of packing (64 KiB), of a piece of a half array and of a message (2 MiB).
+
+    What this rank gives, and what all must get.
+    """
     lengths = [0, 1, 16383, 16384, 16385, (256 << 10) + 1, (512 << 10) + 1, 5, (1 << 20) + 3]
     names = ["float32", "float16", "int64", "bfloat16"]
 
@@ -281,10 +282,21 @@ def test_megabytes(by_ops, with_ops, bytes_per_pack):
             for name in (names if n < 100_000 else names[:2])
         ]
 
-    context = CommunicationOptions(bytes_per_pack=bytes_per_pack)
-    got = strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", value(RANK), context))
-    for one, *parts in zip(got, *map(value, range(SIZE)), strict=True):
-        same(one, reduced("SUM", parts))
+    values = [value(rank) for rank in range(SIZE)]
+    return values[RANK], [reduced("SUM", parts) for parts in zip(*values, strict=True)]
+
+
+@pytest.mark.parametrize("with_ops", OPS)
+@pytest.mark.parametrize("bytes_per_pack", [0, 1, 100_000, 1 << 30])
+def test_megabytes(by_ops, megabytes, with_ops, bytes_per_pack):
+    mine, wanted = megabytes
+    given_values = [each.copy() for each in mine]
+    options = CommunicationOptions(bytes_per_pack=bytes_per_pack)
+    got = by_ops[with_ops].run(
+        lambda: mpistrat.get_replica_context().all_reduce("SUM", given_values, options)
+    )
+    for one, want in zip(got, wanted, strict=True):
+        same(one, want)
 
 
 # --- gathering and broadcasting ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import time
 
 import ml_dtypes
 import numpy as np
@@ -213,7 +212,7 @@ def test_limited_patience_where_nobody_is_late(monkeypatch):
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_late_rank_is_named(late):
+def test_a_late_rank_is_named(comm, late):
     if late >= SIZE or SIZE == 1:
         return
     strategy = mpistrat.MultiWorkerMirroredStrategy(
@@ -221,9 +220,11 @@ def test_a_late_rank_is_named(late):
     )
     assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
     if late == RANK:
-        time.sleep(0.8)
+        comm.Barrier()  # until the others have given up
     with pytest.raises(TimeoutError) as caught:
         strategy.reduce("SUM", np.ones(3), axis=None)
+    if late != RANK:
+        comm.Barrier()
     text = str(caught.value)
     assert "all_reduce SUM float64[3]" in text
     assert "0.3 s" in text
@@ -256,14 +257,16 @@ LIMITED = {
 @pytest.mark.parametrize(
     ("case", "ops"), [*((case, None) for case in LIMITED), ("sparse rows", mpistrat.ReductionToOneDevice)]
 )
-def test_patience_of_one_call(case, ops):
+def test_patience_of_one_call(comm, case, ops):
     call = LIMITED[case]
     strategy = mpistrat.MirroredStrategy(comm=MPI.COMM_WORLD.Dup(), cross_device_ops=ops and ops())
     in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=60)))
     if RANK == SIZE - 1:
-        time.sleep(0.5)
+        comm.Barrier()  # until the other has given up
     with pytest.raises(TimeoutError, match=r"did not come within 0\.2 s"):
         in_replica(strategy, lambda replica: call(replica, CommunicationOptions(timeout_seconds=0.2)))
+    if RANK != SIZE - 1:
+        comm.Barrier()
 
 
 # --- asynchronous ----------------------------------------------------------------------------------------
