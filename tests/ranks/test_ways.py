@@ -328,6 +328,35 @@ def test_waiting_for_a_limited_time():
     assert got == SIZE
 
 
+@pytest.mark.ranks(min=2, max=2)
+def test_waiting_too_long_ends_the_work(tmp_path):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    there = MPI.COMM_WORLD.bcast(tmp_path) / "there"
+    options = CommunicationOptions(timeout_seconds=0.2)
+    values = np.ones(3_000_000, np.float32)
+
+    def fn(replica):
+        pending = replica.experimental_all_reduce_async("SUM", values, options)
+        if RANK:
+            while not there.exists():  # and MPI makes no progress here
+                time.sleep(0.01)
+        else:
+            number = strategy.extended._topology.sequence
+            what = rf"all_reduce_async SUM float32\[3000000\] \(collective number {number}\)"
+            with pytest.raises(TimeoutError, match=rf"{what}.* within 0\.2 s.*is not known"):
+                pending.wait()
+            for call in (pending.wait, strategy.barrier):
+                with pytest.raises(RuntimeError, match=r"after a time-out: .* not in step any more"):
+                    call()
+            there.touch()
+        MPI.COMM_WORLD.Barrier()
+        while not pending.test():
+            pass
+        assert (pending.wait() == 2).all()
+
+    in_replica(strategy, fn)
+
+
 # --- what must not be mixed up -----------------------------------------------------------------------------
 
 
