@@ -198,6 +198,12 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     strategy.extended._topology._left = ""  # or the end of this program would end the job
 
 
+def test_buffers_that_no_memory_holds(strategy):
+    with pytest.raises(MemoryError):
+        strategy.experimental_buffers_like(np.broadcast_to(0.0, 1 << 55))
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+
+
 # --- limited patience ------------------------------------------------------------------------------------
 
 
