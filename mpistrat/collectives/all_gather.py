@@ -119,11 +119,13 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     own_length[0] = len(rows)
     if rows.nbytes <= room:
         own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
+    topology.only_meets = False  # until it is known how many rows there are
     topology.meet()
     counts = [int(each[0]) for each in lengths]
     row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
     if max(counts) * row_bytes > room:
         return _by_mpi(topology, rows, counts)
+    topology.only_meets = True
     array = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
     ends = [_LENGTH_BYTES + count * row_bytes for count in counts]
     found = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]

@@ -79,7 +79,9 @@ def buffers(
             offsets[i] = end = end if dtype == before else _aligned(end)
             end += math.prod(shape) * dtype.itemsize
             before = dtype
-        memory, stride, start, shared = _memory(topology, max(end, 1), device)
+        found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
+    # Behind the turn: where memory is scarce, nobody waits for the rank that has none.
+    memory, stride, start, shared = found or _private(max(end, 1), device)
     arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
     topology.arenas[id(memory)] = arena
     weakref.finalize(memory, topology.arenas.pop, id(memory), None)
@@ -90,11 +92,7 @@ def buffers(
     return arrays
 
 
-def _memory(topology: Topology, nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
-    if device.kind != "cpu":
-        cupy = cupy_for("buffers")
-        with cupy.cuda.Device(device.index):
-            return cupy.zeros(nbytes, np.uint8), 0, 0, False
+def _shared(topology: Topology, nbytes: int) -> tuple[Any, int, int, bool] | None:
     if topology.memory is not None:
         shared = None
         try:
@@ -106,6 +104,14 @@ def _memory(topology: Topology, nbytes: int, device: Device) -> tuple[Any, int, 
             assert shared is not None
             stretches = shared.stretches
             return stretches.base, stretches.shape[1], topology.node.rank * stretches.shape[1], True
+    return None
+
+
+def _private(nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
+    if device.kind != "cpu":
+        cupy = cupy_for("buffers")
+        with cupy.cuda.Device(device.index):
+            return cupy.zeros(nbytes, np.uint8), 0, 0, False
     return np.zeros(nbytes + _ALIGNMENT, np.uint8), 0, 0, False
 
 

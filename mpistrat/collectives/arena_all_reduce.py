@@ -128,7 +128,7 @@ def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> 
         with topology.turn(plan.operation, True, timeout_seconds):
             topology.ignoring_float_errors(_reduce_in_shared_memory, topology, plan)
     else:
-        meets = bool(plan.buckets) and plan.buckets[0].algorithm.meets
+        meets = bool(plan.buckets) and all(bucket.algorithm.meets for bucket in plan.buckets)
         with topology.turn(plan.operation, meets, timeout_seconds):
             topology.ignoring_float_errors(_reduce_through_copies, topology, plan)
     if plan.then is not None:

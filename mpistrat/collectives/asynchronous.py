@@ -12,7 +12,7 @@ from mpistrat.collectives import packing
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import mpi
-from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.operation import Operation, call_site
 from mpistrat.runtime.topology import Topology
 
 _REQUEST_BYTES = 1 << 30  # of one request; older libraries count to 2^31
@@ -36,11 +36,13 @@ class PendingAllReduce:
     def __init__(
         self,
         topology: Topology,
+        what: str,
         requests: list[Any],
         finish: Callable[[], Any],
         timeout_seconds: float | None,
     ):
         self._topology = topology
+        self._what = what
         self._requests = requests
         self._finish = finish
         self._timeout_seconds = timeout_seconds
@@ -58,23 +60,39 @@ class PendingAllReduce:
         Raises
         ------
         TimeoutError
-            If the options limit the time and it is up.
+            If the options limit the time and it is up. It names the operation and its number; which rank is behind
+            is not known, since all have begun it. No collective of this communicator works from then on.
+        RuntimeError
+            If it is not done, and a collective of this communicator was given up before.
         """
-        if self._requests and self._timeout_seconds is None:
-            mpi.start().Request.Waitall(self._requests)
-            self._complete()
+        if self._requests and self._topology.given_up:
+            if not self.test():
+                raise RuntimeError(
+                    f"rank {self._topology.rank}: waiting for {self._what} {self._topology.given_up}"
+                )
+        elif self._requests and self._timeout_seconds is not None:
+            self._wait_for(self._timeout_seconds)
         elif self._requests:
-            self._wait_until(time.monotonic() + (self._timeout_seconds or 0))
+            self.wait_for_mpi()
+            self._complete()
         return self._result
 
-    def _wait_until(self, deadline: float) -> None:
-        nap = 0.0
+    def wait_for_mpi(self) -> None:
+        """Wait without limit until MPI does not use its arrays any more. `wait` is what returns the value."""
+        mpi.start().Request.Waitall(self._requests)
+
+    def _wait_for(self, seconds: float) -> None:
+        deadline, nap = time.monotonic() + seconds, 0.0
         while not self.test():
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"rank {self._topology.rank}: an asynchronous all-reduce was not done within "
-                    f"{self._timeout_seconds:g} s: another rank is behind, or the wire is"
+                topology = self._topology
+                text = (
+                    f"rank {topology.rank}: {self._what}, waited for{call_site()}, was not done within "
+                    f"{seconds:g} s: all {topology.size} ranks have begun it, and which of them is behind, or whether "
+                    "the wire is, is not known"
                 )
+                topology.give_up("after a time-out", text)
+                raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds")
             time.sleep(nap)
             nap = min(_LONGEST_NAP, nap + 1e-5)
 
@@ -109,6 +127,7 @@ def all_reduce_async(
     requests = []
     operation = Operation("all_reduce_async", op.name, key, bytes_per_pack or None)
     with topology.turn(operation, timeout_seconds=timeout_seconds):
+        what = f"{operation} (collective number {topology.sequence})"
         if topology.size > 1:
             for bucket, message in zip(plan.buckets, packed, strict=True):
                 requests += _begin(topology, bucket, message)
@@ -123,7 +142,7 @@ def all_reduce_async(
             out[i] = np.empty(values[i].shape, dtype)
         return rebuild(out)
 
-    pending = PendingAllReduce(topology, requests, finish, timeout_seconds)
+    pending = PendingAllReduce(topology, what, requests, finish, timeout_seconds)
     if requests:
         topology.in_flight.add(pending)  # MPI writes to its arrays, whether or not somebody waits for it
     else:

@@ -48,9 +48,11 @@ def broadcast(
             _by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
         small = [each for each in data if len(each) < _ALONE_BYTES]
+        large = [each for each in data if len(each) >= _ALONE_BYTES]
         with topology.turn(what, meets=any(map(len, small))):
+            topology.only_meets = not large
             _through_slots(topology, small, root)
-            _by_mpi(topology, [each for each in data if len(each) >= _ALONE_BYTES], root)
+            _by_mpi(topology, large, root)
     elif nbytes <= FREE_BYTES:
         with topology.turn(what, meets=True):
             _with_agreement(topology, data, nbytes, root)

@@ -52,14 +52,17 @@ class ExactAllReduce(Algorithm):
         ValueError
             On every rank, for a product of floating point numbers: each of its roundings depends on the order.
         """
+        topology.only_meets = topology.memory is not None and len(topology.nodes) == 1
         if receive.dtype.kind in "iu":
             _in_any_order(topology, combine, send, receive)
         elif combine is np.add:
             _add(topology, send, receive)
         elif combine is np.multiply:
-            raise ValueError(
-                'PROD of floating point numbers has no implementation="exact": use "ordered", whose bits depend on '
-                "the number of replicas"
+            raise topology.on_all_ranks(
+                ValueError(
+                    'PROD of floating point numbers has no implementation="exact": use "ordered", whose bits depend '
+                    "on the number of replicas"
+                )
             )
         else:
             _in_any_order(topology, combine, send, receive)

@@ -68,7 +68,9 @@ def all_reduce(
         operation = Operation("all_reduce", op.name, "on GPUs", key, where, bytes_per_pack or None, name)
         groups = _by_route(topology, device, jobs, name, op)
         algorithm = None if name in ROUTES else name
-        meets = bool(groups) and groups[0][0].meets(topology, groups[0][1][0].bucket, algorithm)
+        meets = bool(groups) and all(
+            route.meets(topology, job.bucket, algorithm) for route, some in groups for job in some
+        )
         with topology.turn(operation, meets, timeout_seconds):
             for route, some in groups:
                 route.reduce(topology, device.index, some, algorithm, timeout_seconds)

@@ -136,7 +136,8 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
     for dtype, members in open_buckets.items():
         close(dtype, members)
     operation = Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm)
-    return Plan(operation, tuple(buckets), tuple(empty), bool(buckets) and buckets[0].algorithm.meets)
+    meets = bool(buckets) and all(bucket.algorithm.meets for bucket in buckets)
+    return Plan(operation, tuple(buckets), tuple(empty), meets)
 
 
 def _limits(

@@ -174,13 +174,26 @@ class Topology(Turns):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's (pickled) object, in the order of ranks, on every rank."""
+        if self.size == 1:
+            with self.turn(_ALL_GATHER_OBJECT):
+                return [value]
+        pickle = mpi.start().pickle
+        mine = pickle.dumps(value)  # here, where nobody waits yet if that fails
         with self.turn(_ALL_GATHER_OBJECT):
-            return self.world.allgather(value) if self.size > 1 else [value]
+            told = self.world.allgather(mine)
+        return [pickle.loads(each) for each in told]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """The (pickled) object of rank ``root``, on every rank."""
-        with self.turn(operation("broadcast_object", root)):
-            return self.world.bcast(value, root) if self.size > 1 else value
+        what = operation("broadcast_object", root)
+        if self.size == 1:
+            with self.turn(what):
+                return value
+        pickle = mpi.start().pickle
+        mine = pickle.dumps(value) if self.rank == root else None
+        with self.turn(what):
+            told = self.world.bcast(mine, root)
+        return pickle.loads(told)
 
     def on_first(self, fn: Callable[[], Any]) -> Any:
         """``fn()``, called on rank 0 alone: its (pickled) result or its error, on every rank.
@@ -216,16 +229,16 @@ class Topology(Turns):
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
-        for pending in list(self.in_flight):  # all ranks began it: it ends
-            with contextlib.suppress(TimeoutError):
-                pending.wait()
-        if not self._left:  # after a time-out: who waits without a limit still does
-            self._given_up = ""
+        if not self._left:
+            for pending in list(self.in_flight):  # all ranks began it: it ends
+                pending.wait_for_mpi()
+            self._given_up = ""  # after a time-out: who waits without a limit still does
         while True:
             try:
                 with self.turn(_END):
-                    self._leave_gpus()
-                    return
+                    pass
+                self._leave_gpus()
+                return
             except MismatchError:
                 continue
             except RuntimeError:  # a thread is still in a collective, or this rank left one in the middle

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from mpistrat.runtime import arrival, float_errors, threads
 from mpistrat.runtime.abandoned import anyone_in_turn
@@ -28,6 +28,8 @@ from mpistrat.runtime.operation import (
 # MPISTRAT_DEBUG=collectives: the place of the call is part of what the ranks compare.
 COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
+_Error = TypeVar("_Error", bound=BaseException)
+
 
 class Turns:
     """What the collectives of a communicator have in common.
@@ -40,6 +42,9 @@ class Turns:
         How many collectives were entered so far.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
+    only_meets : bool
+        Whether the ranks wait for each other in `meet` alone until this turn ends: on one node they then notice one
+        that has left it. `turn` takes it from ``meets``; for the one who holds the turn to correct.
     end : callable
         Gives the turn back that `begin` took.
     ignoring_float_errors : callable
@@ -51,6 +56,7 @@ class Turns:
     nodes: tuple[tuple[int, ...], ...]
     world: Any
     memory: NodeMemory | None = None
+    only_meets = False
     _agreement: Agreement
     _pending = False
     _met = False
@@ -101,14 +107,16 @@ class Turns:
                 )
             self._operation = operation
             self._meetings = 0
+            self.only_meets = meets
             if meets:
                 self._pending = True
                 return self
+            self._met = True
             try:
                 if not self._agreement.agree(operation):
                     self.disagree(operation)
-            except BaseException:
-                self._turn.release()
+            except BaseException as error:
+                self.__exit__(type(error))
                 raise
         return self
 
@@ -163,6 +171,11 @@ class Turns:
         """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""
         self._given_up = f"{when}: the ranks are not in step any more, end the program ({text})"
 
+    @property
+    def given_up(self) -> str:
+        """Why all further collectives are refused; empty if they are not."""
+        return self._given_up if self.size > 1 else ""
+
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
 
@@ -206,8 +219,10 @@ class Turns:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and self._met and not issubclass(kind, MismatchError):
-            self.left(self._operation, kind)
+        if kind is not None and self._met and not self._given_up and not issubclass(kind, MismatchError):
+            noticed = self.only_meets and len(self.nodes) == 1
+            if not noticed:
+                self.left(self._operation, kind)
         self._met = False
         self._pending = False
         self._turn.release()
@@ -218,7 +233,11 @@ class Turns:
         raise mismatch(self.rank, self.sequence, said)
 
     def left(self, operation: Operation, kind: type[BaseException]) -> None:
-        """Note that this rank left a collective between its meetings, by an error of its own."""
-        if len(self.nodes) > 1:
-            self._left = f"rank {self.rank} left {operation} by a {kind.__name__}"
-            self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+        """Note that this rank left a collective by an error of its own, where the others may wait for it for ever."""
+        self._left = f"rank {self.rank} left {operation} by a {kind.__name__}"
+        self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+
+    def on_all_ranks(self, error: _Error) -> _Error:
+        """An error that all ranks raise in this turn, at the same place: nobody waits for one that has left."""
+        self._met = False
+        return error

@@ -1,6 +1,7 @@
 """Programs that go wrong on purpose: ``python programs.py NAME`` under some ranks."""
 
 import atexit
+import importlib
 import os
 import signal
 import sys
@@ -11,6 +12,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.collectives.exact import ExactAllReduce
+from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
+from mpistrat.collectives.ordered import OrderedAllReduce
+from mpistrat.runtime.agreement import NodeAgreement
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.topology import Topology
 
@@ -240,34 +245,69 @@ def returns_early_on_a_part():
 
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
-
-    def fails(self):
-        raise MemoryError("in the middle")
-
-    leaves_reductions(np.ones(100_000), "hierarchical", Topology, "_meet_again", fails)
+    leaves_reductions(100_000, "hierarchical", Topology, "_meet_again")
 
 
 def leaves_a_small_reduction_between_nodes():
     """As above, in a message that goes the short way."""
-
-    def fails(self):
-        raise MemoryError("in the middle")
-
-    leaves_reductions(np.ones(10), "leader", NodeMemory, "meet", fails)
+    leaves_reductions(10, "leader", NodeMemory, "meet")
 
 
-def leaves_reductions(values, implementation, kind, method, fails):
-    """The last rank does, by what a method of it does from the fourth reduction on."""
-    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % 2, world.rank))
+def leaves_a_reduction_by_mpi():
+    leaves_reductions(10, "mpi", MpiAllReduce, "reduce", nodes=1)
+
+
+def leaves_a_reduction_by_mpi_between_nodes():
+    leaves_reductions(10, "mpi", MpiAllReduce, "reduce")
+
+
+def leaves_an_ordered_reduction_between_nodes():
+    leaves_reductions(100_000, "ordered", OrderedAllReduce, "reduce")
+
+
+def leaves_an_exact_reduction_between_nodes():
+    leaves_reductions(10, "exact", ExactAllReduce, "reduce")
+
+
+def leaves_a_gather():
+    module = importlib.import_module("mpistrat.collectives.all_gather")
+    leaves(lambda strategy: strategy.gather(np.ones(100_000), 0), module, "_by_mpi", nodes=1)
+
+
+def leaves_a_barrier():
+    """By a signal that comes while it waits for the others: Python serves it when they have come."""
+    agree = NodeAgreement.agree
+
+    def interrupted(self, operation):
+        agree(self, operation)
+        in_the_middle()
+
+    leaves(lambda strategy: strategy.barrier(), NodeAgreement, "agree", interrupted, nodes=1)
+
+
+def leaves_reductions(length, implementation, owner, name, nodes=2):
     options = mpistrat.experimental.CommunicationOptions(implementation=implementation)
+    values = np.ones(length)
+    leaves(
+        lambda strategy: strategy.reduce("SUM", values, axis=None), owner, name, nodes=nodes, options=options
+    )
+
+
+def in_the_middle(*args):
+    raise MemoryError("in the middle")
+
+
+def leaves(call, owner, name, fails=in_the_middle, nodes=2, options=None):
+    """The last rank leaves the fourth of these calls, by what one of the functions in it then does."""
+    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % nodes, world.rank))
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
     for _ in range(3):
-        strategy.reduce("SUM", values, axis=None)
+        call(strategy)
     if RANK == SIZE - 1:
-        setattr(kind, method, fails)
+        setattr(owner, name, fails)
     try:
         while True:
-            strategy.reduce("SUM", values, axis=None)
+            call(strategy)
     except MemoryError:
         pass
     try:
@@ -356,6 +396,20 @@ def time_outs_are_caught_and_the_programs_end():
     time.sleep(3.0 * RANK)
     try:
         strategy.reduce("SUM", 1.0, axis=None)
+    except TimeoutError:
+        say("rank", RANK, "was patient")
+
+
+def asynchronous_time_out_is_caught_and_the_programs_end():
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
+    values = np.ones(3_000_000, np.float32)
+    pending = strategy.run(
+        lambda: mpistrat.get_replica_context().experimental_all_reduce_async("SUM", values)
+    )
+    time.sleep(3.0 * RANK)  # in which it makes no progress
+    try:
+        say("the sum is", pending.wait()[0])
     except TimeoutError:
         say("rank", RANK, "was patient")
 

@@ -187,6 +187,22 @@ def test_rank_that_leaves_others_in_the_middle(run, name, n):
     assert "the others would wait for ever" in ended.output
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        pytest.param("leaves_a_reduction_by_mpi", "all_reduce", marks=mpich),
+        ("leaves_a_reduction_by_mpi_between_nodes", "all_reduce"),
+        ("leaves_an_ordered_reduction_between_nodes", "all_reduce"),
+        ("leaves_an_exact_reduction_between_nodes", "all_reduce"),
+        pytest.param("leaves_a_gather", "all_gather", marks=mpich),
+        ("leaves_a_barrier", "barrier"),
+    ],
+)
+def test_rank_that_leaves_the_other_in_mpi(run, name, what):
+    ended = failed(run(name), "after a MemoryError in the middle", f"rank 1 left {what}", tracebacks=0)
+    assert "the others would wait for ever" in ended.output
+
+
 # --- ranks that disagree -------------------------------------------------------------------------------
 
 
@@ -219,6 +235,13 @@ def test_who_waits_hears_of_the_end_of_a_rank_that_gave_up(run):
 def test_ranks_that_gave_up_end_without_error(run):
     ended = run("time_outs_are_caught_and_the_programs_end", 3).check()
     assert ended.output.count("was patient") == 3, str(ended)
+
+
+@mpich
+def test_rank_that_gave_up_an_asynchronous_reduction_ends_without_error(run):
+    run("asynchronous_time_out_is_caught_and_the_programs_end").check().shows(
+        "rank 0 was patient", "the sum is 2.0"
+    )
 
 
 def test_chief_that_fails_is_known_to_all(run):

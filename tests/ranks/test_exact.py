@@ -134,6 +134,7 @@ def test_extremes_and_products(nodes):
     if SIZE > 1:
         with pytest.raises(ValueError, match="PROD of floating point"):
             ops.reduce("PROD", 2.0, zeros)
+        assert ops.reduce("PROD", np.int64(2), zeros).values[0] == 2**SIZE  # all have raised it: they go on
     assert nodes.reduce("SUM", 1.0, axis=None) == SIZE
 
 

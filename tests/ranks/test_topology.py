@@ -1,8 +1,10 @@
 """Where the ranks are, and how they notice that they disagree."""
 
+import pickle
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -159,8 +161,24 @@ def test_threads_with_communicators_of_their_own():
 
 def test_turn_is_given_back_after_an_error(topology):
     with pytest.raises(ZeroDivisionError), topology.turn(operation("fails")):
-        1 / 0  # noqa: B018
+        raise topology.on_all_ranks(ZeroDivisionError())
     topology.barrier()
+
+
+def test_an_object_that_cannot_be_pickled(topology):
+    """On one rank: no other waits for it in the middle of a collective."""
+    if SIZE == 1:
+        return
+    for call in (topology.all_gather_object, partial(topology.broadcast_object, root=SIZE - 1)):
+        if RANK == SIZE - 1:
+            with pytest.raises((AttributeError, pickle.PicklingError)):
+                call(lambda: 0)
+            with pytest.raises(MismatchError, match="barrier"):
+                topology.barrier()
+        else:
+            with pytest.raises(MismatchError, match="barrier"):
+                call(0)
+        topology.barrier()
 
 
 class InterruptError(Exception):

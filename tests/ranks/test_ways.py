@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 
 import ml_dtypes
 import numpy as np
@@ -197,6 +198,12 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     strategy.extended._topology._left = ""  # or the end of this program would end the job
 
 
+def test_buffers_that_no_memory_holds(strategy):
+    with pytest.raises(MemoryError):
+        strategy.experimental_buffers_like(np.broadcast_to(0.0, 1 << 55))
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+
+
 # --- limited patience ------------------------------------------------------------------------------------
 
 
@@ -329,6 +336,36 @@ def test_waiting_for_a_limited_time():
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), communication_options=options)
     got = in_replica(strategy, lambda replica: replica.experimental_all_reduce_async("SUM", 1.0).wait())
     assert got == SIZE
+
+
+@pytest.mark.ranks(min=2, max=2)
+def test_waiting_too_long_ends_the_work(tmp_path):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    there = MPI.COMM_WORLD.bcast(tmp_path) / "there"
+    options = CommunicationOptions(timeout_seconds=1)
+    values = np.ones(3_000_000, np.float32)
+
+    def fn(replica):
+        MPI.COMM_WORLD.Barrier()
+        pending = replica.experimental_all_reduce_async("SUM", values, options)
+        if RANK:
+            while not there.exists():  # and MPI makes no progress here
+                time.sleep(0.01)
+        else:
+            number = strategy.extended._topology.sequence
+            what = rf"all_reduce_async SUM float32\[3000000\] \(collective number {number}\)"
+            with pytest.raises(TimeoutError, match=rf"{what}.* within 1 s.*is not known"):
+                pending.wait()
+            for call in (pending.wait, strategy.barrier):
+                with pytest.raises(RuntimeError, match=r"after a time-out: .* not in step any more"):
+                    call()
+            there.touch()
+        MPI.COMM_WORLD.Barrier()
+        while not pending.test():
+            pass
+        assert (pending.wait() == 2).all()
+
+    in_replica(strategy, fn)
 
 
 # --- what must not be mixed up -----------------------------------------------------------------------------
