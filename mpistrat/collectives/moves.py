@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.collectives import (
-    all_gather,
-    broadcast,
-    gpu_all_gather,
-    gpu_broadcast,
-    gpu_reduce_scatter,
-    reduce_scatter,
-)
+from mpistrat.collectives import all_gather, broadcast, reduce_scatter
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
@@ -24,6 +17,8 @@ from mpistrat.runtime.topology import Topology
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
     """As `all_gather.all_gather`, given back as what it was."""
     if arrays.on_gpu(value):
+        from mpistrat.collectives import gpu_all_gather  # most programs need none of it
+
         found = gpu_all_gather.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
         if found is not None:
             return arrays.from_cupy(found, value)
@@ -34,6 +29,8 @@ def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float |
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Replica 0's value, given back as what this replica's was."""
     if arrays.on_gpu(value):
+        from mpistrat.collectives import gpu_broadcast  # most programs need none of it
+
         found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
         if found is not None:
             return arrays.from_cupy(found, value)
@@ -44,6 +41,8 @@ def broadcasted(topology: Topology, value: Any) -> Any:
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """As `reduce_scatter.reduce_scatter`, given back as what it was."""
     if arrays.on_gpu(value):
+        from mpistrat.collectives import gpu_reduce_scatter  # most programs need none of it
+
         found = gpu_reduce_scatter.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
         if found is not None:
             return arrays.from_cupy(found, value)
