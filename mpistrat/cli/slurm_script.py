@@ -176,6 +176,8 @@ def _places(script: Script) -> Iterator[str]:
     else:
         yield "# How srun tells a rank who it is: pmix for Open MPI, pmi2 for MPICH. `srun --mpi=list` shows them."
         yield f"mpi=${{MPISTRAT_SRUN_MPI:-{script.mpi}}}"
+        yield "# The other fences of its PMIx let a rank leave MPI_Init too early at times, and Open MPI crashes then."
+        yield "export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}"
     yield ""
 
 

@@ -132,6 +132,14 @@ def test_every_option_says_what_it_is_for():
     assert all(re.fullmatch(r"#SBATCH --[\w-]+(=\S+)? +# \w.+", line) for line in options), options
 
 
+def test_ranks_wait_for_each_other_in_a_ring():
+    """With the tree of Slurm's PMIx, Open MPI crashes in one start of many."""
+    script = write("--mpi=pmix prog.py")
+    for given, found in (({}, "ring"), ({"SLURM_PMIX_FENCE": "mixed"}, "mixed")):
+        assert started(script, **given)[1]["SLURM_PMIX_FENCE"] == found
+    assert "SLURM_PMIX_FENCE" not in write("--mpirun --python p prog.py")
+
+
 def test_array():
     script = write("--mpi=pmix", "--array=0-7%2", "prog.py", "--seed=%a", "%A/%a", "100%")
     environ = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "17"}

@@ -27,7 +27,7 @@ SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 # A job that is requeued waits until its credential has expired: 120 s unless said otherwise.
-AuthInfo=socket={directory}/munge/socket,cred_expire=5
+AuthInfo=socket={directory}/munge/socket,cred_expire={requeue}
 # Nothing that needs cgroups.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -127,14 +127,17 @@ class Cluster(namespaces.Nodes):
     nodes : int
     more : str
         Further lines of its configuration.
+    requeue : int
+        How many seconds a job waits at least that is put back into the queue.
     """
 
     name = "Slurm"
     prepare = PREPARE
 
-    def __init__(self, nodes: int = 3, more: str = ""):
+    def __init__(self, nodes: int = 3, more: str = "", requeue: int = 5):
         super().__init__(nodes)
         self._more = more
+        self._requeue = requeue
 
     def __enter__(self) -> Cluster:
         install()
@@ -170,7 +173,9 @@ class Cluster(namespaces.Nodes):
         gpus = f"{directory}/dev/nvidia[0-{GPUS - 1}]"
         self.write("cgroup.conf", "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
         self.write("gres.conf", f"NodeName=node[0-{last}] Name=gpu Type=fake File={gpus}\n")
-        text = CONFIGURATION.format(directory=directory, last=last, cores=CORES, gpus=GPUS)
+        text = CONFIGURATION.format(
+            directory=directory, last=last, cores=CORES, gpus=GPUS, requeue=self._requeue
+        )
         self.write("slurm.conf", text + self._more)
         munge = directory / "munge"
         paths = {

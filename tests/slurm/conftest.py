@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import EXAMPLES, ROOT, Job, run_here, submitted
+from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, with_digits
 
 from mpistrat.cli.launcher import library_of
 from mpistrat.runtime.launch import srun_plugin
@@ -49,12 +49,14 @@ def plugin() -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[clusters.Cluster]:
+def cluster(plugin: str) -> Iterator[clusters.Cluster]:
     """Three nodes with two GPUs each."""
     lacking = clusters.missing()
     if lacking is not None:
         pytest.skip(f"a Slurm of its own {lacking}")
-    with clusters.Cluster() as started:
+    # A slurmstepd with PMIx that is killed while its rank is in MPI_Finalize tries for 32 s to reach the others, and
+    # has the socket that the requeued step wants.
+    with clusters.Cluster(requeue=5 if plugin == "pmi2" else 32) as started:
         yield started
 
 
@@ -70,6 +72,7 @@ def environ(plugin: str) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+        "SLURM_PMIX_FENCE": "ring",  # for jobs that no script starts, which say it themselves
         "UCX_TLS": "tcp,self",  # ranks of MPICH then have short addresses, see HALF_A_MESSAGE
     }
 
@@ -111,3 +114,35 @@ def run_job(submit: Callable[..., Job]) -> Callable[..., str]:
         return submit(*arguments, **more).ended()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def submit_slow(
+    submit_in: Callable[..., Job], digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Job, Path]]:
+    """``submit_slow(*options)``: a job on all nodes that takes its time, and the folder of its result."""
+
+    def submit(*options: str) -> tuple[Job, Path]:
+        folder = tmp_path_factory.mktemp("slow")
+        program = folder / "slow.py"
+        program.write_text(SLOW)
+        with_digits(folder / "out", digits)
+        wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", *options]
+        return submit_in(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *SLOW_WORDS), folder
+
+    return submit
+
+
+@pytest.fixture(scope="session")
+def limited(submit_slow: Callable[..., tuple[Job, Path]]) -> tuple[Job, Path]:
+    """A job with more to do than its limit allows; it comes back while the other tests run."""
+    return submit_slow("--time=1", "--signal=USR2@10")
+
+
+@pytest.fixture(scope="session")
+def signalled(submit_slow: Callable[..., tuple[Job, Path]]) -> tuple[Job, Path]:
+    """A job that got its signal from outside; it comes back like the other."""
+    job, folder = submit_slow()
+    job.wait_until("its first steps", lambda: job.output.count("a slow step") > 9)
+    job.scancel("--signal=USR2")
+    return job, folder

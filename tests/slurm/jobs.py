@@ -36,6 +36,8 @@ if "SLURM_RESTART_COUNT" not in os.environ:
     digits.loss_and_gradients = slow
 resume_digits.train(resume_digits.parse())
 """
+SLOW_WORDS = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
+SLOW_STEPS = 20 * 12
 
 
 class Job:

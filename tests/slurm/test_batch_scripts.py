@@ -3,10 +3,9 @@
 import itertools
 import json
 import os
-from pathlib import Path
 
 import pytest
-from jobs import EXAMPLES, SCRIPTS, SLOW, lines, run_here, with_digits
+from jobs import EXAMPLES, SCRIPTS, lines, run_here
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
 
@@ -32,6 +31,11 @@ line = json.dumps({{
 }})
 os.write(1, f"{{line}}\\n".encode())  # in one piece, unlike print
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def while_these_run(limited, signalled):
+    """Jobs of other tests wait in the queue for longer than these tests take."""
 
 
 @pytest.fixture(scope="module")
@@ -175,78 +179,3 @@ def test_wrong_mpi_is_a_clear_error(submit, plugin, where, wrong):
     else:
         assert "every task of this job is rank 0 of 1: the launcher started 4 tasks" in output
         assert f"Start it with `srun --mpi={plugin}`" in output
-
-
-# --- the end of a job comes near ---------------------------------------------------------------------------
-
-RESUME = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
-STEPS = 20 * 12
-
-
-@pytest.fixture(scope="module")
-def submit_slow(submit_in, digits, tmp_path_factory):
-    """``submit_slow(*options)``: a job on all nodes that takes its time, and the folder of its result."""
-
-    def submit(*options):
-        folder = tmp_path_factory.mktemp("slow")
-        program = folder / "slow.py"
-        program.write_text(SLOW)
-        with_digits(folder / "out", digits)
-        wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", *options]
-        return submit_in(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *RESUME), folder
-
-    return submit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def limited(submit_slow):
-    """A job with more to do than its limit allows; it comes back while the other tests run."""
-    return submit_slow("--time=1", "--signal=USR2@10")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def signalled(submit_slow):
-    """A job that got its signal from outside; it comes back like the other."""
-    job, folder = submit_slow()
-    job.wait_until("its first steps", lambda: job.output.count("a slow step") > 9)
-    job.scancel("--signal=USR2")
-    return job, folder
-
-
-@pytest.fixture(scope="module")
-def undisturbed(digits, tmp_path_factory):
-    """The loss of a run that nothing happens to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run_here(EXAMPLES / "resume_digits.py", *RESUME[:-1], with_digits(folder / "out", digits))
-    return result(folder)
-
-
-def result(folder: Path) -> float:
-    found = json.loads((folder / "out" / "result.json").read_text())
-    assert found["steps"] == STEPS
-    return found["loss"]
-
-
-def steps_of_starts(output):
-    """At which step each run of the job started."""
-    return [int(line.split()[-1]) for line in output.splitlines() if line.startswith("starts with step ")]
-
-
-def check_resumed(output, folder, loss):
-    """One run that ended early, one that did the rest, and all came to the same as in one run."""
-    first, second = steps_of_starts(output)
-    assert first == 0
-    assert 0 < second < STEPS
-    assert f"all 3 ranks saved after run {second}" in output
-    assert "the job was put back into the queue" in output
-    assert result(folder) == pytest.approx(loss, rel=1e-9)
-
-
-def test_signal_by_hand(signalled, undisturbed):
-    job, folder = signalled
-    check_resumed(job.ended(limit=200), folder, undisturbed)
-
-
-def test_time_limit(limited, undisturbed):
-    job, folder = limited
-    check_resumed(job.ended(limit=200), folder, undisturbed)

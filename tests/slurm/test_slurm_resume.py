@@ -1,0 +1,48 @@
+"""Jobs that save before they must end, come back, and compute what one run would have."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs import EXAMPLES, SLOW_STEPS, SLOW_WORDS, run_here, with_digits
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory):
+    """The loss of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(EXAMPLES / "resume_digits.py", *SLOW_WORDS[:-1], with_digits(folder / "out", digits))
+    return result(folder)
+
+
+def result(folder: Path) -> float:
+    found = json.loads((folder / "out" / "result.json").read_text())
+    assert found["steps"] == SLOW_STEPS
+    return found["loss"]
+
+
+def steps_of_starts(output):
+    """At which step each run of the job started."""
+    return [int(line.split()[-1]) for line in output.splitlines() if line.startswith("starts with step ")]
+
+
+def check_resumed(output, folder, loss):
+    """One run that ended early, one that did the rest, and all came to the same as in one run."""
+    first, second = steps_of_starts(output)
+    assert first == 0
+    assert 0 < second < SLOW_STEPS
+    assert f"all 3 ranks saved after run {second}" in output
+    assert "the job was put back into the queue" in output
+    assert result(folder) == pytest.approx(loss, rel=1e-9)
+
+
+def test_signal_by_hand(signalled, undisturbed):
+    job, folder = signalled
+    check_resumed(job.ended(limit=200), folder, undisturbed)
+
+
+def test_time_limit(limited, undisturbed):
+    job, folder = limited
+    check_resumed(job.ended(limit=200), folder, undisturbed)
