@@ -63,6 +63,9 @@ class MpiAllReduce(Algorithm):
         if send.dtype != receive.dtype:
             receive[...] = send
             send = receive
-        topology.world.Allreduce(
-            mpi.start().IN_PLACE if send is receive else send, receive, mpi_operation(combine, receive.dtype)
-        )
+        mine = mpi.start().IN_PLACE if send is receive else send
+        self.all_reduce(topology.world, mine, receive, mpi_operation(combine, receive.dtype))
+
+    def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:
+        """The call of MPI, waited for."""
+        world.Allreduce(send, receive, operation)

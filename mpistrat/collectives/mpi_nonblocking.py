@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives.algorithm import agreement_cost
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, MpiAllReduce, mpi_operation
-from mpistrat.runtime import mpi
+from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, MpiAllReduce
 from mpistrat.runtime.topology import Topology
 
 
@@ -29,10 +29,5 @@ class MpiNonblockingAllReduce(MpiAllReduce):
         steps = math.ceil(nbytes / CHUNK_BYTES) * 2 * (topology.size - 1) * 5e-6
         return agreement_cost(topology) + 1e-5 + steps + 2 * (nodes - 1) / nodes * nbytes / 7.5e8
 
-    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        if send.dtype != receive.dtype:
-            receive[...] = send
-            send = receive
-        topology.world.Iallreduce(
-            mpi.start().IN_PLACE if send is receive else send, receive, mpi_operation(combine, receive.dtype)
-        ).Wait()
+    def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:
+        world.Iallreduce(send, receive, operation).Wait()
