@@ -15,7 +15,7 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.strategy.chief_first import chief_first
+from mpistrat.strategy.chief_first import ChiefFirst
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
@@ -128,7 +128,7 @@ class Strategy(FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        return chief_first(self._extended._topology)
+        return ChiefFirst(self._extended._topology)
 
     # --- contexts --------------------------------------------------------------------
 
