@@ -749,6 +749,28 @@ def test_in_place_operators_follow_the_rules_of_writing(strategy):
         add()
 
 
+def test_in_place_in_a_replica_by_aggregation(strategy):
+    """What is not written stays as it is: also where the replicas' values are added up."""
+    v = make(strategy, [5.0, 6.0], Aggregation.SUM, name="kernel")
+
+    def add():
+        nonlocal v
+        v += 1
+
+    for write in (add, lambda: v.__setitem__(0, 1.0), lambda: np.add.at(v, [0], 1.0)):
+        with pytest.raises(ValueError, match=r"kernel.*assign_add"):
+            strategy.run(write)
+        equal(v, [5, 6])
+    strategy.extended.update(v, lambda copy: copy.__setitem__(0, 4.0))
+    add()
+    equal(v, [5, 7])
+    for aggregation in (Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA):
+        v = make(strategy, [5.0, 6.0], aggregation)
+        strategy.run(add)
+        strategy.run(lambda v=v: v.__setitem__(0, 4.0))
+        equal(v, [4, 7])
+
+
 def test_nothing_writes_around_the_rules(strategy):
     """``ufunc.at`` and multiple outputs neither change a copy silently nor lose a result."""
     v = make(strategy, [1.0, 2.0])
