@@ -1,6 +1,7 @@
 """Which strategy is current, in which context, and what may be called where."""
 
 import copy
+import dataclasses
 import threading
 
 import numpy as np
@@ -149,6 +150,32 @@ def test_run_where_it_may_not_be(strategy, other):
     for wrong in ("ab", 1, None, {"a": 1}, np.ones(2), iter([1])):
         with pytest.raises(ValueError, match="args"):
             strategy.run(lambda *args: None, args=wrong)
+
+
+@dataclasses.dataclass
+class Progress:
+    steps: int
+
+    def __post_init__(self):
+        self.seen = []
+
+
+def test_arguments_without_distributed_values_are_handed_over_themselves(strategy):
+    """What the function changes in them is changed."""
+    progress, rows, found = Progress(0), [], {"deep": [{}]}
+
+    def step(progress, rows, found):
+        progress.steps += 1
+        progress.seen.append(RANK)
+        rows.append(RANK)
+        found["deep"][0]["rank"] = RANK
+        return get_replica_context().merge_call(lambda strategy, value: value, args=(progress,))
+
+    assert strategy.run(step, args=(progress, rows), kwargs={"found": found}) is progress
+    assert (progress.steps, progress.seen, rows) == (1, [RANK], [RANK])
+    assert found == {"deep": [{"rank": RANK}]}
+    strategy.extended.update_non_slot(None, lambda rows: rows.append(1), args=(rows,))
+    assert rows == [RANK, 1]
 
 
 def test_arguments_and_results_of_run(strategy):
