@@ -104,23 +104,6 @@ class LocalVariable(Variable):
         self._check_rows(rows)
         return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self._array.dtype, copy=False)
 
-    def _check_rows(self, rows: IndexedSlices) -> None:
-        mine, values = self._array, rows.values
-        if mine.ndim == 0 or values.shape[1:] != mine.shape[1:]:
-            raise ValueError(
-                f"variable {self.name!r} has shape {mine.shape}: rows of shape {values.shape[1:]} do not fit"
-            )
-        if not np.can_cast(values.dtype, mine.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {mine.dtype}: rows of {values.dtype} do not fit; cast them"
-            )
-        indices = rows.indices
-        if indices.size and not 0 <= indices.min() <= indices.max() < len(mine):
-            raise ValueError(
-                f"variable {self.name!r} has {len(mine)} rows: indices from {indices.min()} to {indices.max()} "
-                "do not fit"
-            )
-
 
 def _assign(variable: LocalVariable, value: Any) -> None:
     variable._array[...] = variable._fitting(value)
