@@ -232,8 +232,7 @@ class Strategy(FormerNames):
         if axis is not None:
             return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            extended = self._extended
-            return extended._ops.all_reduce_array(op, value, extended._options)
+            return self._extended._all_reduce_array(op, value, None)
         leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value

@@ -55,6 +55,15 @@ def in_scope(strategy):
 # --- the stack -----------------------------------------------------------------------------------------
 
 
+def test_the_default_strategy_gives_values_back_themselves(default):
+    """Also what no other could reduce."""
+    for value in (np.ones(3), np.array([True]), [np.ones(2), 1.0], "text"):
+        assert default.gather(value, 0) is value
+        results = default.reduce("SUM", value, axis=None), get_replica_context().all_reduce("SUM", value)
+        for result in results:
+            assert result == value if isinstance(value, list) else result is value
+
+
 def test_default_mode(default):
     strategy, has, cross, replica = state()
     assert strategy is default
