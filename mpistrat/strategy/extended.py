@@ -372,7 +372,7 @@ class StrategyExtended:
         Raises
         ------
         TypeError
-            If ``destinations`` is None, a list or a tuple.
+            If ``destinations`` are none of these.
         RuntimeError
             In a replica context, or if another strategy is current.
         """
