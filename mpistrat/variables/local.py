@@ -12,6 +12,7 @@ from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.variable import Variable
 
 _NUMBERS = {int, float, complex}
+_OF_NUMBERS = tuple(map(np.dtype, (np.int64, np.float64, np.complex128)))  # what NumPy makes of them
 
 
 class LocalVariable(Variable):
@@ -74,7 +75,12 @@ class LocalVariable(Variable):
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
             return value
         value = component(value)
-        array = np.asarray(arrays.off_gpu(value)) if type(value) not in _NUMBERS else self._number(value)
+        if type(value) in _NUMBERS:
+            array = self._number(value)
+        elif isinstance(value, (list, tuple)):
+            array = self._numbers(value)
+        else:
+            array = np.asarray(arrays.off_gpu(value))
         self._check(array.shape, array.dtype)
         return array
 
@@ -99,6 +105,16 @@ class LocalVariable(Variable):
         elif not np.can_cast(np.asarray(value).dtype, dtype, "same_kind"):
             return np.asarray(value)
         return np.asarray(value, dtype)
+
+    def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
+        """Python numbers in a list, which have none either, in that of the variable."""
+        array, dtype = np.asarray(value), self._array.dtype
+        if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
+            return array
+        if dtype.kind in "iu" and array.size:
+            for extreme in (array.min(), array.max()):
+                self._number(int(extreme))
+        return array.astype(dtype)
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
         self._check_rows(rows)

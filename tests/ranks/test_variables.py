@@ -749,6 +749,22 @@ def test_in_place_operators_follow_the_rules_of_writing(strategy):
         add()
 
 
+def test_numbers_in_a_list_have_the_precision_of_the_variable(strategy):
+    """As one Python number has: integers are a mean's floats, ranks may mix them, and none wraps around."""
+    v = make(strategy, np.zeros(2, np.float32), Aggregation.MEAN)
+    strategy.run(lambda: v.assign([1, 2] if RANK % 2 else (1.0, 2.0)))
+    equal(v, [1, 2])
+    small = make(strategy, np.zeros(2, np.int8), Aggregation.SUM, name="small")
+    strategy.run(lambda: small.assign_add([1, 2]))
+    equal(small, [SIZE, 2 * SIZE])
+    for write in (lambda: strategy.run(lambda: small.assign([300, 0])), lambda: small.assign((0, -129))):
+        with pytest.raises(ValueError, match=r"small.* int8, which cannot hold (300|-129)"):
+            write()
+    with pytest.raises(TypeError, match="float64"):
+        strategy.run(lambda: small.assign([0.5, 1]))
+    equal(small, [SIZE, 2 * SIZE])
+
+
 def test_in_place_in_a_replica_by_aggregation(strategy):
     """What is not written stays as it is: also where the replicas' values are added up."""
     v = make(strategy, [5.0, 6.0], Aggregation.SUM, name="kernel")
