@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -415,6 +415,9 @@ class Strategy(FormerNames):
         for name, value in self.__dict__.items():
             setattr(new, name, copy.deepcopy(value, memo))
         return new
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: create a strategy in the process that is to have one")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replica(s) at {hex(id(self))}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -267,6 +267,12 @@ class Variable(ArrayLike):
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
         own = self._own_copy()
         return own.shape, own.dtype
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"variable {self.name!r} cannot be pickled or copied: take read_value(), or write it to a file by "
+            "mpistrat.training.save"
+        )
 
     def __format__(self, spec: str) -> str:
         return format(arrays.to_host(self._own_copy())[()], spec) if spec else str(self)

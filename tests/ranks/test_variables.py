@@ -765,6 +765,28 @@ def test_numbers_in_a_list_have_the_precision_of_the_variable(strategy):
     equal(small, [SIZE, 2 * SIZE])
 
 
+def test_variables_and_strategies_are_not_pickled(strategy):
+    """Nor what holds them; values are."""
+    with strategy.scope():
+        variables = [
+            Variable(1.0, name="v"),
+            Variable(1.0, name="v", synchronization=Synchronization.ON_READ),
+        ]
+    for v in (*variables, Variable(1.0, name="v"), variables[0].values[0]):
+        for action in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match=r"variable 'v.*read_value"):
+                action([v] if action is pickle.dumps else v)
+    for made in (
+        strategy,
+        mpistrat.MirroredStrategy(),
+        mpistrat.get_strategy(),
+        strategy.run(mpistrat.get_replica_context),
+    ):
+        with pytest.raises(TypeError, match=r"(?i)strategy.*cannot be pickled"):
+            pickle.dumps(made)
+    assert pickle.loads(pickle.dumps(variables[0].read_value())) == 1
+
+
 def test_in_place_in_a_replica_by_aggregation(strategy):
     """What is not written stays as it is: also where the replicas' values are added up."""
     v = make(strategy, [5.0, 6.0], Aggregation.SUM, name="kernel")
