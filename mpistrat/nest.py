@@ -1,4 +1,4 @@
-"""Nested structures: dicts, lists, tuples, namedtuples, dataclasses and None, through optree.
+"""Nested structures: dicts, lists, tuples, classes derived from these, dataclasses and None, through optree.
 
 None is part of the structure, as in ``tf.nest`` users' programs a missing gradient is.
 """
@@ -6,12 +6,15 @@ None is part of the structure, as in ``tf.nest`` users' programs a missing gradi
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any
 
 _NAMESPACE = "mpistrat"
-_registered: set[type] = set()
+# What optree knows by itself, and what it was told.
+_registered: set[type] = {dict, list, tuple, OrderedDict, defaultdict}
 
 
 def is_nested(value: Any) -> bool:
@@ -42,7 +45,7 @@ def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         return list(structure), type(structure)
     import optree
 
-    _register_dataclasses(structure)
+    _register_classes(structure)
     leaves, spec = optree.tree_flatten(structure, namespace=_NAMESPACE)
 
     def rebuild(new: list[Any]) -> Any:
@@ -65,7 +68,7 @@ def describe(structure: Any) -> str | None:
         return None
     import optree
 
-    _register_dataclasses(structure)
+    _register_classes(structure)
     return str(optree.tree_structure(structure, namespace=_NAMESPACE))
 
 
@@ -87,7 +90,7 @@ def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     import optree
 
     for each in (structure, *others):
-        _register_dataclasses(each)
+        _register_classes(each)
     specs = {optree.tree_structure(each, namespace=_NAMESPACE) for each in (structure, *others)}
     if len(specs) > 1:  # optree takes others that are deeper
         raise ValueError(f"the structures differ: {', '.join(map(str, specs))}")
@@ -104,22 +107,59 @@ def _is_dataclass(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__") and not getattr(kind, "_mpistrat_leaf", False)
 
 
-def _register_dataclasses(value: Any) -> None:
+def _register_classes(value: Any) -> None:
+    """Tell optree of the classes in a structure that it takes for leaves: dataclasses, and those of programs' own."""
+    kind = type(value)
     if isinstance(value, dict):
         children = list(value.values())
     elif isinstance(value, (list, tuple)):
         children = list(value)
-    elif _is_dataclass(type(value)):
+    elif _is_dataclass(kind):
         children = [getattr(value, f.name) for f in dataclasses.fields(value)]
-        if type(value) not in _registered:
-            _register(type(value))
     else:
         return
+    if kind not in _registered:
+        _register(kind)
     for child in children:
-        _register_dataclasses(child)
+        _register_classes(child)
 
 
 def _register(kind: type) -> None:
+    import optree
+
+    known = optree.is_namedtuple_class(kind) or optree.is_structseq_class(kind)
+    if issubclass(kind, dict):
+        optree.register_pytree_node(kind, _dict_to_children, partial(_dict_of, kind), namespace=_NAMESPACE)
+    elif issubclass(kind, (list, tuple)) and not known:
+        optree.register_pytree_node(
+            kind, _sequence_to_children, partial(_sequence_of, kind), namespace=_NAMESPACE
+        )
+    elif not known:
+        _register_dataclass(kind)
+    _registered.add(kind)
+
+
+def _dict_to_children(value: Any) -> tuple[list[Any], tuple[Any, ...], tuple[Any, ...]]:
+    keys = tuple(value)
+    if not isinstance(value, OrderedDict):
+        with suppress(TypeError):  # in one order on all ranks, as optree has those of a plain dict
+            keys = tuple(sorted(keys, key=lambda key: (type(key).__qualname__, key)))
+    return [value[key] for key in keys], keys, keys
+
+
+def _dict_of(kind: Any, keys: Any, children: Any) -> Any:
+    return kind(dict(zip(keys, children, strict=True)))
+
+
+def _sequence_to_children(value: Any) -> tuple[list[Any], None]:
+    return list(value), None
+
+
+def _sequence_of(kind: Any, _: Any, children: Any) -> Any:
+    return kind(children)
+
+
+def _register_dataclass(kind: Any) -> None:
     import optree
 
     names = tuple(f.name for f in dataclasses.fields(kind))
@@ -135,4 +175,3 @@ def _register(kind: type) -> None:
         return made
 
     optree.register_pytree_node(kind, to_children, from_children, namespace=_NAMESPACE)
-    _registered.add(kind)

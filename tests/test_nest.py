@@ -1,7 +1,7 @@
 """Nested structures are taken apart and put together again."""
 
 import dataclasses
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -110,6 +110,51 @@ def test_dataclasses_are_rebuilt_without_their_constructor():
         "kernel": 2,
         "bias": [3],
     }
+
+
+class Settings(dict):
+    pass
+
+
+class Ordered(OrderedDict):
+    pass
+
+
+class Layers(list):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Settings(b=1, a=[2, None]),
+        Layers([1, Settings(a=2), {"deep": Layers([3])}]),
+        Pair((1, [Pair((2, 3))])),
+        Counter({"b": 1, "a": 2}),
+        Ordered([("b", 1), ("a", 2)]),
+        [Settings({1: 2, "x": 3})],
+        Point(Layers([1]), Settings(a=2)),
+    ],
+    ids=str,
+)
+def test_classes_derived_from_containers(value):
+    leaves, rebuild = nest.flatten(value)
+    assert all(isinstance(leaf, int) for leaf in leaves)
+    again = rebuild(leaves)
+    assert again == value
+    assert type(again) is type(value)
+    assert repr(nest.map_structure(lambda x: x, value)) == repr(again)
+    assert nest.describe(value) == nest.describe(again)
+
+
+def test_derived_dicts_have_one_order():
+    one, other = Settings({"b": 2, "a": 1, 3: 0}), Settings({3: 0, "a": 1, "b": 2})
+    assert nest.flatten(one)[0] == nest.flatten(other)[0]
+    assert nest.describe(one) == nest.describe(other)
 
 
 def test_several_structures():

@@ -195,14 +195,15 @@ def check_destinations(destinations: Any) -> None:
     ValueError
         For an empty name, or a name of no device.
     TypeError
-        For None, a list or a tuple.
+        For what is neither a name nor a variable, a value or a number.
     """
     if isinstance(destinations, str):
         if not destinations:
             raise ValueError("destinations must not be empty: name a device or give a variable")
         Device.parse(destinations)
-    elif destinations is None or (
-        isinstance(destinations, (list, tuple)) and not isinstance(destinations, Device)
+    elif not (
+        hasattr(destinations, "dtype")  # arrays of any library, and variables
+        or isinstance(destinations, (DistributedValues, Device, bool, int, float, complex))
     ):
         raise TypeError(
             f"destinations must be a variable, a value or the name of a device, not {destinations!r}"

@@ -183,9 +183,9 @@ class Topology(Turns):
             told = self.world.allgather(mine)
         return [pickle.loads(each) for each in told]
 
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """The (pickled) object of rank ``root``, on every rank."""
-        what = operation("broadcast_object", root)
+    def broadcast_object(self, value: Any, root: int = 0, name: str = "broadcast_object") -> Any:
+        """The (pickled) object of rank ``root``, on every rank. ``name`` is what messages call it."""
+        what = operation(name, root)
         if self.size == 1:
             with self.turn(what):
                 return value
@@ -220,10 +220,11 @@ class Topology(Turns):
 
     def all_true(self, flag: Any) -> bool:
         """Whether the flag is true on all ranks."""
+        own = bool(flag)  # here, where nobody waits yet if that fails
         with self.turn(_AGREE):
             if self.size == 1:
-                return bool(flag)
-            return bool(self.world.allreduce(bool(flag), mpi.start().LAND))
+                return own
+            return bool(self.world.allreduce(own, mpi.start().LAND))
 
     def _say_goodbye(self) -> None:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpistrat import nest
 from mpistrat.runtime.topology import Alone
 from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
@@ -28,6 +30,11 @@ def reduce_over_axis(
         raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
+    with np.errstate(all="ignore"):  # infinities are values here, as in a sum over replicas
+        return _reduce(extended, op, value, axis)
+
+
+def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
     leaf = reducible(op, value)
     options = extended._options
     if options.algorithm == "exact" and has_roundings(op, leaf):

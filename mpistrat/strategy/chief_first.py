@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+from mpistrat.runtime.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 
 
-@contextmanager
-def chief_first(topology: Topology) -> Iterator[bool]:
+class ChiefFirst:
     """Context that rank 0 goes through while the others wait, and then they; tells whether this is rank 0.
 
     Raises
@@ -17,15 +14,25 @@ def chief_first(topology: Topology) -> Iterator[bool]:
     RuntimeError
         On the other ranks, if rank 0 left its block with an error.
     """
-    if topology.rank == 0:
-        try:
-            yield True
-        except BaseException as error:
-            topology.broadcast_object(repr(error))
-            raise
-        topology.broadcast_object(None)
-        return
-    failure = topology.broadcast_object(None)
-    if failure is not None:
-        raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
-    yield False
+
+    def __init__(self, topology: Topology):
+        self._topology = topology
+        self._sequence = 0
+
+    def __enter__(self) -> bool:
+        topology = self._topology
+        if topology.rank == 0:
+            self._sequence = topology.sequence
+            return True
+        failure = topology.broadcast_object(None, name="chief_first")
+        if failure is not None:
+            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
+        return False
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        topology = self._topology
+        if topology.rank:
+            return
+        if isinstance(error, MismatchError) and topology.sequence != self._sequence:
+            return  # a collective in the block met the others, who wait here: they have raised too
+        topology.broadcast_object(None if error is None else repr(error), name="chief_first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -371,7 +372,7 @@ class StrategyExtended:
         Raises
         ------
         TypeError
-            If ``destinations`` is None, a list or a tuple.
+            If ``destinations`` are none of these.
         RuntimeError
             In a replica context, or if another strategy is current.
         """
@@ -409,4 +410,9 @@ def _unless_variable(value: Any) -> Any:
 
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    return nest.map_structure(fn, tree) if nest.is_nested(tree) else fn(tree)
+    """A tree with other leaves; the tree itself where they are the same, as a program may change it."""
+    if not nest.is_nested(tree):
+        return fn(tree)
+    leaves, rebuild = nest.flatten(tree)
+    others = [*map(fn, leaves)]
+    return tree if all(map(operator.is_, leaves, others)) else rebuild(others)

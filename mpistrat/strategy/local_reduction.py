@@ -51,9 +51,8 @@ def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
     dtype = arrays.native(like).dtype
-    with np.errstate(invalid="ignore", divide="ignore"):
-        divisor = count[()] if total.dtype.kind in "iu" else total.dtype.type(count)
-        mean = total / divisor
+    divisor = count[()] if total.dtype.kind in "iu" else total.dtype.type(count)
+    mean = total / divisor
     if not arrays.on_gpu(mean):
         mean = np.asarray(mean)
     return _given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.strategy.chief_first import chief_first
+from mpistrat.strategy.chief_first import ChiefFirst
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
@@ -128,7 +128,7 @@ class Strategy(FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        return chief_first(self._extended._topology)
+        return ChiefFirst(self._extended._topology)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -232,8 +232,7 @@ class Strategy(FormerNames):
         if axis is not None:
             return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            extended = self._extended
-            return extended._ops.all_reduce_array(op, value, extended._options)
+            return self._extended._all_reduce_array(op, value, None)
         leaves, rebuild = self._extended._flatten("all_reduce", value)
         if not leaves:
             return value
@@ -416,6 +415,9 @@ class Strategy(FormerNames):
         for name, value in self.__dict__.items():
             setattr(new, name, copy.deepcopy(value, memo))
         return new
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: create a strategy in the process that is to have one")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replica(s) at {hex(id(self))}>"

@@ -37,7 +37,8 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     Raises
     ------
     ValueError
-        If two variables have one name, there are none, or one has no single value (ON_READ with NONE).
+        If two variables have one name, there are none, or one has no single value (ON_READ with NONE); on every
+        replica, if their names or the order of these differ between replicas.
     TypeError
         If something is no Variable.
     RuntimeError
@@ -99,7 +100,8 @@ def save_async(
     Raises
     ------
     ValueError
-        If two variables have one name, there are none, or one has no single value (ON_READ with NONE).
+        If two variables have one name, there are none, or one has no single value (ON_READ with NONE); on every
+        replica, if their names or the order of these differ between replicas.
     TypeError
         If something is no Variable.
     RuntimeError
@@ -123,8 +125,6 @@ def save_async(
     >>> folder.cleanup()
     """
     named, topology = _prepared(variables, "save_async")
-    with topology.turn(operation("save_async", len(named))):
-        pass
     return pending_save.begin(topology, _values(named, topology), Path(path))
 
 
@@ -146,7 +146,8 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     FileNotFoundError
         If there is no such file.
     ValueError
-        If a variable is not in it, or has another shape or dtype there. On every replica.
+        If a variable is not in it, or has another shape or dtype there, or the names or their order differ between
+        replicas. On every replica.
     mpistrat.data.DataFileError
         If it is no HDF5 file, truncated, or damaged. On every replica.
     mpistrat.data.ChecksumError
@@ -226,6 +227,9 @@ def _prepared(
     (strategy,) = strategies.values()
     require_cross_replica(strategy, what, "call it outside of strategy.run")
     topology: Topology = strategy.extended._topology
+    # Before replica 0 replaces a file, and before one rank reads another variable than the others.
+    with topology.turn(operation(what, "of", tuple(named))):
+        pass
     pending_save.finish(topology)
     return named, topology
 

@@ -12,6 +12,7 @@ from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.variable import Variable
 
 _NUMBERS = {int, float, complex}
+_OF_NUMBERS = tuple(map(np.dtype, (np.int64, np.float64, np.complex128)))  # what NumPy makes of them
 
 
 class LocalVariable(Variable):
@@ -74,7 +75,12 @@ class LocalVariable(Variable):
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
             return value
         value = component(value)
-        array = np.asarray(arrays.off_gpu(value)) if type(value) not in _NUMBERS else self._number(value)
+        if type(value) in _NUMBERS:
+            array = self._number(value)
+        elif isinstance(value, (list, tuple)):
+            array = self._numbers(value)
+        else:
+            array = np.asarray(arrays.off_gpu(value))
         self._check(array.shape, array.dtype)
         return array
 
@@ -100,26 +106,19 @@ class LocalVariable(Variable):
             return np.asarray(value)
         return np.asarray(value, dtype)
 
+    def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
+        """Python numbers in a list, which have none either, in that of the variable."""
+        array, dtype = np.asarray(value), self._array.dtype
+        if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
+            return array
+        if dtype.kind in "iu" and array.size:
+            for extreme in (array.min(), array.max()):
+                self._number(int(extreme))
+        return array.astype(dtype)
+
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
         self._check_rows(rows)
         return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self._array.dtype, copy=False)
-
-    def _check_rows(self, rows: IndexedSlices) -> None:
-        mine, values = self._array, rows.values
-        if mine.ndim == 0 or values.shape[1:] != mine.shape[1:]:
-            raise ValueError(
-                f"variable {self.name!r} has shape {mine.shape}: rows of shape {values.shape[1:]} do not fit"
-            )
-        if not np.can_cast(values.dtype, mine.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {mine.dtype}: rows of {values.dtype} do not fit; cast them"
-            )
-        indices = rows.indices
-        if indices.size and not 0 <= indices.min() <= indices.max() < len(mine):
-            raise ValueError(
-                f"variable {self.name!r} has {len(mine)} rows: indices from {indices.min()} to {indices.max()} "
-                "do not fit"
-            )
 
 
 def _assign(variable: LocalVariable, value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat.collectives import moves
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
@@ -92,6 +93,24 @@ class MirroredVariable(DistributedVariable, Mirrored):
         else:
             total = extended._all_reduce(op, [value], None)[0]
         self._component._update(method, total)
+
+    def _write_result(self, result: Any) -> None:
+        self._refuse_sum_of_wholes()
+        super()._write_result(result)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._refuse_sum_of_wholes()
+        super().__setitem__(key, value)
+
+    def _refuse_sum_of_wholes(self) -> None:
+        """Raise where what is written in place, which is a whole new value, would be added up over the replicas."""
+        mode = context.current()
+        if self._reduction is ReduceOp.SUM and mode.replica_context and mode.strategy is self._strategy:
+            raise ValueError(
+                f"variable {self.name!r}: its aggregation is SUM, which in a replica context would add up what an "
+                "in-place operation leaves unchanged, too: give what is to be added to assign_add, assign_sub or "
+                "scatter_add"
+            )
 
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended

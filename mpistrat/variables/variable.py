@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -220,6 +220,30 @@ class Variable(ArrayLike):
         self._update(method, rows)
         return self
 
+    def _check_rows(self, rows: IndexedSlices) -> None:
+        """Whether rows may be written here. Never communicates.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If their shape or dtype do not fit, or there is no such row.
+        """
+        shape, dtype = self._shape_and_dtype()
+        values, indices = rows.values, rows.indices
+        if not shape or values.shape[1:] != shape[1:]:
+            raise ValueError(
+                f"variable {self.name!r} has shape {shape}: rows of shape {values.shape[1:]} do not fit"
+            )
+        if not np.can_cast(values.dtype, dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {dtype}: rows of {values.dtype} do not fit; cast them"
+            )
+        if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
+            raise ValueError(
+                f"variable {self.name!r} has {shape[0]} rows: indices from {indices.min()} to {indices.max()} "
+                "do not fit"
+            )
+
     def _write_result(self, result: Any) -> None:
         self.assign(result)
 
@@ -243,6 +267,12 @@ class Variable(ArrayLike):
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
         own = self._own_copy()
         return own.shape, own.dtype
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"variable {self.name!r} cannot be pickled or copied: take read_value(), or write it to a file by "
+            "mpistrat.training.save"
+        )
 
     def __format__(self, spec: str) -> str:
         return format(arrays.to_host(self._own_copy())[()], spec) if spec else str(self)

@@ -270,6 +270,26 @@ def test_h5py_is_free_meanwhile(strategy, comm, tmp_path):
 
 
 @pytest.mark.ranks(min=2)
+def test_ranks_that_save_different_variables_raise_before_the_file_is_touched(strategy, comm, tmp_path):
+    with strategy.scope():
+        a, b = (
+            mpistrat.Variable(1.0, name=name, synchronization=SYNC.ON_READ, aggregation=AGG.SUM)
+            for name in "ab"
+        )
+    path = tmp_path / "weights.h5"
+    save([a, b], path)
+    before = path.read_bytes()
+    comm.Barrier()
+    for variables in ([a, b] if comm.rank else [b, a], [a, b] if comm.rank else [a]):
+        for call in (save, save_async, load):
+            with pytest.raises(ValueError, match=rf"{call.__name__} of a, b at .*test_checkpoint"):
+                call(variables, path)
+    with pytest.raises(RuntimeError, match="save of a, b at"):
+        save([a, b], path) if comm.rank == 0 else strategy.barrier()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.ranks(min=2)
 def test_ranks_that_do_not_save_raise(strategy, comm, tmp_path):
     v = variable(strategy, 1.0)
     with pytest.raises(RuntimeError, match="save_async"):

@@ -137,6 +137,19 @@ def test_mean_of_halves_does_not_overflow(strategy):
     assert strategy.reduce("MEAN", value, axis=0) == largest
 
 
+def test_infinities_over_an_axis_are_values_whatever_the_settings(strategy):
+    """As without an axis: a rank that raised alone would leave the others waiting."""
+    with np.errstate(all="raise"):
+        large = np.full(5, 60000, np.float16)
+        assert strategy.reduce("SUM", large, axis=0) == np.inf
+        assert strategy.reduce("SUM", large[0], axis=None) == (np.inf if SIZE > 1 else 60000)
+        own = np.array([np.inf, -np.inf]) if RANK == 0 else np.ones(2)
+        for op in ("SUM", "MEAN"):
+            assert np.isnan(strategy.reduce(op, own, axis=0))
+        assert strategy.reduce("SUM", np.full(2, 1.7e308), axis=(0,)) == np.inf
+        assert np.isnan(strategy.reduce("MEAN", np.ones(0), axis=0))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_axis_of_halves_is_added_in_float32(strategy, dtype):
     value = np.ones(3000, dtype)
@@ -480,6 +493,8 @@ def test_destinations(strategy, in_step):
         (None, TypeError),
         ([], TypeError),
         ((v,), TypeError),
+        ({"cpu:0"}, TypeError),
+        (object(), TypeError),
     ]:
         for call in (
             lambda wrong=wrong: extended.reduce_to("SUM", 1.0, wrong),

@@ -1,6 +1,7 @@
 """Which strategy is current, in which context, and what may be called where."""
 
 import copy
+import dataclasses
 import threading
 
 import numpy as np
@@ -52,6 +53,15 @@ def in_scope(strategy):
 
 
 # --- the stack -----------------------------------------------------------------------------------------
+
+
+def test_the_default_strategy_gives_values_back_themselves(default):
+    """Also what no other could reduce."""
+    for value in (np.ones(3), np.array([True]), [np.ones(2), 1.0], "text"):
+        assert default.gather(value, 0) is value
+        results = default.reduce("SUM", value, axis=None), get_replica_context().all_reduce("SUM", value)
+        for result in results:
+            assert result == value if isinstance(value, list) else result is value
 
 
 def test_default_mode(default):
@@ -149,6 +159,32 @@ def test_run_where_it_may_not_be(strategy, other):
     for wrong in ("ab", 1, None, {"a": 1}, np.ones(2), iter([1])):
         with pytest.raises(ValueError, match="args"):
             strategy.run(lambda *args: None, args=wrong)
+
+
+@dataclasses.dataclass
+class Progress:
+    steps: int
+
+    def __post_init__(self):
+        self.seen = []
+
+
+def test_arguments_without_distributed_values_are_handed_over_themselves(strategy):
+    """What the function changes in them is changed."""
+    progress, rows, found = Progress(0), [], {"deep": [{}]}
+
+    def step(progress, rows, found):
+        progress.steps += 1
+        progress.seen.append(RANK)
+        rows.append(RANK)
+        found["deep"][0]["rank"] = RANK
+        return get_replica_context().merge_call(lambda strategy, value: value, args=(progress,))
+
+    assert strategy.run(step, args=(progress, rows), kwargs={"found": found}) is progress
+    assert (progress.steps, progress.seen, rows) == (1, [RANK], [RANK])
+    assert found == {"deep": [{"rank": RANK}]}
+    strategy.extended.update_non_slot(None, lambda rows: rows.append(1), args=(rows,))
+    assert rows == [RANK, 1]
 
 
 def test_arguments_and_results_of_run(strategy):

@@ -112,6 +112,14 @@ def test_a_replica_that_saw_nothing(strategy):
     assert float(metric.result()) == 1.0
 
 
+def test_labels_of_no_class_are_wrong(strategy):
+    """As in ``tf.math.in_top_k``: they are not counted from the end, and do not end the job."""
+    with strategy.scope():
+        metric = metrics.SparseTopKCategoricalAccuracy(k=1)
+    strategy.run(lambda: metric.update_state([-1, 2, 3, 2], [[0.1, 0.2, 0.9]] * 4))
+    assert float(metric.result()) == 0.5
+
+
 def test_wrong_shapes_raise(strategy):
     with strategy.scope():
         for make, arguments in (

@@ -173,7 +173,7 @@ def test_without_a_strategy():
 def test_misuse_raises_before_anything_is_sent(strategy):
     optimizer = SGD(0.1)
     with strategy.scope():
-        v = mpistrat.Variable(np.ones(3))
+        v, scalar = mpistrat.Variable(np.ones(3)), mpistrat.Variable(1.0)
     other = mpistrat.MultiWorkerMirroredStrategy()
     with other.scope():
         stranger = mpistrat.Variable(1.0)
@@ -189,8 +189,17 @@ def test_misuse_raises_before_anything_is_sent(strategy):
         apply([(np.ones(2), v)])
     with pytest.raises(ValueError, match="dtype"):
         apply([(np.ones(3, complex), v)])
-    with pytest.raises(ValueError, match="created by"):
+    with pytest.raises(ValueError, match=r"^apply_gradients: .* created by"):
         apply([(1.0, stranger)])
+    for index in (-1, 3):
+        with pytest.raises(ValueError, match=f"^variable 'Variable' has 3 rows.*{index}"):
+            apply([(1.0, scalar), (mpistrat.IndexedSlices([1.0, 1.0], [1, index]), v)])
+    with pytest.raises(ValueError, match=r"has shape \(\)"):
+        apply([(mpistrat.IndexedSlices([1.0], [0]), scalar)])
+    with pytest.raises(TypeError, match="complex"):
+        apply([(mpistrat.IndexedSlices([1j], [0]), v)])
+    np.testing.assert_array_equal(v, np.ones(3))
+    assert float(scalar) == 1
     with pytest.raises(ValueError, match="learning_rate"):
         SGD(-1.0)
     with pytest.raises(ValueError, match="momentum"):
@@ -202,6 +211,10 @@ def test_misuse_raises_before_anything_is_sent(strategy):
     with pytest.raises(ValueError, match="weight_decay"):
         AdamW(weight_decay=-1.0)
     assert optimizer.iterations == 0
+    optimizer = SGD(lambda step: 1 / step)
+    with pytest.raises(ZeroDivisionError):
+        apply([(np.ones(3), v)])
+    assert optimizer.variables == []
 
 
 @pytest.mark.ranks(min=2)

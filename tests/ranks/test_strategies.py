@@ -241,6 +241,39 @@ def test_chief_first_that_fails(strategy):
     assert strategy.agree(True)
 
 
+def test_chief_first_around_a_collective(strategy):
+    """The others wait for replica 0, and cannot take part: all raise once, where they are, and are in step again."""
+
+    def reduce_first():
+        with strategy.chief_first() as first:
+            assert first
+            strategy.reduce("SUM", 1.0, axis=None)
+
+    if SIZE == 1:
+        reduce_first()
+        return
+    with pytest.raises(RuntimeError) as caught:
+        reduce_first()
+    told = str(caught.value)
+    assert "rank 0: all_reduce SUM float64[] at " + __file__ in told
+    assert "chief_first 0 at " + __file__ in told
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+
+
+def test_chief_first_in_chief_first(strategy):
+    with strategy.chief_first(), strategy.chief_first() as first:
+        assert first == (RANK == 0)
+    assert strategy.agree(True)
+
+
+def test_agree_on_what_is_no_flag(strategy):
+    """Before anybody is told: nobody waits, and the strategy goes on."""
+    with pytest.raises(ValueError, match="ambiguous"):
+        strategy.agree(np.array([True, False]))
+    assert strategy.agree(np.True_)
+    assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
+
+
 def test_values_from_function(strategy):
     seen = []
 

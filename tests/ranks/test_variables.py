@@ -749,6 +749,66 @@ def test_in_place_operators_follow_the_rules_of_writing(strategy):
         add()
 
 
+def test_numbers_in_a_list_have_the_precision_of_the_variable(strategy):
+    """As one Python number has: integers are a mean's floats, ranks may mix them, and none wraps around."""
+    v = make(strategy, np.zeros(2, np.float32), Aggregation.MEAN)
+    strategy.run(lambda: v.assign([1, 2] if RANK % 2 else (1.0, 2.0)))
+    equal(v, [1, 2])
+    small = make(strategy, np.zeros(2, np.int8), Aggregation.SUM, name="small")
+    strategy.run(lambda: small.assign_add([1, 2]))
+    equal(small, [SIZE, 2 * SIZE])
+    for write in (lambda: strategy.run(lambda: small.assign([300, 0])), lambda: small.assign((0, -129))):
+        with pytest.raises(ValueError, match=r"small.* int8, which cannot hold (300|-129)"):
+            write()
+    with pytest.raises(TypeError, match="float64"):
+        strategy.run(lambda: small.assign([0.5, 1]))
+    equal(small, [SIZE, 2 * SIZE])
+
+
+def test_variables_and_strategies_are_not_pickled(strategy):
+    """Nor what holds them; values are."""
+    with strategy.scope():
+        variables = [
+            Variable(1.0, name="v"),
+            Variable(1.0, name="v", synchronization=Synchronization.ON_READ),
+        ]
+    for v in (*variables, Variable(1.0, name="v"), variables[0].values[0]):
+        for action in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match=r"variable 'v.*read_value"):
+                action([v] if action is pickle.dumps else v)
+    for made in (
+        strategy,
+        mpistrat.MirroredStrategy(),
+        mpistrat.get_strategy(),
+        strategy.run(mpistrat.get_replica_context),
+    ):
+        with pytest.raises(TypeError, match=r"(?i)strategy.*cannot be pickled"):
+            pickle.dumps(made)
+    assert pickle.loads(pickle.dumps(variables[0].read_value())) == 1
+
+
+def test_in_place_in_a_replica_by_aggregation(strategy):
+    """What is not written stays as it is: also where the replicas' values are added up."""
+    v = make(strategy, [5.0, 6.0], Aggregation.SUM, name="kernel")
+
+    def add():
+        nonlocal v
+        v += 1
+
+    for write in (add, lambda: v.__setitem__(0, 1.0), lambda: np.add.at(v, [0], 1.0)):
+        with pytest.raises(ValueError, match=r"kernel.*assign_add"):
+            strategy.run(write)
+        equal(v, [5, 6])
+    strategy.extended.update(v, lambda copy: copy.__setitem__(0, 4.0))
+    add()
+    equal(v, [5, 7])
+    for aggregation in (Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA):
+        v = make(strategy, [5.0, 6.0], aggregation)
+        strategy.run(add)
+        strategy.run(lambda v=v: v.__setitem__(0, 4.0))
+        equal(v, [4, 7])
+
+
 def test_nothing_writes_around_the_rules(strategy):
     """``ufunc.at`` and multiple outputs neither change a copy silently nor lose a result."""
     v = make(strategy, [1.0, 2.0])

@@ -10,6 +10,8 @@ from mpistrat.training.metrics.accuracy import Accuracy, require_same_shape, spa
 class SparseTopKCategoricalAccuracy(Accuracy):
     """How often fewer than k predictions of shape (..., classes) exceed that of the integer label.
 
+    A label that is no class, such as -1 for padding, is not among them.
+
     Parameters
     ----------
     k : int
@@ -36,8 +38,9 @@ class SparseTopKCategoricalAccuracy(Accuracy):
 
     def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         labels = sparse_labels(y_true, y_pred).astype(np.int64)
-        own = np.take_along_axis(y_pred, labels[..., None], -1)
-        return ((y_pred > own).sum(-1) < self._k) & np.isfinite(own[..., 0])
+        known = (labels >= 0) & (labels < y_pred.shape[-1])
+        own = np.take_along_axis(y_pred, np.where(known, labels, 0)[..., None], -1)
+        return known & ((y_pred > own).sum(-1) < self._k) & np.isfinite(own[..., 0])
 
 
 class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class Optimizer(ABC):
@@ -152,17 +155,18 @@ class Optimizer(ABC):
         self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
     ) -> None:
         extended = strategy.extended
+        step = self.iterations
+        # The user's function may fail, here where nobody waits yet.
+        rate = float(self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate)
         if aggregate:
             gradients = extended._all_reduce(ReduceOp.SUM, gradients, None)
         self._create(variables)
         assert self._iterations is not None
-        step = self.iterations
-        rate = self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate
         if extended._device.kind == "cuda":
-            gradients, variables = self._apply_on_gpu(extended, gradients, variables, step + 1, float(rate))
+            gradients, variables = self._apply_on_gpu(extended, gradients, variables, step + 1, rate)
         for gradient, variable in zip(gradients, variables, strict=True):
             slots = self._slots[id(variable)][1]
-            extended.update(variable, self._update, (gradient, step + 1, float(rate), *slots), group=False)
+            extended.update(variable, self._update, (gradient, step + 1, rate, *slots), group=False)
         extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:
@@ -286,18 +290,15 @@ def _tell(strategy: Strategy, error: Exception) -> None:
     ValueMismatchError
         On every replica, if not all of them have this error.
     """
-    with strategy.extended._topology.turn(Operation("all_reduce", f"refused: {error}")):
+    text = _ADDRESS.sub("", str(error))  # of one strategy, say, which is elsewhere in every process
+    with strategy.extended._topology.turn(Operation("all_reduce", f"refused: {text}")):
         pass
 
 
 def _fitting(gradient: Any, variable: Variable) -> Any:
     gradient = component(gradient)
     if isinstance(gradient, IndexedSlices):
-        if gradient.values.shape[1:] != variable.shape[1:]:
-            raise ValueError(
-                f"variable {variable.name!r} has shape {variable.shape}: rows of shape {gradient.values.shape[1:]} "
-                "do not fit"
-            )
+        variable._check_rows(gradient)
         return gradient
     array = arrays.native(gradient)
     if array.shape != variable.shape:
