@@ -127,6 +127,35 @@ def test_batches_of_unknown_number(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.h5", "b.h5", "c.h5"]
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (np.zeros(2, "i4"), np.array([1.5, 2.7])),
+        (np.zeros(2, "i1"), np.array([300, 400])),
+        (np.zeros((2, 3)), np.ones((2, 1))),
+        (np.zeros((2, 3)), np.ones(2)),
+        (np.array([b"ab", b"c"]), np.array([b"abcdef", b"c"])),
+        (np.zeros(2, [("a", "i4")]), np.zeros(2, [("a", "f8")])),
+    ],
+)
+def test_rows_that_would_not_be_what_they_were(tmp_path, first, then):
+    with pytest.raises(
+        DatasetMismatchError, match=r"dataset 'x' has rows of .* from row 2 on are of .*; fix: "
+    ):
+        write(tmp_path / "a.h5", iter([first, then]))
+    write(tmp_path / "a.h5", iter([then, first] if first.dtype.kind == "S" else [first, first]))
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_a_function_whose_type_changes(tmp_path):
+    dataset = Dataset.range(6).map(lambda x: int(x) if x < 3 else float(x) + 0.5)
+    with pytest.raises(
+        DatasetMismatchError, match=r"rows of int64 \(\), and those from row 0 on are of float64"
+    ):
+        write(tmp_path / "a.h5", dataset)
+    assert os.listdir(tmp_path) == []
+
+
 def test_memory_is_bounded(tmp_path, monkeypatch):
     seen = []
 
