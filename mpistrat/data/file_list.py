@@ -68,6 +68,18 @@ class FileList:
         return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} HDF5 files"
 
 
+def _once(paths: list[str]) -> list[str]:
+    """Without those that links to folders, which ``**`` follows, lead to again; the shortest way is kept."""
+    folders: dict[str, str] = {}
+    shortest: dict[tuple[str, str], str] = {}
+    for path in sorted(paths, key=lambda path: path.count(os.sep)):
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        shortest.setdefault((folders[folder], name), path)
+    return sorted(shortest.values())
+
+
 def _matches(name: str) -> list[str]:
     if os.path.isdir(name):
         raise IsADirectoryError(
@@ -78,6 +90,8 @@ def _matches(name: str) -> list[str]:
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
     found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    if "**" in name:
+        found = _once(found)
     if not found:
         raise FileNotFoundError(f"pattern {name!r} matches no file: check the path, also on the other nodes")
     return found
