@@ -325,6 +325,14 @@ def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
     run_alone("-m", "mpistrat", "data", path, "--dataset", "classes").check().shows("1 files, 2 rows")
 
 
+def test_the_command_tells_that_there_is_no_row(tmp_path, run_alone):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("x", (0, 3), "f4")
+    bad = run_alone("-m", "mpistrat", "data", tmp_path)
+    assert bad.status == 1
+    bad.shows("1 files, 0 rows", "problem: none of the 1 files has a row")
+
+
 # --- the commands -------------------------------------------------------------------------
 
 
