@@ -69,15 +69,18 @@ class FileList:
 
 
 def _once(paths: list[str]) -> list[str]:
-    """Without those that links to folders, which ``**`` follows, lead to again; the shortest way is kept."""
-    folders: dict[str, str] = {}
-    shortest: dict[tuple[str, str], str] = {}
-    for path in sorted(paths, key=lambda path: path.count(os.sep)):
+    """Without those that links to folders lead to again; ways without links, and short ones, win."""
+    real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
+    ways: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
         folder, name = os.path.split(path)
-        if folder not in folders:
-            folders[folder] = os.path.realpath(folder)
-        shortest.setdefault((folders[folder], name), path)
-    return sorted(shortest.values())
+        ways.setdefault((real[folder], name), []).append(path)
+
+    def worse(path: str) -> tuple[bool, int, str]:
+        folder = os.path.dirname(path)
+        return real[folder] != folder, path.count(os.sep), path
+
+    return sorted(min(each, key=worse) for each in ways.values())
 
 
 def _matches(name: str) -> list[str]:
