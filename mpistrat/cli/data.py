@@ -54,6 +54,8 @@ def command(
         "problems": problems,
     }
     rows = [record.rows for record in found.values() if record.rows]
+    if found and not rows:
+        problems.append(f"none of the {len(found)} files has a row; fix: check what wrote them")
     report["policies"] = (
         [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
     )

@@ -11,8 +11,8 @@ from itertools import product
 
 _MOST_HOSTS = 2**20
 _NAME = re.compile(r"[^\[\],\s]+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RANGE = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
+_COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
@@ -72,6 +72,8 @@ def expand_counts(text: str) -> list[int]:
             raise _error(
                 text, match.start(2), f"repeated {times} times", "a list of counts such as '3,1(x2)'"
             )
+        if int(match[1]) > _MOST_HOSTS:
+            raise _error(text, position, f"more than {_MOST_HOSTS}", "a list of counts such as '3,1(x2)'")
         counts += [int(match[1])] * times
         position = match.end()
         if position == len(text):

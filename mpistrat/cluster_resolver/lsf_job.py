@@ -49,7 +49,7 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
         return Allocation(tuple(pairs), HOSTS, tuple(pairs.values()))
     try:
         lines = Path(environ.get("LSB_DJOB_HOSTFILE", "")).read_text().split()
-    except OSError:  # there is none, or it is not on this node
+    except (OSError, ValueError):  # there is none, it is not on this node, or is no text
         return from_lines(environ.get("LSB_HOSTS", "").split(), "LSB_HOSTS")
     return from_lines(lines, "LSB_DJOB_HOSTFILE")
 

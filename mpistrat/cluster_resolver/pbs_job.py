@@ -23,7 +23,7 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
         return []
     try:
         lines = Path(path).read_text().split()
-    except OSError:
+    except (OSError, ValueError):  # or is no text
         return []
     found = from_lines(lines, NODEFILE)
     return [found] if found else []

@@ -134,9 +134,20 @@ class Placement:
         """An address for each rank, ``host:port``, ports counted from ``port_base`` on each node.
 
         None if it is not known which rank is on which node.
+
+        Raises
+        ------
+        ValueError
+            If there are no such ports.
         """
         if self.node_of_rank is None or self.nodes is None:
             return None
+        last = max(Counter(self.node_of_rank).values()) - 1
+        if not isinstance(port_base, int) or not 1 <= port_base <= _LAST_PORT - last:
+            raise ValueError(
+                f"port_base is a number from 1 to {_LAST_PORT - last}, as a node has {last + 1} ranks, each with "
+                f"a port of its own; it is {port_base!r}"
+            )
         taken = [0] * len(self.nodes)
         addresses = []
         for node in self.node_of_rank:
@@ -149,6 +160,8 @@ class Placement:
         widths = [max(len(line[column]) for line in lines) for column in range(2)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
 
+
+_LAST_PORT = 2**16 - 1
 
 # Sources of facts that somebody wrote down rather than a launcher.
 GIVEN = "the cluster specification"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, MutableMapping
 
@@ -41,9 +42,9 @@ class SlurmClusterResolver(ClusterResolver):
         If the environment lacks a variable (the text names it), there are more or fewer tasks than the jobs
         need, or a node has fewer GPUs than its tasks need.
     ValueError
-        If a variable has a value that cannot be read.
+        If a variable has a value that cannot be read, or a number is negative.
     TypeError
-        If ``jobs`` or ``tasks_per_node`` is of another kind.
+        If ``jobs``, ``tasks_per_node`` or a number is of another kind.
 
     Examples
     --------
@@ -79,8 +80,8 @@ class SlurmClusterResolver(ClusterResolver):
         self._jobs = {"worker": slurm_step.num_tasks(self._environ)} if jobs is None else _checked_jobs(jobs)
         self._step = slurm_step.read(self._environ, self._tasks_per_node)
         self._visible = gpus.visible(self._environ)
-        self._gpus_per_node = gpus_per_node
-        self._gpus_per_task = gpus_per_task
+        self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
+        self._gpus_per_task = _checked_gpus("gpus_per_task", gpus_per_task)
         self._counted: int | None = None
         self._check_tasks(jobs is None)
         self._check_gpus()
@@ -283,6 +284,18 @@ def _checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
     if any(count < 0 for count in counts.values()):
         raise ValueError(f"a job has 0 tasks or more: jobs={dict(jobs)!r}")
     return counts
+
+
+def _checked_gpus(name: str, number: int | None) -> int | None:
+    if number is None:
+        return None
+    try:
+        number = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} is a number of GPUs, not {number!r}") from None
+    if number < 0:
+        raise ValueError(f"{name} is a number of GPUs from 0 on, not {number}")
+    return number
 
 
 def _checked_tasks(tasks_per_node: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:

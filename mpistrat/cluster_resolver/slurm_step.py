@@ -217,7 +217,7 @@ def left_over(environ: Mapping[str, str]) -> str | None:
 
 def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The nodes of each group of a heterogeneous job; empty for other jobs, also if they were submitted in one."""
-    numbers = range(integer(environ, "SLURM_HET_SIZE") or 0)
+    numbers = range(min(integer(environ, "SLURM_HET_SIZE") or 0, len(environ)))  # each group has variables
     of_jobs = {environ.get(f"SLURM_JOB_ID_{kind}_{number}") for kind in _GROUP for number in numbers} - {None}
     if of_jobs and environ.get("SLURM_JOB_ID") not in of_jobs:
         return []

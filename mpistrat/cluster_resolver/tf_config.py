@@ -116,7 +116,15 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         """Which of the job's tasks this process is."""
         own = _task(self._environ).get("index") if self._task_id is None else self._task_id
-        return None if own is None else int(own)
+        if own is None:
+            return None
+        try:
+            number = int(own)
+        except (TypeError, ValueError):
+            number = -1
+        if number < 0 or (isinstance(own, float) and number != own):
+            raise ValueError(f'"index" of "task" in TF_CONFIG must be a number from 0 on, not {own!r}')
+        return number
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 Value = TypeVar("Value")
+_MOST_DIGITS = 18
 
 
 def required(environ: Mapping[str, str], name: str, where: str) -> str:
@@ -31,13 +32,13 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
     Raises
     ------
     ValueError
-        If it is no number from 0 on.
+        If it is no number from 0 on, or one that counts nothing there is.
     """
     value = environ.get(name, "")
     if not value:
         return None
-    if not value.isdecimal():
-        raise ValueError(f"the environment variable {name} must be a number from 0 on, not {value!r}")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
+        raise ValueError(f"the environment variable {name} must be a number from 0 on, not {value!r:.60}")
     return int(value)
 
 

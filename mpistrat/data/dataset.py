@@ -201,7 +201,8 @@ class Dataset(Chain):
         Parameters
         ----------
         files : str, os.PathLike or list of those
-            Paths and glob patterns (``**`` included). What a pattern matches is sorted.
+            Paths and glob patterns (``**`` included). What a pattern matches is sorted; a file that ``**`` finds
+            again by links to folders comes once.
         datasets : str, tuple or dict of str
             Names of HDF5 datasets whose axis 0 is the samples. They give an element its structure: an
             array for ``"x"``, a tuple for ``("x", "y")``, a dict for ``{"image": "x"}``. A compound type

@@ -22,7 +22,7 @@ from mpistrat.data.locate_hdf5 import Locator
 from mpistrat.data.records_hdf5 import Chunked as Chunked
 from mpistrat.data.records_hdf5 import Column as Column
 from mpistrat.data.records_hdf5 import FileRecord as FileRecord
-from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5
+from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5, native
 from mpistrat.data.writers import who_writes
 
 _NAMES_SHOWN = 20
@@ -122,7 +122,7 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
     column = Column(
         name=name,
         shape=tuple(found.shape[1:]) + tuple(inner),
-        dtype=stored if stored.isnative else stored.newbyteorder("="),
+        dtype=native(stored),
         chunk_rows=chunks[0] if chunks else 0,
         chunk_bytes=int(np.prod(chunks)) * dtype.itemsize if chunks else 0,
         filtered=filtered,
@@ -137,7 +137,7 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     try:
         found = file[name]
-    except (KeyError, OSError) as error:
+    except (KeyError, OSError, RuntimeError) as error:  # the last of links in a circle
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
             raise DatasetNotFoundError(

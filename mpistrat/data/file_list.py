@@ -68,6 +68,21 @@ class FileList:
         return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} HDF5 files"
 
 
+def _once(paths: list[str]) -> list[str]:
+    """Without those that links to folders lead to again; ways without links, and short ones, win."""
+    real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
+    ways: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        ways.setdefault((real[folder], name), []).append(path)
+
+    def worse(path: str) -> tuple[bool, int, str]:
+        folder = os.path.dirname(path)
+        return real[folder] != folder, path.count(os.sep), path
+
+    return sorted(min(each, key=worse) for each in ways.values())
+
+
 def _matches(name: str) -> list[str]:
     if os.path.isdir(name):
         raise IsADirectoryError(
@@ -78,6 +93,8 @@ def _matches(name: str) -> list[str]:
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
     found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    if "**" in name:
+        found = _once(found)
     if not found:
         raise FileNotFoundError(f"pattern {name!r} matches no file: check the path, also on the other nodes")
     return found

@@ -107,6 +107,11 @@ class Manifests:
         self._kept_in = kept_in
         self._known: dict[int, FileRecord] = {}
 
+    def names(self) -> str:
+        """How files and manifest were named: briefly, and without folders, which may differ between nodes."""
+        kept = "" if self._kept_in is None else f" with the manifest {os.path.basename(self._kept_in)!r}"
+        return f"{self.files.names()}{kept}"
+
     def begin(self) -> None:
         """What a process does at once that is alone: find the files, and look at the first if none are known."""
         self.files.paths()

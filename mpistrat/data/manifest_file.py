@@ -31,8 +31,13 @@ def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequen
             for file, record in zip(files, records, strict=True)
         ],
     }
-    with appearing(path, replace=True) as temporary:
-        temporary.write_text(json.dumps(kept))
+    try:
+        with appearing(path, replace=True) as temporary:
+            temporary.write_text(json.dumps(kept))
+    except OSError as error:
+        what = f"{error.strerror}, so the manifest was not written"
+        fix = "fix: name a folder that can be written to, or leave manifest= out"
+        raise OSError(error.errno, f"{what}; {fix}", path) from error
 
 
 def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
@@ -50,6 +55,11 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
             kept = json.load(file)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        what = (
+            f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
+        )
+        raise OSError(error.errno, what, path) from error
     except ValueError as error:
         raise DataFileError(f"manifest {path!r}: it is no JSON ({error}); {_FIX}") from None
     if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:

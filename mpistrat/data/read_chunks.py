@@ -16,7 +16,7 @@ import numpy as np
 
 from mpistrat.data import blocks, codecs_hdf5
 from mpistrat.data.descriptors import Descriptor, Files
-from mpistrat.data.records_hdf5 import Chunked
+from mpistrat.data.records_hdf5 import Chunked, native
 
 _MOST_THREADS = 4
 _NICE = 10  # a tenth of the processor time of another thread on the same core
@@ -141,7 +141,7 @@ class ChunkedRows:
         self._offsets, self._sizes = layout.places()
         self._key = key
         self._decoded = decoded
-        self._whole = layout.chunk[1:] == shape and stored.isnative
+        self._whole = layout.chunk[1:] == shape and stored == native(stored)
         steps = layout.chunk[1 : 1 + len(shape)]
         self._cells = [
             tuple(slice(i, min(i + step, size)) for i, step, size in zip(corner, steps, shape, strict=True))

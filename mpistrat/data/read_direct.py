@@ -9,7 +9,7 @@ import numpy as np
 from mpistrat.data.descriptors import Files
 from mpistrat.data.read_chunks import ChunkedRows, DecodedChunks
 from mpistrat.data.read_rows import ContiguousRows, RowsOfChunks
-from mpistrat.data.records_hdf5 import Chunked, Column, Contiguous, Joined, Layout
+from mpistrat.data.records_hdf5 import Chunked, Column, Contiguous, Joined, Layout, native
 
 
 class Rows(Protocol):
@@ -59,18 +59,19 @@ class RawRows:
     def __init__(self, rows: ContiguousRows | RowsOfChunks, column: Column):
         self._rows = rows
         self._stored = column.stored
+        self._swapped = column.stored != native(column.stored)
         self.will_need = rows.will_need
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Rows from ``first`` on."""
         self._rows.read_run(files, first, out)
-        if not self._stored.isnative:
+        if self._swapped:
             out[...] = out.view(self._stored).astype(out.dtype)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
         """Ascending rows to any places of ``out``."""
         self._rows.read_rows(files, rows, out, where)
-        if not self._stored.isnative:
+        if self._swapped:
             out[where] = out[where].view(self._stored).astype(out.dtype)
 
 

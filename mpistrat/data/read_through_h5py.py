@@ -10,7 +10,7 @@ import numpy as np
 from mpistrat.data.describe_hdf5 import open_file
 from mpistrat.data.errors import ChecksumError, DataFileError
 from mpistrat.data.read_chunks import DecodedChunks
-from mpistrat.data.records_hdf5 import Column, FileRecord
+from mpistrat.data.records_hdf5 import Column, FileRecord, native
 
 _MOST_CACHE = 64 << 20
 _CACHE_SLOTS = 521
@@ -101,8 +101,7 @@ class _OpenColumn:
         self.rows, *inner = self._id.shape
         self._zeros = (0,) * len(inner)
         self._inner = inner
-        dtype = h5py.Dataset(self._id).dtype
-        self._type = h5py.h5t.py_create(dtype if dtype.isnative else dtype.newbyteorder("="))
+        self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Ascending rows, consecutive ones at once."""

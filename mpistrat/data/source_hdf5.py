@@ -203,7 +203,7 @@ class Hdf5Source(Source):
 
     def fingerprint(self) -> Any:
         """Number and names of the files, and the HDF5 datasets."""
-        return f"{self._manifests.files.names()}, datasets {self._structure!r}"
+        return f"{self._manifests.names()}, datasets {self._structure!r}"
 
     @property
     def _manifest(self) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -128,6 +129,8 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise TypeError(f"restore() needs what state() returned: {name} is {value!r:.100}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"restore() needs what state() returned: {name} is {value}, which is below 0")
+    if state["epoch"] > _MOST:
+        raise ValueError(f"restore() needs what state() returned: epoch is {state['epoch']}, beyond {_MOST}")
     for seed in state["seeds"]:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"restore() needs what state() returned: a seed is {seed!r:.100}")
@@ -174,8 +177,12 @@ def _same_source(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     told = []
+    lists: list[Any] = []
     if then.get("list") and now.get("list"):
-        before, after = ({name: line for name, *line in unpacked(each["list"])} for each in (then, now))
+        with contextlib.suppress(Exception):  # of a state that somebody has changed
+            lists = [{name: line for name, *line in unpacked(each["list"])} for each in (then, now)]
+    if lists:
+        before, after = lists
         told += [f"{name!r} is missing" for name in before if name not in after]
         told += [f"{name!r} is new" for name in after if name not in before]
         told += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
@@ -36,13 +37,18 @@ class _Box(NamedTuple):
 
 
 class _Mapping(NamedTuple):
-    """A source, and what of it goes where; ``odd`` says why that is not one box into another."""
+    """A source, and what of it goes where; ``odd`` says why that is not one box into another.
+
+    ``elements`` is how many it stands for, None if it stands for all that ``endless`` selects of the source by now.
+    """
 
     file: str
     dataset: str
     into: _Box
     out_of: _Box | None
     odd: str
+    elements: int | None
+    endless: Any = None
 
 
 def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> Layout:
@@ -51,12 +57,13 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
     Raises
     ------
     DataFileError, DatasetNotFoundError
-        If a source is missing or too small: HDF5 would answer with fill values.
+        If a source is missing or too small, or sources leave gaps: HDF5 would answer with fill values.
     """
     from mpistrat.data.describe_hdf5 import opened
     from mpistrat.data.locate_hdf5 import never_written
 
-    mappings, covered = _mappings(home, dataset, where)
+    mappings = _mappings(home, dataset, where)
+    covered = 0
     parts: list[Part] = []
     reason = ""
     for mapping in mappings:
@@ -73,6 +80,7 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
                     "dataset; fix: write it again"
                 )
             _check_inside(mapping, source, f"{where}: its rows lie in {path!r}")
+            covered += _elements_now(mapping, source.shape)
             here = f"file {path!r}, dataset {mapping.dataset!r}"
             layout = locator.locate(path, source, here)
             reason = reason or _why_not(mapping, source, layout, dataset)
@@ -83,6 +91,7 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
                 parts.append(Part(first, last - first + 1, start, source.shape[0], layout))
     if covered < dataset.size:
         return never_written(dataset.id.get_create_plist(), where, "it has rows that no source is given for")
+    _check_covered_once(mappings, dataset, where)
     parts.sort(key=lambda part: part.first)
     ends = np.cumsum([part.rows for part in parts])
     if reason or any(part.first + part.rows != end for part, end in zip(parts, ends, strict=True)):
@@ -90,29 +99,76 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
     return Joined(tuple(parts))
 
 
-def _mappings(home: str, dataset: h5py.Dataset, where: str) -> tuple[list[_Mapping], int]:
-    """The sources, those of a pattern one by one, and how many elements they stand for."""
+def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
+    """The sources, those of a pattern one by one."""
     plist = dataset.id.get_create_plist()
     everything = _Box(np.zeros(dataset.ndim, np.int64), np.array(dataset.shape) - 1)
-    found, covered = [], 0
+    found = []
     for i in range(plist.get_virtual_count()):
         file, name = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
-        into, out_of = plist.get_virtual_vspace(i), _selected(plist.get_virtual_srcspace(i))
+        into, of_source = plist.get_virtual_vspace(i), plist.get_virtual_srcspace(i)
+        out_of = _selected(of_source)
         if _is_pattern(file) or _is_pattern(name):
             blocks = _blocks(into, dataset)
-            covered += sum(block.size for block in blocks)
             found += [
-                _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of)
+                _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of, block.size)
                 for number, block in enumerate(blocks)
             ]
             _check_no_gap(home, file, len(blocks), where)
             continue
         box, odd = _selected(into)
-        covered += dataset.size if _is_endless(into) else into.get_select_npoints()
-        found.append(
-            _Mapping(_numbered(file, 0), _numbered(name, 0), box or everything, out_of[0], odd or out_of[1])
+        elements = None if _is_endless(into) else into.get_select_npoints()
+        names = _numbered(file, 0), _numbered(name, 0)
+        found.append(_Mapping(*names, box or everything, out_of[0], odd or out_of[1], elements, of_source))
+    return found
+
+
+def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
+    """How many elements a source of this shape stands for."""
+    if mapping.elements is not None:
+        return mapping.elements
+    if not _is_endless(mapping.endless):
+        return int(np.prod(shape))
+    selected = 1
+    for start, stride, count, block, size in zip(
+        *mapping.endless.get_regular_hyperslab(), shape, strict=True
+    ):
+        room = max(0, size - start)
+        if block == h5py.h5s.UNLIMITED:
+            selected *= room
+        elif count == h5py.h5s.UNLIMITED:
+            selected *= room // stride * block + min(block, room % stride)
+        else:
+            selected *= count * block
+    return int(selected)
+
+
+def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: str) -> None:
+    """HDF5 counts what sources give, and leaves a gap as it finds the memory if two of them give the same elsewhere."""
+    if any(mapping.elements is None for mapping in mappings):
+        return
+    rows = sorted((int(mapping.into.first[0]), int(mapping.into.last[0])) for mapping in mappings)
+    if all(last < first for (_, last), (first, _) in pairwise(rows)):
+        return
+    plist = dataset.id.get_create_plist()
+    union = h5py.h5s.create_simple(dataset.shape)
+    union.select_none()
+    for i in range(plist.get_virtual_count()):
+        into = plist.get_virtual_vspace(i)
+        if into.get_select_type() != h5py.h5s.SEL_HYPERSLABS or _is_endless(into):
+            return  # all of it, or a pattern, whose blocks follow each other
+        if into.is_regular_hyperslab():
+            start, stride, count, block = into.get_regular_hyperslab()
+            union.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
+            continue
+        for first, last in into.get_select_hyper_blocklist().tolist():
+            size = tuple(b - a + 1 for a, b in zip(first, last, strict=True))
+            union.select_hyperslab(tuple(first), (1,) * len(size), None, size, op=h5py.h5s.SELECT_OR)
+    if union.get_select_npoints() < dataset.size:
+        raise DataFileError(
+            f"{where}: its sources overlap, and it has rows that no source is given for, which HDF5 would not even "
+            "fill; fix: make it again"
         )
-    return found, covered
 
 
 def _blocks(into: Any, dataset: h5py.Dataset) -> list[_Box]:

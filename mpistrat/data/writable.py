@@ -30,6 +30,22 @@ class NewColumn(NamedTuple):
             return _UNKNOWN_ROW_BYTES
         return max(1, self.dtype.itemsize * math.prod(self.shape))
 
+    def check(self, name: str, values: Any, first: int) -> None:
+        """See that values are such rows: HDF5 would cut numbers off, and repeat rows that are too small.
+
+        Raises
+        ------
+        DatasetMismatchError
+            If not. ``first`` is the number of the first.
+        """
+        dtype, inner = self.dtype.subdtype or (self.dtype, ())
+        fits = dtype.hasobject or values.dtype.hasobject or np.can_cast(values.dtype, dtype, "safe")
+        if not fits or tuple(values.shape[1:]) != (*self.shape, *inner):
+            raise DatasetMismatchError(
+                f"dataset {name!r} has rows of {self.dtype} {self.shape}, and those from row {first} on are of "
+                f"{values.dtype} {tuple(values.shape[1:])}; fix: rows of one dataset must be alike"
+            )
+
 
 class Rows(NamedTuple):
     """Rows that can be read in runs: ``read(first, stop)`` gives an array for each column."""

@@ -65,7 +65,8 @@ def write_hdf5(
     FileExistsError
         If one of the files exists.
     ValueError
-        If there are fewer rows than files, arrays of different lengths, or no rows.
+        If there are fewer rows than files, arrays of different lengths, or no rows; as `DatasetMismatchError`, if
+        later rows have another shape than the first, or a dtype whose values those of the first cannot hold.
     FilterUnavailableError
         If hdf5plugin is needed and not installed.
 
@@ -115,6 +116,7 @@ def write_rows(
                 for start in range(first, stop, block):
                     end = min(start + block, stop)
                     for name, part in rows.read(start, end).items():
+                        rows.columns[name].check(name, part, start)
                         made[name][start - first : end - first] = part
                     bar.update(end - start)
             first = stop
@@ -274,12 +276,13 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
         count = 0
         with h5py.File(temporary, "x") as file:
             made: dict[str, h5py.Dataset] = {}
+            columns: dict[str, NewColumn] = {}
             for batch in rows:
                 arrays = {name: np.asarray(array) for name, array in named(batch).items()}
                 if not made:
+                    columns = {name: column_of(array) for name, array in arrays.items()}
                     made = {
-                        name: storage.create(file, name, column_of(array), None)
-                        for name, array in arrays.items()
+                        name: storage.create(file, name, column, None) for name, column in columns.items()
                     }
                 if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
                     raise DatasetMismatchError(
@@ -288,6 +291,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
                     )
                 length = len(next(iter(arrays.values())))
                 for name, array in arrays.items():
+                    columns[name].check(name, array, count)
                     made[name].resize(count + length, axis=0)
                     made[name][count:] = array
                 count += length

@@ -198,18 +198,26 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
     if not pairs:
         raise ValueError("there are no variables")
     named: dict[str, Variable] = {}
+    places: dict[tuple[str, ...], str] = {}
     for name, variable in pairs:
         if not isinstance(variable, Variable):
             raise TypeError(f"{variable!r} of type {type(variable).__name__} is no Variable")
-        if name in named:
-            raise ValueError(f"two variables have the name {name!r}: give a dict with names of your own")
-        named[name] = variable
-    for name in named:
-        for above in (name[:i] for i, letter in enumerate(name) if letter == "/"):
-            if above in named:
+        # As HDF5 reads it: "/a//./b" is "a/b".
+        place = tuple(part for part in name.split("/") if part not in ("", "."))
+        if not place or "\0" in name:
+            raise ValueError(
+                f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own"
+            )
+        if place in places:
+            both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
+            raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
+        named[name], places[place] = variable, name
+    for place, name in places.items():
+        for above in (place[:i] for i in range(1, len(place))):
+            if above in places:
                 raise ValueError(
-                    f"the names {above!r} and {name!r} cannot both be in a file: one is in the other's group; give "
-                    "a dict with names of your own"
+                    f"the names {places[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
+                    "give a dict with names of your own"
                 )
     return named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -76,6 +77,8 @@ class PreemptionCheckpointHandler:
         If variables are given without ``checkpoint_dir``; if the checkpoint does not fit the variables.
     NotImplementedError
         If the cluster has parameter servers.
+    OSError
+        If ``checkpoint_dir`` can neither be written to nor made.
     RuntimeError
         In another thread than the main one.
 
@@ -224,6 +227,8 @@ class PreemptionCheckpointHandler:
             save(variables, path)
 
         def restore() -> None:
+            if self._config.save_fn is None:
+                self._topology.on_first(lambda: _see_that_it_is_writable(directory))
             if self._topology.on_first(path.exists):
                 load(variables, path)
                 if self._topology.rank == 0:
@@ -328,6 +333,19 @@ class PreemptionCheckpointHandler:
             status, why = preemption_exit.end(os.environ, comes_back=comes_back, progress=self._progress)
             _log.warning("%s", why)
         preemption_exit.leave(self._topology.broadcast_object(status))
+
+
+def _see_that_it_is_writable(directory: Path) -> None:
+    """A directory, or where it will be made: asked now, rather than when the work of hours is to be saved."""
+    try:
+        there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        what = f"{error.strerror}, so checkpoints could not be written; give another checkpoint_dir"
+        raise OSError(error.errno, what, str(directory)) from None
 
 
 def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None:

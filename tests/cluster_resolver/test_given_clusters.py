@@ -219,3 +219,11 @@ def test_task_of_tf_config_is_no_object():
     resolver = TFConfigClusterResolver(environ={"TF_CONFIG": '{"task": ["worker", 1]}'})
     with pytest.raises(TypeError, match=r'"task" in TF_CONFIG must be an object'):
         _ = resolver.task_id
+
+
+@pytest.mark.parametrize("index", ["x", -1, 0.5, [], {}])
+def test_index_in_tf_config_is_no_number(index):
+    task = {"type": "worker", "index": index}
+    resolver = TFConfigClusterResolver(environ={"TF_CONFIG": json.dumps({"task": task})})
+    with pytest.raises(ValueError, match='"index" of "task" in TF_CONFIG must be a number'):
+        _ = resolver.task_id

@@ -59,6 +59,8 @@ def test_hosts(text):
         ("a b", 1, "' ' has no place"),
         ("n[0-9999999]", 2, "hosts"),
         ("n[0-9999][0-9999]", 17, "hosts"),
+        ("n[\u0967-\u0969]", 2, "expected a number"),
+        (f"n[{'9' * 5000}]", 101, "expected a comma"),
     ],
 )
 def test_no_list_of_hosts(text, position, what):
@@ -76,7 +78,19 @@ def test_counts(text, expected):
 
 @pytest.mark.parametrize(
     ("text", "position"),
-    [("", 0), ("x", 0), ("2(x)", 1), ("2(x0)", 3), ("2,", 2), ("2 ", 1), ("2(x3", 1), ("-1", 0)],
+    [
+        ("", 0),
+        ("x", 0),
+        ("2(x)", 1),
+        ("2(x0)", 3),
+        ("2,", 2),
+        ("2 ", 1),
+        ("2(x3", 1),
+        ("-1", 0),
+        ("\u0663", 0),
+        ("1,99999999999", 2),
+        ("9" * 5000, 0),
+    ],
 )
 def test_no_list_of_counts(text, position):
     with pytest.raises(ValueError, match=f"at position {position}$"):

@@ -449,3 +449,14 @@ class TestAlone:
     @pytest.mark.parametrize("config", ["", "{}", '{"cluster": {}}'])
     def test_empty_tf_config(self, config):
         assert type(resolve({"TF_CONFIG": config})) is MpiClusterResolver
+
+
+@pytest.mark.parametrize(
+    "names", [{"PBS_JOBID": "3", "PBS_NODEFILE": "{}"}, {"LSB_JOBID": "3", "LSB_DJOB_HOSTFILE": "{}"}]
+)
+def test_a_file_of_nodes_that_is_no_text(tmp_path, names):
+    path = tmp_path / "nodes"
+    path.write_bytes(b"\xff\xfe\n")
+    environ = {name: value.format(path) for name, value in names.items()}
+    placement = resolve({**environ, "PMI_RANK": "2", "PMI_SIZE": "3"}).placement
+    assert (placement.rank, placement.nodes) == (2, None)

@@ -100,6 +100,21 @@ class TestTasksPerNode:
             own(STEP, tasks_per_node=[2, 2])
 
 
+@pytest.mark.parametrize("port_base", [-1, 0, 65535, 70000, 8888.0, "8888", None])
+def test_ports_that_do_not_exist(port_base):
+    with pytest.raises(ValueError, match="port_base is a number from 1 to 65534, as a node has 2 ranks"):
+        own(STEP, port_base=port_base).cluster_spec()
+    assert own(STEP, port_base=65534).master() == "grpc://tux08:65535"
+
+
+@pytest.mark.parametrize("name", ["gpus_per_node", "gpus_per_task"])
+def test_numbers_of_gpus_that_are_none(name):
+    with pytest.raises(ValueError, match=f"{name} is a number of GPUs from 0 on, not -1"):
+        own(STEP, **{name: -1})
+    with pytest.raises(TypeError, match=f"{name} is a number of GPUs, not '2'"):
+        own(STEP, **{name: "2"})
+
+
 class TestVariables:
     @pytest.mark.parametrize("missing", STEP)
     @pytest.mark.parametrize("left", [None, ""])
@@ -112,6 +127,8 @@ class TestVariables:
         ("name", "value", "text"),
         [
             ("SLURM_PROCID", "x", "SLURM_PROCID must be a number"),
+            ("SLURM_PROCID", "\u0967", "SLURM_PROCID must be a number"),
+            ("SLURM_PROCID", "9" * 5000, "SLURM_PROCID must be a number"),
             ("SLURM_STEP_NUM_TASKS", "-1", "SLURM_STEP_NUM_TASKS must be a number"),
             ("SLURM_STEP_NODELIST", "tux[07-08", "SLURM_STEP_NODELIST cannot be read.*at position 3"),
             ("SLURM_STEP_TASKS_PER_NODE", "2(x2", "SLURM_STEP_TASKS_PER_NODE cannot be read.*at position 1"),
@@ -120,6 +137,9 @@ class TestVariables:
     def test_unreadable(self, name, value, text):
         with pytest.raises(ValueError, match=text):
             own({**STEP, name: value})
+
+    def test_of_more_groups_than_there_can_be(self):
+        assert own({**STEP, "SLURM_HET_SIZE": "9" * 18}).task_id == 3
 
     @pytest.mark.parametrize(
         ("changes", "text"),

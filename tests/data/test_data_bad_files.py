@@ -208,6 +208,7 @@ def test_links_and_sources_in_other_files(tmp_path, good):
         f["ok"] = h5py.ExternalLink("good-0.h5", "x")
         f["gone"] = h5py.ExternalLink("gone.h5", "x")
         f["astray"] = h5py.SoftLink("/nowhere")
+        f["circle"] = h5py.SoftLink("/circle")
         layout = h5py.VirtualLayout((6, 2), "f4")
         layout[:3] = h5py.VirtualSource("good-0.h5", "x", (3, 2))
         layout[3:] = h5py.VirtualSource("good-1.h5", "x", (3, 2))
@@ -219,6 +220,8 @@ def test_links_and_sources_in_other_files(tmp_path, good):
         Dataset.from_hdf5(path, "gone")
     with pytest.raises(DatasetNotFoundError, match="no dataset 'astray'"):
         Dataset.from_hdf5(path, "astray")
+    with pytest.raises(DatasetNotFoundError, match=r"links\.h5' has no dataset 'circle'"):
+        Dataset.from_hdf5(path, "circle")
     (batch,) = Dataset.from_hdf5(path, "both").batch(6)
     assert batch.all()
     assert batch.shape == (6, 2)

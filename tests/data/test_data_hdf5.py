@@ -170,6 +170,10 @@ def test_files_are_named_in_many_ways(tmp_path):
     assert y(str(tmp_path / "**" / "*.h5")) == list(range(11))
     assert y(str(tmp_path / "sub" / "d[1].h5")) == [9, 10]
     assert y((tmp_path / "a.h5", tmp_path / "a.h5")) == [0, 1, 2] * 2
+    (tmp_path / "circle").symlink_to(".")
+    (tmp_path / "alias").symlink_to("sub")
+    assert y(str(tmp_path / "**" / "*.h5")) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert y(str(tmp_path / "circle" / "alias" / "*.h5")) == [9, 10]
 
 
 def test_types(tmp_path):

@@ -155,6 +155,22 @@ def test_a_manifest_of_other_datasets(files, tmp_path):
 def test_a_manifest_that_cannot_be_written(files, tmp_path, replica_errors):
     errors = replica_errors(2, lambda p: DistributedDataset(made(files, tmp_path / "no" / "m.json"), p))
     assert [type(error) for error in errors] == [FileNotFoundError] * 2
+    assert "so the manifest was not written; fix: " in str(errors[0])
+    errors = replica_errors(2, lambda p: DistributedDataset(made(files, tmp_path), p))
+    assert [type(error) for error in errors] == [IsADirectoryError] * 2
+    assert "so the manifest was not read; fix: " in str(errors[1])
+
+
+def test_a_manifest_on_some_ranks_alone(files, tmp_path, replica_errors):
+    names = str(files / "*.h5")
+    errors = replica_errors(
+        2,
+        lambda p: DistributedDataset(
+            Dataset.from_hdf5(names, "x", manifest=tmp_path / "m.json" if p.rank else None).batch(2), p
+        ),
+    )
+    assert [type(error) for error in errors] == [ValueError] * 2
+    assert "with the manifest 'm.json', datasets 'x' on rank 1" in str(errors[0])
 
 
 # --- states ---------------------------------------------------------------------------------
@@ -218,3 +234,11 @@ def test_a_file_of_another_type_is_still_noticed(files):
         file["x"] = np.zeros((2, 3), "f4")
     with pytest.raises(DatasetMismatchError, match=r"0\.h5.*2\.h5"):
         len(Dataset.from_hdf5(str(files / "*.h5"), "x"))
+
+
+@pytest.mark.parametrize("packed", ["!!", 5, "AAAA"])
+def test_a_state_whose_list_of_files_is_damaged(files, packed):
+    state = state_of(files)
+    state["source"] = {**state["source"], "digest": "another", "list": packed}
+    with pytest.raises(ValueError, match="the files have changed since: there were 3 with 12 rows"):
+        distributed(files).restore(state)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.data import Dataset
+from mpistrat.data import DataFileError, Dataset
 from mpistrat.data.codecs_hdf5 import fletcher32
 from mpistrat.data.describe_hdf5 import describe, way_of_reading
 from mpistrat.data.descriptors import Descriptor
@@ -146,6 +146,19 @@ def test_bits(folder, file, name, rows):
     read(folder / file, name, rows)
 
 
+@pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
+@pytest.mark.parametrize("inner", [">i2", [("v", ">i2", (2,))]])
+def test_array_types_of_the_other_byte_order(tmp_path, compression, inner):
+    # NumPy says of each that it is native
+    kind = np.dtype((inner, (2, 3))) if isinstance(inner, str) else np.dtype(inner)
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        dataset = f.create_dataset("x", (9,), kind, chunks=(4,), compression=compression)
+        values = np.arange(9 * 6, dtype="i2").reshape(9, 2, 3)
+        dataset[...] = values if isinstance(inner, str) else [(row[0, :2],) for row in values]
+    read(tmp_path / "a.h5", "x", [8, 0, 5, 4])
+    read(tmp_path / "a.h5", "x", list(range(9)))
+
+
 @pytest.mark.parametrize("name", STORED)
 def test_way_of_reading(folder, name):
     for file in ("plain.h5", "block.h5", "links.h5"):
@@ -231,6 +244,35 @@ def test_virtual_through_h5py(sources, reason, how):
     assert way(path).startswith("h5py: ")
     assert reason in way(path)
     read(path, "v", [3, 0, 1])
+
+
+@pytest.mark.parametrize("fill", [(), (3,)])
+def test_virtual_with_a_gap_that_an_overlap_makes_up_for(sources, fill):
+    # HDF5 counts elements, and leaves memory as it is
+    gap = sources(fill, s0=(np.s_[0:4], None), s1=(np.s_[0:4], None), s2=(np.s_[4:8], None))
+    with pytest.raises(DataFileError, match=r"v\.h5', dataset 'v': its sources overlap, and it has rows"):
+        describe(str(gap), ["v"])
+    whole = sources(shape=(6, 2), s0=(np.s_[0:4], None), s1=(np.s_[2:6], None))
+    assert way(whole) == "h5py: its sources overlap"
+    read(whole, "v", [5, 0, 3, 2])
+
+
+@pytest.mark.parametrize(("step", "lengths"), [(1, (10, 10)), (1, (10, 7)), (3, (10, 7)), (3, (9, 10))])
+def test_virtual_of_sources_that_grow(tmp_path, step, lengths):
+    endless = h5py.h5s.UNLIMITED
+    layout = h5py.VirtualLayout((9, 2), "i4", maxshape=(None, 2))
+    for i, length in enumerate(lengths):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as f:
+            f.create_dataset("x", data=np.arange(length, dtype="i4") + 1, maxshape=(None,), chunks=(4,))
+        source = h5py.VirtualSource(f"{i}.h5", "x", (10,), maxshape=(None,))
+        layout[0:endless:step, i] = source[0:endless:step]
+    with h5py.File(tmp_path / "v.h5", "w", libver="latest") as f:
+        f.create_virtual_dataset("v", layout)
+    if step > 1 or lengths[0] != lengths[1]:  # rows that no source has
+        with pytest.raises(DataFileError, match="rows that no source is given for"):
+            describe(str(tmp_path / "v.h5"), ["v"])
+    else:
+        read(tmp_path / "v.h5", "v", [9, 0, 4])
 
 
 def test_virtual_of_virtual_and_own_rows(sources, tmp_path):

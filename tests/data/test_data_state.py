@@ -323,6 +323,7 @@ def test_places_that_no_epoch_has(dataset, place, most):
     [
         ("epoch", 1.0, TypeError),
         ("epoch", -1, ValueError),
+        ("epoch", 2**70, ValueError),
         ("epoch", False, TypeError),
         ("policy", 3, TypeError),
         ("replicas", "2", TypeError),

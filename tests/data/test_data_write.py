@@ -127,6 +127,35 @@ def test_batches_of_unknown_number(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.h5", "b.h5", "c.h5"]
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (np.zeros(2, "i4"), np.array([1.5, 2.7])),
+        (np.zeros(2, "i1"), np.array([300, 400])),
+        (np.zeros((2, 3)), np.ones((2, 1))),
+        (np.zeros((2, 3)), np.ones(2)),
+        (np.array([b"ab", b"c"]), np.array([b"abcdef", b"c"])),
+        (np.zeros(2, [("a", "i4")]), np.zeros(2, [("a", "f8")])),
+    ],
+)
+def test_rows_that_would_not_be_what_they_were(tmp_path, first, then):
+    with pytest.raises(
+        DatasetMismatchError, match=r"dataset 'x' has rows of .* from row 2 on are of .*; fix: "
+    ):
+        write(tmp_path / "a.h5", iter([first, then]))
+    write(tmp_path / "a.h5", iter([then, first] if first.dtype.kind == "S" else [first, first]))
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_a_function_whose_type_changes(tmp_path):
+    dataset = Dataset.range(6).map(lambda x: int(x) if x < 3 else float(x) + 0.5)
+    with pytest.raises(
+        DatasetMismatchError, match=r"rows of int64 \(\), and those from row 0 on are of float64"
+    ):
+        write(tmp_path / "a.h5", dataset)
+    assert os.listdir(tmp_path) == []
+
+
 def test_memory_is_bounded(tmp_path, monkeypatch):
     seen = []
 
@@ -294,6 +323,14 @@ def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
     assert [each["name"] for each in told["datasets"]] == ["x", "y"]
     assert {"name": "version", "why": "is a scalar"} in told["beside"]
     run_alone("-m", "mpistrat", "data", path, "--dataset", "classes").check().shows("1 files, 2 rows")
+
+
+def test_the_command_tells_that_there_is_no_row(tmp_path, run_alone):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f.create_dataset("x", (0, 3), "f4")
+    bad = run_alone("-m", "mpistrat", "data", tmp_path)
+    assert bad.status == 1
+    bad.shows("1 files, 0 rows", "problem: none of the 1 files has a row")
 
 
 # --- the commands -------------------------------------------------------------------------

@@ -115,6 +115,24 @@ def test_names_that_lie_in_each_other(strategy, tmp_path):
         save({"a/b": v, "a": v}, tmp_path / "v.h5")
 
 
+def test_names_that_hdf5_reads_otherwise(strategy, tmp_path):
+    with strategy.scope():
+        v, w = mpistrat.Variable(1.0), mpistrat.Variable(2.0)
+    for name in ("", "/", ".", "./", "a\0b"):
+        with pytest.raises(ValueError, match="cannot be the name of a variable in a file") as caught:
+            save({name: v}, tmp_path / "v.h5")
+        assert repr(name) in str(caught.value)
+    for one, other in (("/a", "a"), ("a//b", "a/b"), ("./a", "a/"), ("a/./b", "/a/b")):
+        with pytest.raises(ValueError, match=f"two variables have the name '{one}' or '{other}'"):
+            save({one: v, other: w}, tmp_path / "v.h5")
+    with pytest.raises(ValueError, match="'/a' and 'a//b' cannot both be in a file"):
+        save({"/a": v, "a//b": w}, tmp_path / "v.h5")
+    save({"/é x//y/": v}, tmp_path / "v.h5")
+    v.assign(0.0)
+    load({"é x/y": v}, tmp_path / "v.h5")
+    assert float(v) == 1.0
+
+
 def test_an_interrupted_save_leaves_the_old_file(strategy, tmp_path, monkeypatch):
     with strategy.scope():
         v = mpistrat.Variable(1.0, name="v")
