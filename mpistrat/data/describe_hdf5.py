@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from mpistrat.data import codecs_hdf5
+from mpistrat.data.byte_order import native
 from mpistrat.data.errors import (
     DataFileError,
     DatasetMismatchError,
@@ -22,7 +23,7 @@ from mpistrat.data.locate_hdf5 import Locator
 from mpistrat.data.records_hdf5 import Chunked as Chunked
 from mpistrat.data.records_hdf5 import Column as Column
 from mpistrat.data.records_hdf5 import FileRecord as FileRecord
-from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5, native
+from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5
 from mpistrat.data.writers import who_writes
 
 _NAMES_SHOWN = 20

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.data.byte_order import in_native_order
 
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
@@ -71,9 +72,7 @@ def as_array(leaf: Any) -> np.ndarray:
         raise ValueError(
             f"{type(leaf).__name__} does not make one array ({error}): use a tuple for a structure of several"
         ) from None
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
+    return in_native_order(array)
 
 
 def lists_to_arrays(tree: Any) -> Any:

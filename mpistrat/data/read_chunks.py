@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.data import blocks, codecs_hdf5
+from mpistrat.data.byte_order import native
 from mpistrat.data.descriptors import Descriptor, Files
-from mpistrat.data.records_hdf5 import Chunked, native
+from mpistrat.data.records_hdf5 import Chunked
 
 _MOST_THREADS = 4
 _NICE = 10  # a tenth of the processor time of another thread on the same core

@@ -16,20 +16,6 @@ import numpy as np
 from mpistrat.data.blocks import Whole
 
 
-def native(dtype: np.dtype) -> np.dtype:
-    """The dtype in the byte order of this machine.
-
-    ``dtype.isnative`` is true of every array type, also inside a compound one.
-
-    Examples
-    --------
-    >>> native(np.dtype((">i2", (3,)))), native(np.dtype(">f4"))
-    (dtype(('<i2', (3,))), dtype('float32'))
-    """
-    other = dtype.newbyteorder("=")
-    return dtype if other == dtype else other  # the first has metadata, too
-
-
 class OtherFile(NamedTuple):
     """A file that holds rows of another one; ``path`` is relative to the folder of that one, or absolute."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data import elements, spec
+from mpistrat.data.byte_order import in_native_order
 from mpistrat.data.contracts import Source
 from mpistrat.data.spec import ArraySpec
 
@@ -68,13 +69,13 @@ class _ArrayReader:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         if isinstance(self._array, np.ndarray):
-            return _native(np.array(self._array[rows]))
+            return in_native_order(np.array(self._array[rows]))
         wanted, back = np.unique(rows, return_inverse=True)
         cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
         if len(cuts) and hasattr(self._array, "oindex"):
-            return _native(np.asarray(self._array.oindex[wanted])[back])
+            return in_native_order(np.asarray(self._array.oindex[wanted])[back])
         runs = [np.asarray(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
-        return _native(np.concatenate(runs)[back])
+        return in_native_order(np.concatenate(runs)[back])
 
 
 class _ElementReader:
@@ -92,10 +93,6 @@ class _ElementReader:
         else:
             found = [self._sequence[number] for number in numbers]
         return elements.stack([elements.of_arrays(each) for each in found])
-
-
-def _native(values: np.ndarray) -> np.ndarray:
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _name(sequence: Any) -> str:

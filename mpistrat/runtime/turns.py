@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from mpistrat.runtime import arrival, float_errors, threads
 from mpistrat.runtime.abandoned import anyone_in_turn
-from mpistrat.runtime.agreement import Agreement, Payload
+from mpistrat.runtime.agreement import Agreement, Payload, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import (
     MismatchError,
@@ -204,7 +204,8 @@ class Turns:
 
     def combining(self, word: int, payload: Payload) -> Callable[[], bool]:
         """`meet` with this payload, for one who has begun with `begin`: whether all ranks said this word."""
-        return self._agreement.combining(word, payload)  # type: ignore[attr-defined]
+        assert isinstance(self._agreement, TwoTierAgreement)
+        return self._agreement.combining(word, payload)
 
     def _meet_again(self) -> None:
         """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
