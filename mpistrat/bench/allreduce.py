@@ -6,25 +6,26 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mpistrat.bench import launch, sizes
+from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
 from mpistrat.bench.report import LIBRARY, Report
 
 if TYPE_CHECKING:
     import numpy as np
 
+PROGRAM = ("-m", "mpistrat.bench.allreduce")
 SIZES = "4KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
-PLAIN, BUFFERS, BOUND = "plain array", "buffer", "bound"
-COPY, WIRE = "a copy in memory", "the wire"
 _MEASUREMENT_SECONDS = 0.005
 _FEWEST = 3  # repetitions
 
-Way = TypeVar("Way")
+Key = TypeVar("Key")
+Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], Way]]"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("allreduce", __doc__ or "", repetitions=21)
     parser.add_argument(
         "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"of the array ({SIZES})"
@@ -56,11 +57,11 @@ def main(argv: list[str]) -> int | None:
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth over size")
     arguments = parser.parse_args(argv)
-    status = launch.launched("allreduce", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
@@ -76,7 +77,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     report = Report("allreduce", comm.size)
     for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
-        ways = _ways(comm, strategy, count, named)
+        ways = {**_ways(comm, strategy, count, named), **rivals(comm, count)}
         fault = _fault(comm, ways)
         if fault:
             if comm.rank == 0:
@@ -96,7 +97,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         if arguments.json:
             report.write_json(arguments.json)
         if arguments.plot:
-            from mpistrat.bench.allreduce_plot import plot
+            from mpistrat.bench.reduction.chart import plot
 
             plot(report.rows, topology.ranks_per_node, arguments.plot)
     return 0
@@ -104,7 +105,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     import mpistrat
-    from mpistrat.bench import allreduce_gpu
+    from mpistrat.bench.reduction import on_gpu
     from mpistrat.bench.timing import median
     from mpistrat.collectives.gpu_all_reduce import ROUTES, obstacles
 
@@ -130,15 +131,13 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
         return {way: median(each) for way, each in seconds.items()}
 
     report = Report("allreduce", comm.size)
-    fault = allreduce_gpu.measure(
-        comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers
-    )
+    fault = on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers)
     if comm.rank == 0:
         if fault:
             print(fault, file=sys.stderr)
         else:
             print(report.table())
-            print("\n".join(allreduce_gpu.bandwidths(report, report.rows[-1].bytes)))
+            print("\n".join(on_gpu.bandwidths(report, report.rows[-1].bytes)))
             for name, text in found.items():
                 print(f"route {name}: {text or 'possible'}")
             if arguments.json:
@@ -146,61 +145,43 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     return 1 if fault else 0
 
 
-def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
-    """Bytes that every node has to send at least, or every rank where there is one node.
+class Way(NamedTuple):
+    """One way to do it, and what is needed to see that it does it right.
 
-    Patarasuk and Yuan 2009, theorem 1.
-
-    Examples
-    --------
-    >>> least_bytes((2, 2, 2, 2), 1000)
-    1500.0
-    >>> least_bytes((2,), 1000)
-    1000.0
+    Attributes
+    ----------
+    cases : sequence of str
+        Of the report, in which its time stands.
+    times : callable
+        ``times(k)`` does it k times.
+    send : numpy.ndarray
+        What is summed.
+    result : callable
+        ``result()`` is the sum.
     """
-    parts = len(ranks_per_node) if len(ranks_per_node) > 1 else ranks_per_node[0]
-    return 2 * (parts - 1) / parts * nbytes
+
+    cases: Sequence[str]
+    times: Callable[[int], object]
+    send: np.ndarray
+    result: Callable[[], np.ndarray]
 
 
-class _Way:
-    """One way to do it, and what is needed to see that it does it right."""
-
-    def __init__(
-        self,
-        cases: Sequence[str],
-        times: Callable[[int], object],
-        send: np.ndarray,
-        result: Callable[[], np.ndarray],
-    ):
-        self.cases = cases
-        self.times = times
-        self.send = send
-        self.result = result
-
-
-def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], _Way]:
+def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], Way]:
     import numpy as np
 
-    from mpistrat.bench import allreduce_nonblocking_by_hand as nonblocking
-    from mpistrat.bench import allreduce_one_call_by_hand as one_call
-    from mpistrat.bench import allreduce_pieces_by_hand as pieces
     from mpistrat.experimental import CommunicationOptions
 
     def array() -> np.ndarray:
         return np.zeros(count, np.float32)
 
-    ways: dict[tuple[str, str], _Way] = {}
+    ways: dict[tuple[str, str], Way] = {}
 
     def library(case: str, send: np.ndarray, name: str | None = None) -> None:
         options = None if name is None else CommunicationOptions(implementation=name)
         totals: list[np.ndarray] = []
         times = partial(strategy.run, partial(_all_reduce, send, options, totals))
         way = LIBRARY if name is None else f"{LIBRARY}, {name}"
-        ways[case, way] = _Way([case], lambda k: times((k,)), send, lambda: totals[0])
-
-    def by_hand(way: str, cases: Sequence[str], module: Any) -> None:
-        send, receive = array(), array()
-        ways[cases[0], way] = _Way(cases, module.all_reduce(comm, send, receive), send, lambda: receive)
+        ways[case, way] = Way([case], lambda k: times((k,)), send, lambda: totals[0])
 
     buffer = strategy.experimental_buffers_like(array())
     library(PLAIN, array())
@@ -209,15 +190,11 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
         library(PLAIN, array(), name)
         if name in _IN_PLACE:
             library(BUFFERS, buffer, name)
-    by_hand("one call", (PLAIN, BUFFERS), one_call)
-    by_hand("4 MiB pieces", (PLAIN, BUFFERS), pieces)
-    by_hand("not blocking", (PLAIN, BUFFERS), nonblocking)
-    own = array()
-    ways[BUFFERS, "4 MiB pieces, in place"] = _Way(
-        [BUFFERS], pieces.all_reduce_in_place(comm, own), own, lambda: own
-    )
+    send, receive = array(), array()
+    one_call = partial(_one_call, comm, send, receive)
+    ways[PLAIN, "one call"] = Way((PLAIN, BUFFERS), one_call, send, lambda: receive)
     source, target = array(), array()
-    ways[BOUND, COPY] = _Way([BOUND], partial(_copy, target, source), source, lambda: target * comm.size)
+    ways[BOUND, COPY] = Way([BOUND], partial(_copy, target, source), source, lambda: target * comm.size)
     return ways
 
 
@@ -234,12 +211,21 @@ def _all_reduce(send: np.ndarray, options: Any, totals: list[Any], k: int) -> No
     totals[:] = [total]
 
 
+def _one_call(comm: Any, send: np.ndarray, receive: np.ndarray, k: int) -> None:
+    """What MPI's own all-reduce takes."""
+    from mpi4py import MPI
+
+    one, other, op = [send, MPI.FLOAT], [receive, MPI.FLOAT], MPI.SUM
+    for _ in range(k):
+        comm.Allreduce(one, other, op)
+
+
 def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
     for _ in range(k):
         target[...] = source
 
 
-def _fault(comm: Any, ways: Mapping[tuple[str, str], _Way]) -> str | None:
+def _fault(comm: Any, ways: Mapping[tuple[str, str], Way]) -> str | None:
     """What is wrong with the sums of some way, None if nothing. Leaves all arrays zero, as sums then are."""
     import numpy as np
 
@@ -259,8 +245,8 @@ def _fault(comm: Any, ways: Mapping[tuple[str, str], _Way]) -> str | None:
 
 
 def interleaved_for(
-    comm: Any, ways: Mapping[Way, Callable[[int], object]], repetitions: int, seconds: float
-) -> dict[Way, list[float]]:
+    comm: Any, ways: Mapping[Key, Callable[[int], object]], repetitions: int, seconds: float
+) -> dict[Key, list[float]]:
     """As `timing.interleaved`, each measurement long enough to be one, and few if they take long."""
     from mpistrat.bench.timing import interleaved
 

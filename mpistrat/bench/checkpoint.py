@@ -5,30 +5,40 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
 
+PROGRAM = ("-m", "mpistrat.bench.checkpoint")
 TENSORS = 200
+Rivals: TypeAlias = "Callable[[], Mapping[str, ReadsAndWrites]]"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+class ReadsAndWrites(Protocol):
+    """What writes arrays to a file, and reads them into arrays that are there."""
+
+    def write(self, arrays: Sequence[Any], path: str) -> None: ...
+
+    def read(self, arrays: Sequence[Any], path: str) -> None: ...
+
+
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("checkpoint", __doc__ or "", repetitions=11)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to write files in")
     parser.add_argument(
         "--megabytes", type=launch.positive, default=440, help=f"of {TENSORS} float32 arrays (%(default)s)"
     )
     arguments = parser.parse_args(argv)
-    status = launch.launched("checkpoint", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
@@ -38,7 +48,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         folder = tempfile.TemporaryDirectory(prefix="checkpoint-", dir=arguments.data)
     report = Report("checkpoint", comm.size)
     try:
-        _Measurement(comm, arguments, comm.bcast(folder and folder.name), report).run()
+        _Measurement(comm, arguments, comm.bcast(folder and folder.name), report, rivals()).run()
         comm.Barrier()
     finally:
         if folder is not None:
@@ -53,15 +63,22 @@ def _measure(arguments: argparse.Namespace) -> int:
 class _Measurement:
     """All cases, one after another."""
 
-    def __init__(self, comm: Any, arguments: argparse.Namespace, folder: str, report: Report):
+    def __init__(
+        self,
+        comm: Any,
+        arguments: argparse.Namespace,
+        folder: str,
+        report: Report,
+        rivals: Mapping[str, ReadsAndWrites],
+    ):
         import numpy as np
 
         import mpistrat
-        from mpistrat.bench import checkpoint_h5py_by_hand, checkpoint_raw_by_hand
+        from mpistrat.bench.programs import array_bytes
 
         self._comm, self._report, self._folder = comm, report, folder
         self._repetitions = arguments.repetitions
-        self._by_hand: dict[str, Any] = {"raw": checkpoint_raw_by_hand, "h5py": checkpoint_h5py_by_hand}
+        self._others: dict[str, ReadsAndWrites] = {"raw": array_bytes, **rivals}
         length = max(1, arguments.megabytes * 1_000_000 // 4 // TENSORS)
         numbers = np.random.default_rng(0)
         self._arrays = [numbers.standard_normal(length, np.float32) for _ in range(TENSORS)]
@@ -82,8 +99,8 @@ class _Measurement:
             "save",
             {LIBRARY: partial(save, variables, path)}
             | {
-                name: self._on_first(by_hand.write, self._arrays, self._path(name))
-                for name, by_hand in self._by_hand.items()
+                name: self._on_first(other.write, self._arrays, self._path(name))
+                for name, other in self._others.items()
             },
         )
         into = [array.copy() for array in self._arrays]
@@ -91,8 +108,8 @@ class _Measurement:
             "load",
             {LIBRARY: partial(load, variables, path)}
             | {
-                name: self._on_first(by_hand.read, into, self._path(name))
-                for name, by_hand in self._by_hand.items()
+                name: self._on_first(other.read, into, self._path(name))
+                for name, other in self._others.items()
             },
         )
         self._compare(

@@ -7,34 +7,35 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
 
+PROGRAM = ("-m", "mpistrat.bench.files")
 _KEPT = f"{LIBRARY}, manifest kept"
 _ROWS, _WIDTH = 8, 64  # of a file, in float32
 _BATCH = 64
+Rivals: TypeAlias = "Callable[[Any, str], Mapping[str, Callable[[int], object]]]"
 _START, _COLLECTIVES, OPENED = "start", "start, in collectives", "opened"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("files", __doc__ or "", repetitions=3)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to make the files in")
     parser.add_argument("--files", type=launch.positive, default=10_000, help="how many (%(default)s)")
     arguments = parser.parse_args(argv)
-    status = launch.launched("files", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench import files_by_hand as by_hand
     from mpistrat.bench.timing import interleaved, median
     from mpistrat.data import Dataset, DistributedDataset
     from mpistrat.runtime.topology import Topology
@@ -58,11 +59,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     starts = {LIBRARY: ours(LIBRARY, None), _KEPT: ours(_KEPT, manifest)}
     starts[_KEPT](1)  # which writes it
     opened = {way: _opened(comm, start) for way, start in starts.items()}
-    ways = {
-        **starts,
-        "every rank opens all": lambda k: [by_hand.every_rank(pattern) for _ in range(k)],
-        "by hand, each its part": lambda k: [by_hand.own_part(comm, pattern) for _ in range(k)],
-    }
+    ways: dict[str, Callable[[int], object]] = {**starts, **rivals(comm, pattern)}
     seconds = interleaved(comm, ways, arguments.repetitions, warmup=1)
 
     report = Report("files", comm.size)

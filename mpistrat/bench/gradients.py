@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpistrat.bench import launch
-from mpistrat.bench.gradients_shapes import NETWORKS
+from mpistrat.bench.reduction.networks import NETWORKS
 from mpistrat.bench.report import LIBRARY, Report
 
 if TYPE_CHECKING:
     import numpy as np
 
+PROGRAM = ("-m", "mpistrat.bench.gradients")
+PLAIN, BUFFERS = "separate arrays", "in place"
+Rivals: TypeAlias = "Callable[[Any, Sequence[tuple[int, ...]]], Mapping[tuple[str, str], Way]]"
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+
+class Way(NamedTuple):
+    """One way to do it: ``times(k)`` does it k times, ``totals()`` are the sums of the ``gradients``."""
+
+    gradients: list[np.ndarray]
+    times: Callable[[int], object]
+    totals: Callable[[], Sequence[np.ndarray]]
+
+
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("gradients", __doc__ or "", repetitions=11)
     parser.add_argument(
         "--network",
@@ -28,11 +41,11 @@ def main(argv: list[str]) -> int | None:
         "--part", type=launch.positive, default=1, help="only every such tensor, for a trial (%(default)s)"
     )
     arguments = parser.parse_args(argv)
-    status = launch.launched("gradients", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     from mpistrat.bench.timing import interleaved, median
@@ -41,14 +54,14 @@ def _measure(arguments: argparse.Namespace) -> int:
     report = Report("gradients", comm.size)
     for network in arguments.network or NETWORKS:
         shapes = NETWORKS[network]()[:: arguments.part]
-        ways = _ways(comm, shapes)
+        ways = {**_ways(comm, shapes), **rivals(comm, shapes)}
         fault = _fault(comm, ways)
         if fault:
             if comm.rank == 0:
                 print(fault, file=sys.stderr)
             return 1
         seconds = interleaved(comm, {name: way.times for name, way in ways.items()}, arguments.repetitions)
-        nbytes = sum(each.nbytes for each in ways[_PLAIN, LIBRARY].gradients)
+        nbytes = sum(each.nbytes for each in ways[PLAIN, LIBRARY].gradients)
         for (kind, way), samples in seconds.items():
             report.add(f"{network}, {kind}", way, nbytes, median(samples))
         del ways
@@ -59,51 +72,48 @@ def _measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_PLAIN, _BUFFERS = "separate arrays", "in place"
+def views(shapes: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a zeroed buffer, and arrays of these shapes one behind the other in it."""
+    import numpy as np
+
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    flat = np.zeros(ends[-1], np.float32)
+    return flat, [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
 
 
-class _Way(NamedTuple):
-    gradients: list[np.ndarray]
-    times: Callable[[int], object]
-    totals: Callable[[], Sequence[np.ndarray]]
-
-
-def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str], _Way]:
+def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str], Way]:
     import numpy as np
 
     import mpistrat
-    from mpistrat.bench import gradients_one_buffer_by_hand as one_buffer
-    from mpistrat.bench.gradients_separate_by_hand import Separate
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 
-    def library(gradients: list[np.ndarray]) -> _Way:
+    def library(gradients: list[np.ndarray]) -> Way:
         totals: list[np.ndarray] = []
 
         def times(k: int) -> None:
             strategy.run(_all_reduce, (gradients, totals, k))
 
-        return _Way(gradients, times, lambda: totals)
+        return Way(gradients, times, lambda: totals)
 
     def arrays() -> list[np.ndarray]:
         return [np.zeros(shape, np.float32) for shape in shapes]
 
-    mine = arrays()
-    separate = Separate(comm, mine)
-    flat, parts = one_buffer.views(shapes)
-    source, sources = one_buffer.views(shapes)
-    target, targets = one_buffer.views(shapes)
+    source, sources = views(shapes)
+    target, targets = views(shapes)
     return {
-        (_PLAIN, LIBRARY): library(arrays()),
-        (_PLAIN, "small ones packed, others in 4 MiB pieces"): _Way(
-            mine, separate.times, lambda: separate.totals
+        (PLAIN, LIBRARY): library(arrays()),
+        (PLAIN, "one buffer, one call"): Way(
+            sources, partial(_one_call, comm, source, target), lambda: targets
         ),
-        (_PLAIN, "one buffer, one call"): _Way(
-            sources, one_buffer.in_one_call(comm, source, target), lambda: targets
-        ),
-        (_BUFFERS, LIBRARY): library(strategy.experimental_buffers_like(arrays())),
-        (_BUFFERS, "one buffer, 4 MiB pieces"): _Way(parts, one_buffer.in_pieces(comm, flat), lambda: parts),
+        (BUFFERS, LIBRARY): library(strategy.experimental_buffers_like(arrays())),
     }
+
+
+def _one_call(comm: Any, flat: np.ndarray, total: np.ndarray, k: int) -> None:
+    """What MPI's own all-reduce takes, of as many bytes."""
+    for _ in range(k):
+        comm.Allreduce(flat, total)
 
 
 def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -> None:
@@ -115,7 +125,7 @@ def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -
         totals[:] = replica.all_reduce("SUM", gradients)
 
 
-def _fault(comm: Any, ways: dict[tuple[str, str], _Way]) -> str | None:
+def _fault(comm: Any, ways: dict[tuple[str, str], Way]) -> str | None:
     """What is wrong with the sums of some way, None if nothing. Leaves gradients zero, as sums then are."""
     import numpy as np
 

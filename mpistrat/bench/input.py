@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections import deque
@@ -25,6 +24,11 @@ _UNTHREADED = f"{LIBRARY}, prefetch(0)"
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
+    return run(parser(), argv, Measurement)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser of the arguments of this subject."""
     parser = argparse.ArgumentParser(prog="mpistrat bench input", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to make the files in")
     parser.add_argument(
@@ -35,85 +39,108 @@ def main(argv: list[str]) -> int | None:
         "--repetitions", type=launch.positive, default=5, help="measurements of each way (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
-    parser.add_argument("--no-torch", action="store_true", help="leave torch out, though it is installed")
+    return parser
+
+
+def run(parser: argparse.ArgumentParser, argv: list[str], measurement: type[Measurement]) -> int:
+    """Run the subject by a measurement that may know more ways."""
     arguments = parser.parse_args(argv)
     if launch.under_several_ranks():
         parser.error("input measures one rank: call it without a launcher")
     os.environ.update(launch.one_thread(os.environ))
-    return _Measurement(arguments).run()
+    return measurement(arguments).run()
 
 
-class _Measurement:
-    """All cases, one after another."""
+class Measurement:
+    """All cases, one after another.
+
+    Attributes
+    ----------
+    arguments : argparse.Namespace
+    paths : dict
+        The files of each layout.
+    """
 
     def __init__(self, arguments: argparse.Namespace):
         # Here, since these load the BLAS, whose number of threads is set by now.
-        from mpistrat.bench import input_files
+        from mpistrat.bench.programs import hdf5_files
 
-        self._files = input_files
-        self._arguments = arguments
-        self._report = Report("input", 1)
-        self._nbytes = arguments.mib << 20
-        self._torch = not arguments.no_torch and importlib.util.find_spec("torch") is not None
+        self._files = hdf5_files
+        self.arguments = arguments
+        self.report = Report("input", 1)
+        self.nbytes = arguments.mib << 20
         arguments.data.mkdir(parents=True, exist_ok=True)
-        self._paths = {
-            name: input_files.made(arguments.data, name, how, self._nbytes, arguments.seed)
-            for name, how in input_files.layouts().items()
+        self.paths = {
+            name: hdf5_files.made(arguments.data, name, how, self.nbytes, arguments.seed)
+            for name, how in hdf5_files.layouts().items()
         }
 
     def run(self) -> int:
         """Measure, print and write."""
-        cold = self._files.forget(self._paths["contiguous"])
+        cold = self._files.forget(self.paths["contiguous"])
         self._in_order(cold)
         self._shuffled(cold)
         self._index()
         self._step()
-        if self._torch:
-            self._against_torch()
+        self.further()
         self._memory()
-        print(self._report.table())
+        print(self.report.table())
         if not cold:
             print(
                 "nothing is measured cold: this system does not drop files from its memory when it is told to"
             )
-        if not self._torch:
-            print("torch is left out" if self._arguments.no_torch else "torch is not installed, and left out")
-        if self._arguments.json:
-            self._report.write_json(self._arguments.json)
+        if self.arguments.json:
+            self.report.write_json(self.arguments.json)
         return 0
 
-    def _in_order(self, cold: bool) -> None:
-        from mpistrat.bench import input_h5py_by_hand as by_h5py
-        from mpistrat.bench import input_raw_by_hand as raw
-        from mpistrat.bench import input_with_library as library
+    def rivals(self, paths: list[str], decoded: bool) -> dict[str, Callable[[], object]]:
+        """Return further ways to read these files in order, whose chunks may have to be decoded."""
+        return {}
 
-        for layout, paths in self._paths.items():
+    def further(self) -> None:
+        """Measure cases of one's own."""
+
+    def programs(self) -> dict[str, list[str]]:
+        """Return what is run for its memory: arguments of Python, to which the files are added."""
+        folder = Path(__file__).parent / "programs"
+        return {
+            LIBRARY: [str(folder / "read_batches.py"), str(BATCH)],
+            "raw read": [str(folder / "read_bytes.py"), str(BATCH * self._files.ROW_BYTES)],
+        }
+
+    def raw(self, paths: list[str]) -> Callable[[], object]:
+        """Return what reads the bytes of these files: no program reads faster."""
+        from mpistrat.bench.programs import read_bytes
+
+        return partial(read_bytes.epoch, paths, BATCH * self._files.ROW_BYTES)
+
+    def _in_order(self, cold: bool) -> None:
+        from mpistrat.bench.programs import read_batches as library
+
+        for layout, paths in self.paths.items():
             stored = layout in ("gzip", "zstd")
             ways: dict[str, Callable[[], object]] = {
                 LIBRARY: partial(library.epoch, library.distributed(paths, BATCH)),
                 _UNTHREADED: partial(library.epoch, library.distributed(paths, BATCH, prefetch=0)),
-                "h5py, slices": partial(by_h5py.slices, paths, BATCH),
-                "h5py, read_direct": partial(by_h5py.read_direct, paths, BATCH),
+                **self.rivals(paths, stored),
             }
-            if stored:
-                del ways["h5py, read_direct"]  # without a cache it would decode chunks twice
-            else:
-                ways["raw read"] = partial(raw.epoch, paths, BATCH * self._files.ROW_BYTES)
-            self._compare(f"{layout}, {WARM}", ways)
+            if not stored:
+                ways["raw read"] = self.raw(paths)
+            self.compare(f"{layout}, {WARM}", ways)
             if cold and not stored:
-                self._compare(f"{layout}, {COLD}", ways, partial(self._files.forget, paths))
+                self.compare(f"{layout}, {COLD}", ways, partial(self._files.forget, paths))
 
     def _shuffled(self, cold: bool) -> None:
-        from mpistrat.bench import input_with_library as library
+        from mpistrat.bench.programs import read_batches as library
 
-        paths = self._paths["contiguous"]
+        paths = self.paths["contiguous"]
         ways: dict[str, Callable[[], object]] = {
             LIBRARY: partial(library.epoch, library.distributed(paths, BATCH, shuffle=True)),
             "in order": partial(library.epoch, library.distributed(paths, BATCH)),
         }
-        self._compare(f"shuffled, {WARM}", ways)
+        self.compare(f"shuffled, {WARM}", ways)
         if cold:
-            self._compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
+            self.compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
 
     def _index(self) -> None:
         """One index of a shuffled epoch, in batches of as many as the library finds at once."""
@@ -127,7 +154,7 @@ class _Measurement:
         def batches(order: BlockOrder) -> Callable[[int], None]:
             def find(k: int) -> None:
                 for i in range(0, k, ORDER_AHEAD_ROWS):
-                    order(np.arange(i, i + ORDER_AHEAD_ROWS), self._arguments.seed, 0)
+                    order(np.arange(i, i + ORDER_AHEAD_ROWS), self.arguments.seed, 0)
 
             return find
 
@@ -138,15 +165,15 @@ class _Measurement:
             for exponent in _INDICES
         }
         each = 64 * ORDER_AHEAD_ROWS
-        seconds = interleaved(MPI.COMM_SELF, ways, self._arguments.repetitions, each)
+        seconds = interleaved(MPI.COMM_SELF, ways, self.arguments.repetitions, each)
         for exponent, samples in seconds.items():
-            self._report.add(f"an index of 10^{exponent}, shuffled", LIBRARY, 8, median(samples))
+            self.report.add(f"an index of 10^{exponent}, shuffled", LIBRARY, 8, median(samples))
 
     def _step(self) -> None:
         """A program that computes for as long as it says, and finds its batches read when it is done."""
         import numpy as np
 
-        from mpistrat.bench import input_with_library as library
+        from mpistrat.bench.programs import read_batches as library
 
         matrix = np.ones((256, 256), np.float32)
         times = _calls_within(_COMPUTED, lambda: matrix @ matrix)
@@ -155,56 +182,26 @@ class _Measurement:
             for _ in range(times):
                 matrix @ matrix
 
-        steps = -(-self._nbytes // self._files.ROW_BYTES // BATCH)
-        for layout in ("contiguous", *(["zstd"] if "zstd" in self._paths else ["gzip"])):
-            paths = self._paths[layout]
+        steps = -(-self.nbytes // self._files.ROW_BYTES // BATCH)
+        for layout in ("contiguous", *(["zstd"] if "zstd" in self.paths else ["gzip"])):
+            paths = self.paths[layout]
             ways: dict[str, Callable[[], object]] = {
                 LIBRARY: partial(library.epoch, library.distributed(paths, BATCH), compute),
                 _UNTHREADED: partial(library.epoch, library.distributed(paths, BATCH, prefetch=0), compute),
                 "computing alone": lambda: deque(map(compute, range(steps)), maxlen=0),
                 "reading alone": partial(library.epoch, library.distributed(paths, BATCH)),
             }
-            self._compare(f"{_COMPUTED * 1000:g} ms of computing a batch, {layout}", ways)
-
-    def _against_torch(self) -> None:
-        from mpistrat.bench import input_raw_by_hand as raw
-        from mpistrat.bench import input_torch_by_hand as by_torch
-        from mpistrat.bench import input_with_library as library
-
-        paths = self._paths["contiguous"]
-        for case, shuffle in (("torch, in order", False), ("torch, shuffled", True)):
-            ways: dict[str, Callable[[], object]] = {
-                LIBRARY: partial(library.epoch, library.distributed(paths, BATCH, shuffle))
-            }
-            for name, workers, batched in (
-                ("DataLoader", 0, False),
-                ("DataLoader, batched", 0, True),
-                ("DataLoader, 2 workers", 2, False),
-            ):
-                loader = by_torch.loader(paths, BATCH, shuffle, workers, batched)
-                ways[name] = partial(by_torch.epoch, loader)
-            if not shuffle:  # what nobody is faster than
-                ways["raw read"] = partial(raw.epoch, paths, BATCH * self._files.ROW_BYTES)
-            self._compare(case, ways)
+            self.compare(f"{_COMPUTED * 1000:g} ms of computing a batch, {layout}", ways)
 
     def _memory(self) -> None:
         from mpistrat.bench import memory
 
-        folder, paths, batch = Path(__file__).parent, self._paths["contiguous"], str(BATCH)
-        programs = {
-            LIBRARY: ["input_with_library.py", batch],
-            "h5py, slices": ["input_h5py_by_hand.py", batch],
-            "raw read": ["input_raw_by_hand.py", str(BATCH * self._files.ROW_BYTES)],
-        }
-        if self._torch:
-            programs["DataLoader"] = ["input_torch_by_hand.py", batch, "0"]
-            programs["DataLoader, 2 workers"] = ["input_torch_by_hand.py", batch, "2"]
-        for way, (name, *options) in programs.items():
-            peak = memory.peak([str(folder / name), *options, *paths])
+        for way, program in self.programs().items():
+            peak = memory.peak([*program, *self.paths["contiguous"]])
             if peak is not None:
-                self._report.add("memory", way, peak, 0.0)
+                self.report.add("memory", way, peak, 0.0)
 
-    def _compare(
+    def compare(
         self, case: str, ways: dict[str, Callable[[], object]], before: Callable[[], object] | None = None
     ) -> None:
         from mpi4py import MPI
@@ -217,12 +214,12 @@ class _Measurement:
         seconds = interleaved(
             MPI.COMM_SELF,
             {name: times(way) for name, way in ways.items()},
-            self._arguments.repetitions,
+            self.arguments.repetitions,
             warmup=1,
             before=before,
         )
         for way, samples in seconds.items():
-            self._report.add(case, way, self._nbytes, median(samples))
+            self.report.add(case, way, self.nbytes, median(samples))
 
 
 def _calls_within(seconds: float, call: Callable[[], object]) -> int:

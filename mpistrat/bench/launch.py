@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mpistrat.runtime.launch import started_tasks, without_launcher
 
@@ -69,8 +70,8 @@ def environment() -> dict[str, str]:
     return {**environ, **one_thread(environ)}
 
 
-def launched(subject: str, arguments: argparse.Namespace, argv: Sequence[str]) -> int | None:
-    """Launch a subject under the ranks that its arguments ask for, and return their exit status.
+def launched(program: Sequence[str], arguments: argparse.Namespace, argv: Sequence[str]) -> int | None:
+    """Launch ``python program... argv...`` under the ranks that its arguments ask for, and return their exit status.
 
     None if the measurement should run in this process, whose environment then says how many threads a
     BLAS that is loaded later may use.
@@ -78,5 +79,10 @@ def launched(subject: str, arguments: argparse.Namespace, argv: Sequence[str]) -
     if arguments.here or under_several_ranks():
         os.environ.update(one_thread(os.environ))
         return None
-    program = ["-m", f"mpistrat.bench.{subject}", "--here", *argv]
-    return subprocess.run(command(arguments.n, arguments.launcher, program), env=environment()).returncode
+    whole = command(arguments.n, arguments.launcher, [*program, "--here", *argv])
+    return subprocess.run(whole, env=environment()).returncode
+
+
+def no_rivals(*_: Any) -> dict[Any, Any]:
+    """Return no programs to compare with: the default of subjects, which `benchmarks/` replaces."""
+    return {}

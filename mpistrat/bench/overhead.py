@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
 
+if TYPE_CHECKING:
+    import numpy as np
+
+PROGRAM = ("-m", "mpistrat.bench.overhead")
 FLOATS = 16  # of the one array
 ARRAYS = 200
 LENGTHS = (16, 256, 4096)  # floats of each of the many
+Rivals: TypeAlias = "Callable[[Any, list[np.ndarray]], Mapping[str, Callable[[int], object]]]"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("overhead", __doc__ or "", repetitions=30)
     parser.add_argument(
         "--inner", type=launch.positive, default=500, help="calls in one measurement (%(default)s)"
     )
     arguments = parser.parse_args(argv)
-    status = launch.launched("overhead", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     import numpy as np
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench import overhead_by_hand as by_hand
     from mpistrat.bench.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
@@ -70,8 +74,28 @@ def _measure(arguments: argparse.Namespace) -> int:
         for _ in range(k):
             replica.all_reduce("SUM", arrays)
 
-    compare("run", 0, {LIBRARY: run, "plain call": by_hand.call(empty)})
-    compare("reduce", one.nbytes, {LIBRARY: reduce, "Allreduce": by_hand.all_reduce(comm, one)})
+    def plain_call(k: int) -> None:
+        for _ in range(k):
+            empty()
+
+    def raw(array: np.ndarray) -> Callable[[int], None]:
+        """MPI's own call, into memory that is there."""
+        total = np.empty_like(array)
+
+        def times(k: int) -> None:
+            for _ in range(k):
+                comm.Allreduce(array, total)
+
+        return times
+
+    def raw_and_add(k: int) -> None:
+        total, kept = np.empty_like(one), np.zeros_like(one)
+        for _ in range(k):
+            comm.Allreduce(one, total)
+            np.add(kept, total, out=kept)
+
+    compare("run", 0, {LIBRARY: run, "plain call": plain_call})
+    compare("reduce", one.nbytes, {LIBRARY: reduce, "Allreduce": raw(one)})
     for length in LENGTHS:
         many = [np.ones(length, np.float32) for _ in range(ARRAYS)]
         compare(
@@ -79,8 +103,8 @@ def _measure(arguments: argparse.Namespace) -> int:
             ARRAYS * length * 4,
             {
                 LIBRARY: lambda k, many=many: strategy.run(all_reduce, (k, many)),  # type: ignore[misc]
-                "by hand": by_hand.all_reduce_list(comm, many),
-                "by hand, same buffer": by_hand.all_reduce_list_in_place(comm, many),
+                "Allreduce of as many bytes": raw(np.concatenate(many)),
+                **rivals(comm, many),
             },
             inner=max(1, arguments.inner // 10),
         )
@@ -89,7 +113,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         one.nbytes,
         {
             LIBRARY: lambda k: strategy.run(assign_add, (k,)),
-            "Allreduce": by_hand.add_total(comm, one * 0, one),
+            "Allreduce": raw_and_add,
         },
     )
     if comm.rank == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
@@ -18,12 +18,14 @@ from mpistrat.bench.report import LIBRARY, Report
 if TYPE_CHECKING:
     import numpy as np
 
+PROGRAM = ("-m", "mpistrat.bench.overlap")
 COMPUTING, REDUCING = "computing alone", "reducing alone"
-ONE_LIST, BY_HAND = f"{LIBRARY}, one list at the end", "by hand"
+ONE_LIST = f"{LIBRARY}, one list at the end"
+Rivals: TypeAlias = "Callable[[Any, Network], Mapping[str, tuple[Callable[[int], object], list[np.ndarray]]]]"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("overlap", __doc__ or "", repetitions=15)
     parser.add_argument("--layers", type=launch.positive, default=8, help="of the network (%(default)s)")
     parser.add_argument(
@@ -37,18 +39,18 @@ def main(argv: list[str]) -> int | None:
     )
     parser.add_argument("--rows", type=launch.positive, default=256, help="of a batch (%(default)s)")
     arguments = parser.parse_args(argv)
-    status = launch.launched("overlap", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     from mpistrat.bench.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
-    network = _Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)
-    ways, totals = _ways(comm, network)
+    network = Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)
+    ways, totals = _ways(comm, network, rivals)
     fault = _fault(comm, network, ways, totals)
     if fault:
         if comm.rank == 0:
@@ -63,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         for way, seconds in medians.items():
             report.add(f"{arguments.layers} layers", way, nbytes, seconds)
         print(report.table())
-        for way in (LIBRARY, BY_HAND):
+        for way in (way for way in totals if way != ONE_LIST):
             print(f"{way} hides {hidden(medians, way):.0%} of what reducing alone takes")
         if arguments.json:
             report.write_json(arguments.json)
@@ -81,7 +83,7 @@ def hidden(seconds: Mapping[str, float], way: str) -> float:
     return 1 - (seconds[way] - seconds[COMPUTING]) / seconds[REDUCING]
 
 
-class _Network:
+class Network:
     """Square layers without activations: for each gradient two matrix products, as in any dense layer."""
 
     def __init__(self, rank: int, layers: int, width: int, rows: int, blocks: int):
@@ -107,18 +109,16 @@ class _Network:
 
 
 def _ways(
-    comm: Any, network: _Network
+    comm: Any, network: Network, rivals: Rivals
 ) -> tuple[dict[str, Callable[[int], object]], dict[str, Sequence[np.ndarray]]]:
     """What is measured, and where those that compute and reduce leave their totals."""
-    import numpy as np
 
     import mpistrat
-    from mpistrat.bench.overlap_by_hand import all_reduce_each
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     layers = range(len(network.gradients))
-    totals: dict[str, Any] = {LIBRARY: [], ONE_LIST: []}
-    totals[BY_HAND] = [np.zeros_like(each) for each in network.gradients]
+    others = rivals(comm, network)
+    totals: dict[str, Any] = {LIBRARY: [], ONE_LIST: []} | {way: sums for way, (_, sums) in others.items()}
 
     def begin_each(k: int) -> None:
         replica = mpistrat.get_replica_context()
@@ -154,7 +154,7 @@ def _ways(
     ways = {
         LIBRARY: in_replicas(begin_each),
         ONE_LIST: in_replicas(one_list),
-        BY_HAND: all_reduce_each(comm, network.compute, totals[BY_HAND]),
+        **{way: times for way, (times, _) in others.items()},
         COMPUTING: computing,
         REDUCING: in_replicas(reducing),
     }
@@ -163,7 +163,7 @@ def _ways(
 
 def _fault(
     comm: Any,
-    network: _Network,
+    network: Network,
     ways: Mapping[str, Callable[[int], object]],
     totals: Mapping[str, Sequence[np.ndarray]],
 ) -> str | None:

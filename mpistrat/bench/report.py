@@ -75,9 +75,15 @@ class Report:
         self.rows.append(Row(self.subject, case, way, nbytes, seconds, self.n))
 
     def table(self) -> str:
-        """An aligned table: what the library takes stands beside each competitor."""
+        """An aligned table: what the library takes stands beside each competitor.
+
+        Rows of one case and size stand together, whenever they were added.
+        """
+        first: dict[tuple[str, int], int] = {}
+        for number, row in enumerate(self.rows):
+            first.setdefault(_group(row), number)
         cells = [("case", "bytes", "way", "median", f"{LIBRARY} takes")]
-        cells += [self._cells(row) for row in self.rows]
+        cells += [self._cells(row) for row in sorted(self.rows, key=lambda row: first[_group(row)])]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         return "\n".join([f"{self.subject}, {self.n} rank{'s' * (self.n > 1)}", *lines])
@@ -101,6 +107,10 @@ class Report:
     def write_json(self, path: str | Path) -> None:
         """Write the rows: a list of objects."""
         Path(path).write_text(json.dumps([row._asdict() for row in self.rows], indent=1) + "\n")
+
+
+def _group(row: Row) -> tuple[str, int]:
+    return row.case, 0 if row.is_memory or row.is_count else row.bytes
 
 
 def _value(row: Row) -> float:

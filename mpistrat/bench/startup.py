@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
 
-PROGRAMS = {LIBRARY: "startup_with_library.py", "by hand": "startup_by_hand.py"}
+PROGRAMS = {LIBRARY: "start_library.py", "by hand": "start_mpi.py"}
 _LINE = re.compile(r"started (\S+) (\S+) (\d+) \.")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int | None:
     for repetition in range(arguments.repetitions + 1):
         ways = list(PROGRAMS) if repetition % 2 else list(PROGRAMS)[::-1]
         for way in ways:
-            path = Path(__file__).with_name(PROGRAMS[way])
+            path = Path(__file__).parent / "programs" / PROGRAMS[way]
             start = _start(launch.command(arguments.n, launcher, [str(path)]), arguments.n)
             if repetition:  # the first only warms the page cache
                 starts[way].append(start)

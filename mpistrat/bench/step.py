@@ -1,12 +1,12 @@
-"""One training step of a perceptron, with the library and written by hand."""
+"""One training step of a perceptron."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report
@@ -14,40 +14,49 @@ from mpistrat.bench.report import LIBRARY, Report
 if TYPE_CHECKING:
     import numpy as np
 
-PIECES = 2 << 20
+PROGRAM = ("-m", "mpistrat.bench.step")
 ROWS = 128
 CHECKED_STEPS = 5
+Rivals: TypeAlias = "Callable[[Any, list[np.ndarray], float], Mapping[str, TrainingStep]]"
 
 
-def main(argv: list[str]) -> int | None:
-    """Run the subject with these arguments."""
+class TrainingStep(Protocol):
+    """A program of which steps are timed, and whose parameters are compared with those of the others."""
+
+    @property
+    def parameters(self) -> list[np.ndarray]:
+        """The parameters as they are now."""
+        ...
+
+    def step(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Do one step, and return this rank's part of the loss."""
+        ...
+
+
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
     parser = launch.parser("step", __doc__ or "", repetitions=50)
     parser.add_argument("--momentum", type=float, default=0.0, help="of the optimizer (%(default)s)")
     arguments = parser.parse_args(argv)
-    status = launch.launched("step", arguments, argv)
-    return _measure(arguments) if status is None else status
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments, rivals) if status is None else status
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     # Here, since these load the BLAS, whose number of threads is set by now.
     from mpi4py import MPI
 
-    from mpistrat.bench.perceptron import Perceptron, initial_parameters, random_batch
-    from mpistrat.bench.step_by_hand import StepByHand
-    from mpistrat.bench.step_with_library import StepWithLibrary
+    from mpistrat.bench.programs.perceptron import initial_parameters, random_batch
+    from mpistrat.bench.programs.training_step import StepWithLibrary
     from mpistrat.bench.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     initial, momentum = initial_parameters(), arguments.momentum
 
-    def by_hand(pieces: int | None) -> StepByHand:
-        return StepByHand(comm, lambda gradients: Perceptron(ROWS, gradients), initial, momentum, pieces)
-
-    programs: dict[str, StepWithLibrary | StepByHand] = {
+    programs: dict[str, TrainingStep] = {
         LIBRARY: StepWithLibrary(ROWS, momentum, buffers=True),
         f"{LIBRARY}, plain arrays": StepWithLibrary(ROWS, momentum),
-        "by hand": by_hand(None),
-        "by hand, 2 MiB pieces": by_hand(PIECES),
+        **rivals(comm, initial, momentum),
     }
     batches = [random_batch(comm.size * i + comm.rank, ROWS) for i in range(CHECKED_STEPS)]
     for batch in batches:

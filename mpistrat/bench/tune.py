@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int | None:
     )
     parser.add_argument("--dry-run", action="store_true", help="show what was measured, keep nothing")
     arguments = parser.parse_args(argv)
-    status = launch.launched("tune", arguments, argv)
+    status = launch.launched(("-m", "mpistrat.bench.tune"), arguments, argv)
     return _measure(arguments) if status is None else status
 
 

@@ -9,27 +9,6 @@ import numpy as np
 from mpi4py import MPI
 
 
-def call(function: Callable[[], Any]) -> Callable[[int], None]:
-    """Call a function."""
-
-    def times(k: int) -> None:
-        for _ in range(k):
-            function()
-
-    return times
-
-
-def all_reduce(comm: Any, array: np.ndarray) -> Callable[[int], None]:
-    """Add up one array, into one that is there."""
-    total = np.empty_like(array)
-
-    def times(k: int) -> None:
-        for _ in range(k):
-            comm.Allreduce(array, total)
-
-    return times
-
-
 def all_reduce_list(comm: Any, arrays: list[np.ndarray]) -> Callable[[int], list[np.ndarray]]:
     """Add up many flat arrays in one message, into new arrays."""
     ends = np.cumsum([array.size for array in arrays]).tolist()
@@ -55,17 +34,5 @@ def all_reduce_list_in_place(comm: Any, arrays: list[np.ndarray]) -> Callable[[i
             np.concatenate(arrays, out=flat)
             comm.Allreduce(MPI.IN_PLACE, flat)
         return totals
-
-    return times
-
-
-def add_total(comm: Any, value: np.ndarray, delta: np.ndarray) -> Callable[[int], None]:
-    """Add the total of all ranks' arrays to one that is kept."""
-    total = np.empty_like(delta)
-
-    def times(k: int) -> None:
-        for _ in range(k):
-            comm.Allreduce(delta, total)
-            np.add(value, total, out=value)
 
     return times

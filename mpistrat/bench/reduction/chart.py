@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpistrat.bench.allreduce import BOUND, BUFFERS, COPY, WIRE, least_bytes
+from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, WIRE, least_bytes
 from mpistrat.bench.report import LIBRARY, Row
 from mpistrat.bench.sizes import in_words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import mpistrat
-from mpistrat.bench.perceptron import SHAPES, Perceptron, initial_parameters
+from mpistrat.bench.programs.perceptron import SHAPES, Perceptron, initial_parameters
 
 
 class StepWithLibrary:

@@ -28,13 +28,3 @@ def in_pieces(comm: Any, flat: np.ndarray) -> Callable[[int], None]:
                 comm.Allreduce(MPI.IN_PLACE, piece)
 
     return times
-
-
-def in_one_call(comm: Any, flat: np.ndarray, total: np.ndarray) -> Callable[[int], None]:
-    """One call, from one buffer to another."""
-
-    def times(k: int) -> None:
-        for _ in range(k):
-            comm.Allreduce(flat, total)
-
-    return times

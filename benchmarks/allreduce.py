@@ -1,0 +1,31 @@
+"""`mpistrat bench allreduce` beside other ways to give MPI one array."""
+
+import sys
+
+from mpistrat.bench import allreduce
+from mpistrat.bench.allreduce import Way
+from mpistrat.bench.reduction.bounds import BUFFERS, PLAIN
+
+
+def rivals(comm, count):
+    """Return ways to sum an array of this many float32, as they stand in the report."""
+    import allreduce_nonblocking_by_hand as nonblocking
+    import allreduce_pieces_by_hand as pieces
+    import numpy as np
+
+    def way(module):
+        send, receive = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        return Way((PLAIN, BUFFERS), module.all_reduce(comm, send, receive), send, lambda: receive)
+
+    own = np.zeros(count, np.float32)
+    return {
+        (PLAIN, "4 MiB pieces"): way(pieces),
+        (PLAIN, "not blocking"): way(nonblocking),
+        (BUFFERS, "4 MiB pieces, in place"): Way(
+            (BUFFERS,), pieces.all_reduce_in_place(comm, own), own, lambda: own
+        ),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(allreduce.main(sys.argv[1:], [__file__], rivals))

@@ -1,0 +1,196 @@
+"""The programs of `benchmarks/` measure the library and its rivals, of results that are right."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+NETWORK = ("--repetitions", "1", "--layers", "3", "--width", "40", "--rows", "7", "--blocks", "3")
+LISTS = [f"all_reduce of 200 x {length} floats" for length in (16, 256, 4096)]
+IN_LISTS = {"mpistrat", "Allreduce of as many bytes", "by hand", "by hand, same buffer"}
+PLAIN = {"mpistrat", "one call", "4 MiB pieces", "not blocking"}
+
+# Of each comparison under two ranks: its arguments, and the ways of each case.
+COMPARISONS = {
+    "overhead": (
+        ("--repetitions", "1", "--inner", "2"),
+        {
+            "run": {"mpistrat", "plain call"},
+            "reduce": {"mpistrat", "Allreduce"},
+            "assign_add": {"mpistrat", "Allreduce"},
+            **dict.fromkeys(LISTS, IN_LISTS),
+        },
+    ),
+    "allreduce": (
+        ("--repetitions", "1", "--seconds", "0.1", "--sizes", "100B"),
+        {
+            "plain array": PLAIN,
+            "buffer": PLAIN | {"4 MiB pieces, in place"},
+            "bound": {"a copy in memory"},
+        },
+    ),
+    "gradients": (
+        ("--repetitions", "1", "--network", "ResNet-50", "--part", "20"),
+        {
+            "ResNet-50, separate arrays": {
+                "mpistrat", "one buffer, one call", "small ones packed, others in 4 MiB pieces",
+            },
+            "ResNet-50, in place": {"mpistrat", "one buffer, 4 MiB pieces"},
+        },
+    ),
+    "overlap": (
+        NETWORK,
+        {
+            "3 layers": {
+                "mpistrat", "mpistrat, one list at the end", "by hand", "computing alone", "reducing alone",
+            }
+        },
+    ),
+    "step": (
+        ("--repetitions", "1", "--momentum", "0.9"),
+        {
+            "sgd, momentum 0.9": {
+                "mpistrat", "mpistrat, plain arrays", "by hand", "by hand, 2 MiB pieces",
+            }
+        },
+    ),
+    "checkpoint": (
+        ("--repetitions", "1", "--megabytes", "2", "--data", "data"),
+        {
+            "save": {"mpistrat", "raw write and fsync", "h5py"},
+            "load": {"mpistrat", "raw read", "h5py"},
+            "training stands still": {"mpistrat", "save"},
+        },
+    ),
+    "files": (
+        ("--repetitions", "1", "--files", "10", "--data", "data"),
+        {
+            "start": {
+                "mpistrat", "mpistrat, manifest kept", "every rank opens all", "by hand, each its part",
+            },
+            "start, in collectives": {"mpistrat", "mpistrat, manifest kept"},
+            "opened": {"mpistrat", "mpistrat, manifest kept"},
+        },
+    ),
+}  # fmt: skip
+
+
+def ways_of(path):
+    """The ways of each case in a file of rows."""
+    found = {}
+    for row in json.loads(path.read_text()):
+        assert row["seconds"] > 0 or row["case"] in ("memory", "opened")
+        found.setdefault(row["case"], set()).add(row["way"])
+    return found
+
+
+@pytest.mark.parametrize("subject", list(COMPARISONS))
+def test_every_rival_is_measured(run_ranks, tmp_path, subject):
+    arguments, expected = COMPARISONS[subject]
+    rows = tmp_path / "rows.json"
+    arguments = [str(tmp_path / each) if each == "data" else each for each in arguments]
+    ended = run_ranks(2, FOLDER / f"{subject}.py", *arguments, "--json", rows, limit=100).check()
+    ended.shows(f"{subject}, 2 ranks\n", "mpistrat takes")
+    assert ways_of(rows) == expected
+
+
+def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
+    rows = tmp_path / "rows.json"
+    arguments = ["-n", "2", "--repetitions", "1", "--seconds", "0.1", "--sizes", "64B", "--json", rows]
+    run_alone(FOLDER / "allreduce.py", *arguments, limit=100, cwd=tmp_path).check()
+    assert ways_of(rows)["plain array"] == PLAIN
+
+
+def test_input(run_alone, tmp_path):
+    pytest.importorskip("hdf5plugin")
+    rows = tmp_path / "rows.json"
+    arguments = ["--data", tmp_path / "data", "--mib", "2", "--repetitions", "1", "--json", rows]
+    ended = run_alone(FOLDER / "input.py", *arguments, "--no-torch", limit=100).check()
+    ended.shows("torch is left out", "mpistrat takes")
+    found = ways_of(rows)
+    assert {"h5py, slices", "h5py, read_direct", "raw read"} <= found["contiguous, warm"]
+    assert "h5py, slices" in found["gzip, warm"]
+    assert "h5py, read_direct" not in found["gzip, warm"]
+    if sys.platform == "linux":
+        assert found["memory"] == {"mpistrat", "raw read", "h5py, slices"}
+
+
+def test_input_beside_torch(run_alone, tmp_path):
+    pytest.importorskip("hdf5plugin")
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    rows = tmp_path / "rows.json"
+    arguments = ["--data", tmp_path / "data", "--mib", "2", "--repetitions", "1", "--json", rows]
+    run_alone(FOLDER / "input.py", *arguments, limit=100).check()
+    found = ways_of(rows)
+    loaders = {"DataLoader", "DataLoader, batched", "DataLoader, 2 workers"}
+    assert loaders <= found["torch, in order"]
+    assert loaders <= found["torch, shuffled"]
+
+
+WRONG = """
+import runpy, sys
+sys.path.insert(0, {folder!r})
+import {module}
+{patch}
+sys.argv = [{path!r}, *{arguments!r}]
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("subject", "module", "patch", "arguments", "said"),
+    [
+        (
+            "allreduce",
+            "allreduce_pieces_by_hand",
+            "allreduce_pieces_by_hand.all_reduce = lambda comm, send, receive: lambda k: None",
+            ["--sizes", "64B"],
+            "rank 1: plain array, 4 MiB pieces: element 1 is 0, not 3",
+        ),
+        (
+            "gradients",
+            "gradients_one_buffer_by_hand",
+            "gradients_one_buffer_by_hand.in_pieces = lambda comm, flat: lambda k: None",
+            ["--part", "50", "--network", "ResNet-50"],
+            "rank 1: in place, one buffer, 4 MiB pieces: the total of tensor 0 is not 3",
+        ),
+        (
+            "overlap",
+            "overlap_by_hand",
+            "each = overlap_by_hand.all_reduce_each\n"
+            "overlap_by_hand.all_reduce_each = lambda comm, compute, totals: each(comm, compute, totals[:-1])",
+            NETWORK,
+            "rank 1: by hand: the total of gradient 2 is off by ",
+        ),
+        (
+            "step",
+            "step_by_hand",
+            "right = step_by_hand.StepByHand.step\n"
+            "step_by_hand.StepByHand.step = lambda self, images, labels: right(self, images, labels, rate=0.11)",
+            ["--repetitions", "1"],
+            "rank 0: the programs differ: parameter 0 of by hand by up to",
+        ),
+    ],
+)
+def test_wrong_results_are_found(run_ranks, tmp_path, subject, module, patch, arguments, said):
+    program = tmp_path / "wrong.py"
+    path = str(FOLDER / f"{subject}.py")
+    program.write_text(
+        WRONG.format(folder=str(FOLDER), module=module, patch=patch, path=path, arguments=list(arguments))
+    )
+    ended = run_ranks(2, program, limit=100)
+    assert ended.status not in (0, None), str(ended)
+    ended.shows(said)
+    assert "mpistrat takes" not in ended.output
+
+
+def test_rivals_use_nothing_of_the_library():
+    files = sorted(FOLDER.glob("*_by_hand.py"))
+    assert len(files) >= 8
+    for path in files:
+        assert not re.search(r"(import|from) mpistrat", path.read_text()), path.name
