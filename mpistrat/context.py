@@ -8,7 +8,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+
+class AnyStrategy(Protocol):
+    """A strategy, as the rooms below the package ``strategy`` see it.
+
+    `mpistrat.Strategy` has these members, and says what they do.
+    """
+
+    @property
+    def extended(self) -> Any: ...
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def scope(self) -> Callable[[], Any]: ...
+
+    @property
+    def run(self) -> Callable[..., Any]: ...
+
+    @property
+    def reduce(self) -> Callable[..., Any]: ...
+
+    @property
+    def gather(self) -> Callable[..., Any]: ...
 
 
 class Mode:

@@ -10,12 +10,15 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpistrat.collectives.costs import VARIABLE, Points
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
+
+VARIABLE = "MPISTRAT_TUNED"
+
+Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending
 
 _FORMAT = 1
 _log = logging.getLogger(__name__)

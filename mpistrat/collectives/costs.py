@@ -5,23 +5,22 @@ from __future__ import annotations
 import bisect
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from mpistrat.collectives import cost_file
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.runtime.topology import Topology
-
-VARIABLE = "MPISTRAT_TUNED"
-
-Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending
 
 
 def heed(topology: Topology) -> None:
     """Let `choose` go by what was measured here, if MPISTRAT_TUNED is set on rank 0. Collective when first called."""
     if topology.costs is None:
         found = None
-        if topology.rank == 0 and topology.size > 1 and os.environ.get(VARIABLE, "0") not in ("", "0"):
-            from mpistrat.collectives import cost_file
-
+        if (
+            topology.rank == 0
+            and topology.size > 1
+            and os.environ.get(cost_file.VARIABLE, "0") not in ("", "0")
+        ):
             found = cost_file.read(topology)
         topology.costs = topology.broadcast_object(found) or {}
 

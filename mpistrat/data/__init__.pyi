@@ -1,4 +1,5 @@
 from .dataset import Dataset as Dataset
+from .dataset import IterableDataset as IterableDataset
 from .distributed import DistributedDataset as DistributedDataset
 from .errors import ChecksumError as ChecksumError
 from .errors import DataFileError as DataFileError
@@ -8,7 +9,6 @@ from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
 from .errors import NotFiniteError as NotFiniteError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
-from .iterable import IterableDataset as IterableDataset
 from .iterator import DistributedIterator as DistributedIterator
 from .iterator import Optional as Optional
 from .options import AUTOTUNE as AUTOTUNE

@@ -1,4 +1,4 @@
-"""A dataset: a source of rows and the transforms that are applied to them."""
+"""Datasets: a source of rows, of known or unknown number, and the transforms that are applied to them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.chain import Chain
-from mpistrat.data.options import AUTOTUNE, PREFETCH
+from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
 from mpistrat.data.plan import Plan
-from mpistrat.data.policies import INFINITE_CARDINALITY, Division, divide
+from mpistrat.data.policies import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
 from mpistrat.data.prefetch import Prefetched, Turns
 from mpistrat.data.source_arrays import ArraySource, RangeSource
 from mpistrat.data.source_sequence import SequenceSource
+from mpistrat.data.stream import StreamPlan
+from mpistrat.data.until_all_end import divide_until_all_end
 
 if TYPE_CHECKING:
     from mpistrat.data.contracts import Peers, Source
-    from mpistrat.data.iterable import IterableDataset
     from mpistrat.data.options import Options
     from mpistrat.data.source_iterable import IterableSource
     from mpistrat.data.transforms import Transform
@@ -179,7 +180,6 @@ class Dataset(Chain):
         [array([[1, 2],
                [3, 4]]), array([[5, 6]])]
         """
-        from mpistrat.data.iterable import IterableDataset
         from mpistrat.data.source_iterable import IterableSource
 
         return IterableDataset(IterableSource(iterable))
@@ -299,3 +299,47 @@ class Dataset(Chain):
         """How many elements there are, as far as that is known; None if there is no end."""
         length: int | None = self._plan.length
         return length
+
+
+class IterableDataset(Dataset):
+    """Rows, or batches of rows, that come one after another, nobody knows how many.
+
+    Made by `Dataset.from_iterable`. It has the transforms of `Dataset`; ``shuffle`` needs a ``buffer_size``,
+    of which each run is permuted, and there is no ``len``.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> dataset = mpistrat.data.Dataset.from_iterable(lambda: (i * i for i in range(5))).batch(2)
+    >>> [batch.tolist() for batch in dataset]
+    [[0, 1], [4, 9], [16]]
+    >>> dataset.cardinality()
+    -2
+    """
+
+    def cardinality(self) -> int:
+        """`UNKNOWN_CARDINALITY` (-2).
+
+        Returns
+        -------
+        int
+        """
+        return UNKNOWN_CARDINALITY
+
+    def __len__(self) -> int:
+        raise TypeError("nobody knows the length of a dataset that is made of an iterable before its end")
+
+    def _planned(self, transforms: tuple[Transform, ...]) -> Any:
+        return StreamPlan(self._source, transforms)
+
+    def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
+        policy = self.options().experimental_distribute.auto_shard_policy
+        if policy is AutoShardPolicy.FILE:
+            raise ValueError(
+                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {self._source}: "
+                "use AutoShardPolicy.DATA"
+            )
+        return divide_until_all_end(policy, self._source, transforms, peers)
+
+    def _own_length(self) -> int:
+        return UNKNOWN_CARDINALITY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
@@ -20,11 +20,11 @@ from mpistrat.data.errors import (
     FilterUnavailableError,
 )
 from mpistrat.data.locate_hdf5 import Locator
+from mpistrat.data.open_hdf5 import opened, reason
 from mpistrat.data.records_hdf5 import Chunked as Chunked
 from mpistrat.data.records_hdf5 import Column as Column
 from mpistrat.data.records_hdf5 import FileRecord as FileRecord
 from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5
-from mpistrat.data.writers import who_writes
 
 _NAMES_SHOWN = 20
 
@@ -51,58 +51,6 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
                     f"{length}; fix: datasets that are read together must be equally long"
                 )
     return FileRecord(found.st_size, found.st_mtime_ns, lengths[0], tuple(columns))
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[h5py.File]:
-    """The file, open for reading and without a lock; what h5py says is wrong as a DataFileError."""
-    file = open_file(path)
-    try:
-        yield file
-    finally:
-        file.close()
-
-
-def open_file(path: str) -> h5py.File:
-    """The file, open for reading and without a lock."""
-    try:
-        size = os.stat(path).st_size
-    except OSError as error:
-        raise DataFileError(
-            f"file {path!r}: it cannot be found any more ({error.strerror}); fix: bring it back"
-        ) from None
-    try:
-        return _open_as_others_do(path)
-    except PermissionError:
-        raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
-    except BlockingIOError:
-        raise DataFileError(
-            f"file {path!r}: it is being written by {who_writes(path)}; fix: wait until that has ended"
-        ) from None
-    except OSError as error:
-        if size == 0:
-            what = "it is empty (0 bytes)"
-        elif "truncated" in str(error):
-            what = f"it is truncated ({size} bytes: {_reason(error)})"
-        elif not h5py.is_hdf5(path):
-            what = f"it is not an HDF5 file ({size} bytes)"
-        else:
-            what = f"HDF5 cannot open it ({size} bytes: {_reason(error)})"
-        raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
-
-
-def _open_as_others_do(path: str) -> h5py.File:
-    # "best-effort" goes with the default of others who have the file open in this process. Some file systems
-    # answer a lock with an error; and others may have chosen to lock always, or never.
-    for locking in ("best-effort", False, None):
-        try:
-            return h5py.File(path, "r", locking=locking)
-        except BlockingIOError:  # somebody has it open for writing
-            raise
-        except OSError as error:
-            if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):
-                raise
-    return h5py.File(path, "r", locking=True)
 
 
 def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
@@ -143,7 +91,7 @@ def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
         if isinstance(link, h5py.ExternalLink):
             raise DatasetNotFoundError(
                 f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
-                f"cannot be followed ({_reason(error)}); fix: put that file where the link points"
+                f"cannot be followed ({reason(error)}); fix: put that file where the link points"
             ) from None
         raise DatasetNotFoundError(
             f"file {path!r} has no dataset {name!r}; it has {_names(file)}; fix: name one of these"
@@ -189,12 +137,6 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
                 "installed; fix: pip install hdf5plugin, or set HDF5_PLUGIN_PATH to where the filter is"
             )
     return plist.get_nfilters() > 0, checksum
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error.args[0]) if error.args else str(error)
-    first, _, rest = text.partition("(")
-    return rest.rstrip(")") if rest else first
 
 
 def way_of_reading(column: Column) -> str:

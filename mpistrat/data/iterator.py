@@ -1,22 +1,23 @@
-"""One pass over a distributed dataset."""
+"""What all distributed datasets are, and one pass over one."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpistrat import context
+from mpistrat.data import spec
+from mpistrat.data.contracts import Peers
 from mpistrat.data.on_device import fetched, handed_over
+from mpistrat.data.options import AUTOTUNE, InputOptions
 from mpistrat.data.pace import Pace
-from mpistrat.data.prefetch import Prefetched
-from mpistrat.data.state import Position, state_of
-
-if TYPE_CHECKING:
-    from mpistrat.data.distributed import Distributed
-    from mpistrat.runtime.device import Device
+from mpistrat.data.policies import Division
+from mpistrat.data.prefetch import Prefetched, Turns
+from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.runtime.device import Device
 
 _NOTHING = object()
 
@@ -251,6 +252,100 @@ class DistributedIterator:
     def element_spec(self) -> Any:
         """The structure of a batch, as of the dataset."""
         return self._dataset.element_spec
+
+
+class Distributed:
+    """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
+
+    _division: Division
+    _device = Device("cpu")  # that batches are fetched to
+
+    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
+        """Let batches come on a device, unless the options say otherwise."""
+        if options is None or options.experimental_fetch_to_device:
+            self._device = device
+        return self
+
+    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+        self._division = division
+        self._prefetch = AUTOTUNE if prefetch is None else prefetch
+        self._peers = peers
+        # Equal on all replicas, as this is where they are in step.
+        self._number: int = getattr(peers, "sequence", 0)
+        self._next: Position = Position(division, 0)
+        self._newest: Place | None = None
+        self._turns = Turns()
+        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self, self._next_position())
+
+    def _next_position(self) -> Position:
+        position = self._next
+        self._next = Position(self._division, position.epoch + 1)
+        return position
+
+    def _pace(self) -> Pace:
+        return Pace(self._peers, self._number)
+
+    def state(self) -> dict[str, Any]:
+        """How far the newest iterator has come; see `DistributedIterator.state`.
+
+        Returns
+        -------
+        dict
+        """
+        return state_of(self._division, self._next if self._newest is None else self._newest.now())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
+
+        Parameters
+        ----------
+        state : dict
+            From `state`.
+        """
+        self._division, self._next = resumed(self._division, state)
+        self._newest = None
+
+    @property
+    def cardinality(self) -> int:
+        """How many steps an epoch has, on every replica.
+
+        `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
+        """
+        return self._division.cardinality
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of this replica's batches, an `ArraySpec` for each array.
+
+        With several replicas the number of rows is None, as their pieces may differ by a row.
+        """
+        of_plan = self._division.plan.element_spec()
+        if self._division.replicas == 1 or self._division.plan.batch is None:
+            return of_plan
+        return spec.any_size(of_plan)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold this replica's batches of one epoch into a state.
+
+        Parameters
+        ----------
+        initial_state : object
+            The state before the first batch.
+        reduce_func : callable
+            Gets the state and a batch, returns the next state.
+
+        Returns
+        -------
+        object
+            The last state. It is this replica's own: nothing is communicated.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
 
 
 def _all_fetched(batches: list[Any], device: Device) -> list[Any]:

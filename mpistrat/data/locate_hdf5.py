@@ -12,6 +12,7 @@ import numpy as np
 from mpistrat.data import codecs_hdf5, virtual_hdf5
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.records_hdf5 import Chunked, Contiguous, Extent, Layout, OtherFile, ThroughHdf5
+from mpistrat.data.unwritten_hdf5 import never_written
 
 _WHOLE_FILE = h5py.h5f.UNLIMITED
 
@@ -41,7 +42,7 @@ class Locator:
         home = dataset.file.filename
         number = self.number(home)
         if dataset.is_virtual:
-            return virtual_hdf5.locate(self, home, dataset, where)
+            return virtual_hdf5.locate(self.locate, home, dataset, where)
         kind = dataset.id.get_create_plist().get_layout()
         found: Layout
         if dataset.shape[0] == 0 or dataset.size == 0:
@@ -154,16 +155,6 @@ def _chunks(dataset: h5py.Dataset) -> list[Any]:
     found: list[Any] = []
     dataset.id.chunk_iter(found.append)
     return found
-
-
-def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
-    """A fill value stands for rows only if the program that made the file chose one."""
-    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
-        raise DataFileError(
-            f"{where}: {what}; fix: write it again, or give it a fill value if that is meant to stand for "
-            "what is not written"
-        )
-    return ThroughHdf5("a fill value stands for some of its rows")
 
 
 def _shift(home: str, dataset: h5py.Dataset, corner: Sequence[int], offset: int, size: int) -> int | None:

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 
 from mpistrat.data.byte_order import native
-from mpistrat.data.describe_hdf5 import open_file
 from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.open_hdf5 import open_file
 from mpistrat.data.read_chunks import DecodedChunks
 from mpistrat.data.records_hdf5 import Column, FileRecord
 

@@ -12,8 +12,9 @@ import h5py
 import numpy as np
 
 from mpistrat.data.contents_hdf5 import contents
-from mpistrat.data.describe_hdf5 import describe, open_file, opened
+from mpistrat.data.describe_hdf5 import describe
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError
+from mpistrat.data.open_hdf5 import open_file, opened
 from mpistrat.data.writable import NewColumn, Rows
 from mpistrat.data.write_hdf5 import Storage, check_targets, write_rows
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import h5py
 import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
+from mpistrat.data.open_hdf5 import opened
 from mpistrat.data.records_hdf5 import Joined, Layout, Part, ThroughHdf5
+from mpistrat.data.unwritten_hdf5 import never_written
 
-if TYPE_CHECKING:
-    from mpistrat.data.locate_hdf5 import Locator
+# The layout of a dataset of a file, and what errors call it: `Locator.locate`.
+Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
 
 _BLOCK = re.compile("%(%|[0-9]*b)")
 
@@ -51,7 +54,7 @@ class _Mapping(NamedTuple):
     endless: Any = None
 
 
-def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> Layout:
+def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
     """The sources' rows one after another, if that is what the dataset is.
 
     Raises
@@ -59,9 +62,6 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
     DataFileError, DatasetNotFoundError
         If a source is missing or too small, or sources leave gaps: HDF5 would answer with fill values.
     """
-    from mpistrat.data.describe_hdf5 import opened
-    from mpistrat.data.locate_hdf5 import never_written
-
     mappings = _mappings(home, dataset, where)
     covered = 0
     parts: list[Part] = []
@@ -82,7 +82,7 @@ def locate(locator: Locator, home: str, dataset: h5py.Dataset, where: str) -> La
             _check_inside(mapping, source, f"{where}: its rows lie in {path!r}")
             covered += _elements_now(mapping, source.shape)
             here = f"file {path!r}, dataset {mapping.dataset!r}"
-            layout = locator.locate(path, source, here)
+            layout = locate_source(path, source, here)
             reason = reason or _why_not(mapping, source, layout, dataset)
             if not reason:
                 start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])

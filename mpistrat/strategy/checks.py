@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from mpistrat import context
 
-if TYPE_CHECKING:
-    from mpistrat.strategy.replica_context import ReplicaContext
-    from mpistrat.strategy.strategy import Strategy
+
+class AnyReplicaContext(Protocol):
+    """A replica context, as the checks see it."""
+
+    @property
+    def strategy(self) -> object: ...
 
 
 def mixing(current: object, wanted: object) -> NoReturn:
@@ -19,7 +22,7 @@ def mixing(current: object, wanted: object) -> NoReturn:
     )
 
 
-def require_cross_replica(strategy: Strategy, method: str, instead: str) -> None:
+def require_cross_replica(strategy: object, method: str, instead: str) -> None:
     """Raise unless in this strategy's cross-replica context, or in no strategy's at all."""
     if context.is_default():
         return
@@ -33,7 +36,7 @@ def require_cross_replica(strategy: Strategy, method: str, instead: str) -> None
         )
 
 
-def require_scope(strategy: Strategy) -> None:
+def require_scope(strategy: object) -> None:
     """Raise unless this strategy is the current one."""
     mode = context.current()
     if mode.strategy is not strategy:
@@ -42,7 +45,7 @@ def require_scope(strategy: Strategy) -> None:
         mixing(mode.strategy, strategy)
 
 
-def require_replica_context(replica_context: ReplicaContext) -> None:
+def require_replica_context(replica_context: AnyReplicaContext) -> None:
     """Raise unless this replica context is the current one."""
     mode = context.current()
     if mode.replica_context is replica_context:

@@ -14,7 +14,8 @@ from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.scope import Scope
 from mpistrat.strategy.strategy import Strategy
 from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
-from mpistrat.variables import LocalVariable, Variable
+from mpistrat.variables import Variable
+from mpistrat.variables.on_gpu import local_kind
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
@@ -28,7 +29,7 @@ class _DefaultStrategy(Strategy):
             raise RuntimeError("there is one default strategy: get it by get_strategy()")
         super().__init__(_DefaultExtended(self))
 
-    def scope(self) -> Scope:
+    def scope(self) -> Scope[Strategy]:
         return _DefaultScope(self)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -52,7 +53,7 @@ class _DefaultStrategy(Strategy):
         return "<default strategy>"
 
 
-class _DefaultScope(Scope):
+class _DefaultScope(Scope[Strategy]):
     """Changes nothing, and does not stand inside the scope of a strategy."""
 
     __slots__ = ()
@@ -70,7 +71,7 @@ class _DefaultScope(Scope):
 
 class _DefaultExtended(StrategyExtended):
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return LocalVariable
+        return local_kind(self._variable_device)
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return values

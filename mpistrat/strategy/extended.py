@@ -23,7 +23,6 @@ from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
-    from mpistrat.strategy.strategy import Strategy
 
 
 class StrategyExtended:
@@ -52,7 +51,7 @@ class StrategyExtended:
 
     def __init__(
         self,
-        container_strategy: Strategy,
+        container_strategy: context.AnyStrategy,
         topology: Topology | None = None,
         device: Device | None = None,
         cross_device_ops: CrossDeviceOps | None = None,

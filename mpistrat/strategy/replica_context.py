@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
-
-if TYPE_CHECKING:
-    from mpistrat.strategy.strategy import Strategy
 
 
 class ReplicaContext:
@@ -45,7 +42,7 @@ class ReplicaContext:
     3.0
     """
 
-    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any):
+    def __init__(self, strategy: context.AnyStrategy, replica_id_in_sync_group: Any):
         if replica_id_in_sync_group is not None:
             try:
                 replica_id_in_sync_group = int(replica_id_in_sync_group)
@@ -58,7 +55,7 @@ class ReplicaContext:
         self._mode = context.Mode(strategy, self)
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> context.AnyStrategy:
         """The strategy that runs the function."""
         return self._strategy
 
@@ -310,7 +307,9 @@ class ReplicaContext:
         return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis, options), value)
 
 
-def gather(strategy: Strategy, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+def gather(
+    strategy: context.AnyStrategy, value: Any, axis: int, options: CommunicationOptions | None = None
+) -> Any:
     """The replicas' values of one leaf, concatenated."""
     if isinstance(value, IndexedSlices):
         raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from mpistrat import context
 from mpistrat.strategy.checks import mixing
 
-if TYPE_CHECKING:
-    from mpistrat.strategy.strategy import Strategy
+Owner = TypeVar("Owner", bound=context.AnyStrategy)
 
 
-class Scope:
+class Scope(Generic[Owner]):
     """The context that `Strategy.scope` returns."""
 
     __slots__ = ("_strategy",)
 
-    def __init__(self, strategy: Strategy):
+    def __init__(self, strategy: Owner):
         self._strategy = strategy
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self) -> Owner:
         strategy = self._strategy
         mode = context.current()
         if not context.is_default():

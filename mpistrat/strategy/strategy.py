@@ -132,7 +132,7 @@ class Strategy(FormerNames):
 
     # --- contexts --------------------------------------------------------------------
 
-    def scope(self) -> Scope:
+    def scope(self) -> Scope[Strategy]:
         """Context in which this strategy is current: variables made in it are its own.
 
         Yields the strategy. May be kept, and entered again.

@@ -14,7 +14,7 @@ from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
-from mpistrat.variables.on_gpu import place
+from mpistrat.variables.on_gpu import local_kind
 from mpistrat.variables.variable import Variable
 
 # MPISTRAT_DEBUG=variables: compare which variable it is in all that communicates, and the copies of mirrored ones
@@ -32,8 +32,8 @@ class DistributedVariable(Variable, DistributedValues):
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
         self._number = extended._topology.sequence  # equal on all ranks, as creation is collective
-        own = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
-        self._component = place(own, extended._variable_device)
+        kind = local_kind(extended._variable_device)
+        self._component = kind.copy_of(self, value, weakref.ref(self), extended._topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""

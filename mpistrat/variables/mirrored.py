@@ -64,7 +64,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
     def _update_in_replica(self, method: str, value: Any) -> None:
         if distributed.COMPARES:
             self._agree_on_variable(method)
-        extended, op = self._strategy._extended, self._reduction
+        extended, op = self._strategy.extended, self._reduction
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "

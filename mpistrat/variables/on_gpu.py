@@ -11,12 +11,24 @@ from mpistrat.runtime import arrays, pinned
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.variable import Variable
 
 
 class GpuVariable(LocalVariable):
     """A `LocalVariable` whose array is one of CuPy. What it is given may be of CuPy or NumPy."""
 
     _array: Any
+
+    def _initialize(self, value: np.ndarray) -> None:
+        self._array = pinned.upload(value, self._strategy.extended._variable_device.index)
+
+    @classmethod
+    def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> GpuVariable:
+        """The component of a distributed variable, as `LocalVariable.copy_of`, on the GPU of its strategy."""
+        made = super().copy_of(variable, value, container, replica)
+        assert isinstance(made, GpuVariable)
+        made._initialize(value)
+        return made
 
     def __cupy_get_ndarray__(self) -> Any:
         """CuPy's functions take a variable as the array that it is.
@@ -66,13 +78,9 @@ class GpuVariable(LocalVariable):
         self._array[where] = arrays.from_host(here.array, self._array)
 
 
-def place(variable: LocalVariable, device: Device) -> LocalVariable:
-    """A variable of the host on its device: itself, or on a GPU another one."""
-    if device.kind == "cpu":
-        return variable
-    variable.__class__ = GpuVariable
-    variable._array = pinned.upload(variable._array, device.index)
-    return variable
+def local_kind(device: Device) -> type[LocalVariable]:
+    """Return the kind of the variables of one process whose memory is that of a device."""
+    return LocalVariable if device.kind == "cpu" else GpuVariable
 
 
 def _assign(mine: Any, value: Any) -> None:

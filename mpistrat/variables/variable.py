@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from mpistrat import context
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
-
-if TYPE_CHECKING:
-    from mpistrat.strategy import Strategy
 
 _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
@@ -83,7 +80,7 @@ class Variable(ArrayLike):
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ):
         strategy = context.current().strategy
-        self._strategy: Strategy = strategy
+        self._strategy: context.AnyStrategy = strategy
         self._synchronization = _checked_synchronization(synchronization)
         if not isinstance(aggregation, VariableAggregation):
             raise TypeError(f"aggregation must be a VariableAggregation, not {aggregation!r}")
@@ -126,7 +123,7 @@ class Variable(ArrayLike):
         return self._aggregation
 
     @property
-    def distribute_strategy(self) -> Strategy:
+    def distribute_strategy(self) -> context.AnyStrategy:
         """The strategy that was current when it was created."""
         return self._strategy
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat import strategy as strategies
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import cupy_for
@@ -282,7 +283,7 @@ class Optimizer(ABC):
         self.update(weights, dense, step, rate, *state)
 
 
-def _tell(strategy: Strategy, error: Exception) -> None:
+def _tell(strategy: context.AnyStrategy, error: Exception) -> None:
     """Tell the other replicas, which are about to add up their gradients, that this one cannot.
 
     Raises

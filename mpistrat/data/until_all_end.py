@@ -1,4 +1,4 @@
-"""A dataset whose length nobody knows before its end, and how replicas share it."""
+"""How replicas share rows whose number is unknown before their end."""
 
 from __future__ import annotations
 
@@ -8,56 +8,11 @@ from typing import Any
 from mpistrat import nest
 from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
-from mpistrat.data.dataset import Dataset
 from mpistrat.data.options import AutoShardPolicy
 from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, with_hints
 from mpistrat.data.split import piece
 from mpistrat.data.stream import StreamPlan
 from mpistrat.data.transforms import Transform
-
-
-class IterableDataset(Dataset):
-    """Rows, or batches of rows, that come one after another, nobody knows how many.
-
-    Made by `Dataset.from_iterable`. It has the transforms of `Dataset`; ``shuffle`` needs a ``buffer_size``,
-    of which each run is permuted, and there is no ``len``.
-
-    Examples
-    --------
-    >>> import mpistrat
-    >>> dataset = mpistrat.data.Dataset.from_iterable(lambda: (i * i for i in range(5))).batch(2)
-    >>> [batch.tolist() for batch in dataset]
-    [[0, 1], [4, 9], [16]]
-    >>> dataset.cardinality()
-    -2
-    """
-
-    def cardinality(self) -> int:
-        """`UNKNOWN_CARDINALITY` (-2).
-
-        Returns
-        -------
-        int
-        """
-        return UNKNOWN_CARDINALITY
-
-    def __len__(self) -> int:
-        raise TypeError("nobody knows the length of a dataset that is made of an iterable before its end")
-
-    def _planned(self, transforms: tuple[Transform, ...]) -> Any:
-        return StreamPlan(self._source, transforms)
-
-    def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
-        policy = self.options().experimental_distribute.auto_shard_policy
-        if policy is AutoShardPolicy.FILE:
-            raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {self._source}: "
-                "use AutoShardPolicy.DATA"
-            )
-        return _DIVISIONS[policy](self._source, transforms, peers)
-
-    def _own_length(self) -> int:
-        return UNKNOWN_CARDINALITY
 
 
 class _Streamed(Division):
@@ -122,6 +77,13 @@ _DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
     AutoShardPolicy.HINT: _ByHint,
     AutoShardPolicy.OFF: _Everything,
 }
+
+
+def divide_until_all_end(
+    policy: AutoShardPolicy, source: Any, transforms: Sequence[Transform], peers: Peers
+) -> Division:
+    """Return the division of the rows of an iterable, which all replicas go through."""
+    return _DIVISIONS[policy](source, transforms, peers)
 
 
 class OwnUntilAllEnd(Division):

@@ -1,0 +1,71 @@
+"""An HDF5 file, open for reading, or what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import h5py
+
+from mpistrat.data.errors import DataFileError
+from mpistrat.data.writers import who_writes
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[h5py.File]:
+    """The file, open for reading and without a lock; what h5py says is wrong as a DataFileError."""
+    file = open_file(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def open_file(path: str) -> h5py.File:
+    """The file, open for reading and without a lock."""
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise DataFileError(
+            f"file {path!r}: it cannot be found any more ({error.strerror}); fix: bring it back"
+        ) from None
+    try:
+        return _open_as_others_do(path)
+    except PermissionError:
+        raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
+    except BlockingIOError:
+        raise DataFileError(
+            f"file {path!r}: it is being written by {who_writes(path)}; fix: wait until that has ended"
+        ) from None
+    except OSError as error:
+        if size == 0:
+            what = "it is empty (0 bytes)"
+        elif "truncated" in str(error):
+            what = f"it is truncated ({size} bytes: {reason(error)})"
+        elif not h5py.is_hdf5(path):
+            what = f"it is not an HDF5 file ({size} bytes)"
+        else:
+            what = f"HDF5 cannot open it ({size} bytes: {reason(error)})"
+        raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
+
+
+def _open_as_others_do(path: str) -> h5py.File:
+    # "best-effort" goes with the default of others who have the file open in this process. Some file systems
+    # answer a lock with an error; and others may have chosen to lock always, or never.
+    for locking in ("best-effort", False, None):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except BlockingIOError:  # somebody has it open for writing
+            raise
+        except OSError as error:
+            if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):
+                raise
+    return h5py.File(path, "r", locking=True)
+
+
+def reason(error: BaseException) -> str:
+    """Return the part of an error of h5py that says why."""
+    text = str(error.args[0]) if error.args else str(error)
+    first, _, rest = text.partition("(")
+    return rest.rstrip(")") if rest else first
