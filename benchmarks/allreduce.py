@@ -3,7 +3,7 @@
 import sys
 
 from mpistrat.bench import allreduce
-from mpistrat.bench.allreduce import Way
+from mpistrat.bench.allreduce import ArrayWay
 from mpistrat.bench.reduction.bounds import BUFFERS, PLAIN
 
 
@@ -15,13 +15,13 @@ def rivals(comm, count):
 
     def way(module):
         send, receive = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        return Way((PLAIN, BUFFERS), module.all_reduce(comm, send, receive), send, lambda: receive)
+        return ArrayWay((PLAIN, BUFFERS), module.all_reduce(comm, send, receive), send, lambda: receive)
 
     own = np.zeros(count, np.float32)
     return {
         (PLAIN, "4 MiB pieces"): way(pieces),
         (PLAIN, "not blocking"): way(nonblocking),
-        (BUFFERS, "4 MiB pieces, in place"): Way(
+        (BUFFERS, "4 MiB pieces, in place"): ArrayWay(
             (BUFFERS,), pieces.all_reduce_in_place(comm, own), own, lambda: own
         ),
     }

@@ -3,7 +3,7 @@
 import sys
 
 from mpistrat.bench import gradients
-from mpistrat.bench.gradients import BUFFERS, PLAIN, Way
+from mpistrat.bench.gradients import BUFFERS, PLAIN, GradientsWay
 
 
 def rivals(comm, shapes):
@@ -16,10 +16,12 @@ def rivals(comm, shapes):
     separate = Separate(comm, mine)
     flat, parts = one_buffer.views(shapes)
     return {
-        (PLAIN, "small ones packed, others in 4 MiB pieces"): Way(
+        (PLAIN, "small ones packed, others in 4 MiB pieces"): GradientsWay(
             mine, separate.times, lambda: separate.totals
         ),
-        (BUFFERS, "one buffer, 4 MiB pieces"): Way(parts, one_buffer.in_pieces(comm, flat), lambda: parts),
+        (BUFFERS, "one buffer, 4 MiB pieces"): GradientsWay(
+            parts, one_buffer.in_pieces(comm, flat), lambda: parts
+        ),
     }
 
 

@@ -21,7 +21,7 @@ _MEASUREMENT_SECONDS = 0.005
 _FEWEST = 3  # repetitions
 
 Key = TypeVar("Key")
-Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], Way]]"
+Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], ArrayWay]]"
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
@@ -145,7 +145,7 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     return 1 if fault else 0
 
 
-class Way(NamedTuple):
+class ArrayWay(NamedTuple):
     """One way to do it, and what is needed to see that it does it right.
 
     Attributes
@@ -166,7 +166,7 @@ class Way(NamedTuple):
     result: Callable[[], np.ndarray]
 
 
-def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], Way]:
+def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:
     import numpy as np
 
     from mpistrat.experimental import CommunicationOptions
@@ -174,14 +174,14 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
     def array() -> np.ndarray:
         return np.zeros(count, np.float32)
 
-    ways: dict[tuple[str, str], Way] = {}
+    ways: dict[tuple[str, str], ArrayWay] = {}
 
     def library(case: str, send: np.ndarray, name: str | None = None) -> None:
         options = None if name is None else CommunicationOptions(implementation=name)
         totals: list[np.ndarray] = []
         times = partial(strategy.run, partial(_all_reduce, send, options, totals))
         way = LIBRARY if name is None else f"{LIBRARY}, {name}"
-        ways[case, way] = Way([case], lambda k: times((k,)), send, lambda: totals[0])
+        ways[case, way] = ArrayWay([case], lambda k: times((k,)), send, lambda: totals[0])
 
     buffer = strategy.experimental_buffers_like(array())
     library(PLAIN, array())
@@ -192,9 +192,9 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
             library(BUFFERS, buffer, name)
     send, receive = array(), array()
     one_call = partial(_one_call, comm, send, receive)
-    ways[PLAIN, "one call"] = Way((PLAIN, BUFFERS), one_call, send, lambda: receive)
+    ways[PLAIN, "one call"] = ArrayWay((PLAIN, BUFFERS), one_call, send, lambda: receive)
     source, target = array(), array()
-    ways[BOUND, COPY] = Way([BOUND], partial(_copy, target, source), source, lambda: target * comm.size)
+    ways[BOUND, COPY] = ArrayWay([BOUND], partial(_copy, target, source), source, lambda: target * comm.size)
     return ways
 
 
@@ -225,7 +225,7 @@ def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
         target[...] = source
 
 
-def _fault(comm: Any, ways: Mapping[tuple[str, str], Way]) -> str | None:
+def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
     """What is wrong with the sums of some way, None if nothing. Leaves all arrays zero, as sums then are."""
     import numpy as np
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 PROGRAM = ("-m", "mpistrat.bench.gradients")
 PLAIN, BUFFERS = "separate arrays", "in place"
-Rivals: TypeAlias = "Callable[[Any, Sequence[tuple[int, ...]]], Mapping[tuple[str, str], Way]]"
+Rivals: TypeAlias = "Callable[[Any, Sequence[tuple[int, ...]]], Mapping[tuple[str, str], GradientsWay]]"
 
 
-class Way(NamedTuple):
+class GradientsWay(NamedTuple):
     """One way to do it: ``times(k)`` does it k times, ``totals()`` are the sums of the ``gradients``."""
 
     gradients: list[np.ndarray]
@@ -81,20 +81,20 @@ def views(shapes: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, list[np.ndarra
     return flat, [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
 
 
-def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str], Way]:
+def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str], GradientsWay]:
     import numpy as np
 
     import mpistrat
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 
-    def library(gradients: list[np.ndarray]) -> Way:
+    def library(gradients: list[np.ndarray]) -> GradientsWay:
         totals: list[np.ndarray] = []
 
         def times(k: int) -> None:
             strategy.run(_all_reduce, (gradients, totals, k))
 
-        return Way(gradients, times, lambda: totals)
+        return GradientsWay(gradients, times, lambda: totals)
 
     def arrays() -> list[np.ndarray]:
         return [np.zeros(shape, np.float32) for shape in shapes]
@@ -103,7 +103,7 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
     target, targets = views(shapes)
     return {
         (PLAIN, LIBRARY): library(arrays()),
-        (PLAIN, "one buffer, one call"): Way(
+        (PLAIN, "one buffer, one call"): GradientsWay(
             sources, partial(_one_call, comm, source, target), lambda: targets
         ),
         (BUFFERS, LIBRARY): library(strategy.experimental_buffers_like(arrays())),
@@ -125,7 +125,7 @@ def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -
         totals[:] = replica.all_reduce("SUM", gradients)
 
 
-def _fault(comm: Any, ways: dict[tuple[str, str], Way]) -> str | None:
+def _fault(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> str | None:
     """What is wrong with the sums of some way, None if nothing. Leaves gradients zero, as sums then are."""
     import numpy as np
 

@@ -13,7 +13,7 @@ from mpistrat.bench import launch
 from mpistrat.cli import table
 
 if TYPE_CHECKING:
-    from mpistrat.cli.checks.finding import Check, Finding, Job
+    from mpistrat.cli.checks.finding import Check, CheckedJob, Finding
 
 _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
 
@@ -50,7 +50,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     if gpu_direct:
         raise SystemExit(_probe(limit))
     from mpistrat.cli.checks import CHECKS
-    from mpistrat.cli.checks.finding import Options, Verdict
+    from mpistrat.cli.checks.finding import CheckOptions, Verdict
     from mpistrat.cli.checks.mailbox import key_of
     from mpistrat.cli.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
@@ -60,7 +60,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     except (RuntimeError, ValueError) as error:
         raise click.ClickException(f"the environment of this process cannot be read: {error}") from error
     key = key_of(os.environ, placement) if placement.size > 1 else None
-    with Watcher(Options(data, limit), placement.rank, placement.size, key) as watcher:
+    with Watcher(CheckOptions(data, limit), placement.rank, placement.size, key) as watcher:
         job = watcher.run()
         if job is None:
             return
@@ -91,7 +91,7 @@ def _probe(limit: float) -> int:
     return min(1, abs(status))
 
 
-def _print_json(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+def _print_json(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     checks = {
         check.name: {"found": each.found, "verdict": each.verdict.value, "advice": each.advice}
         for check, each in findings
@@ -99,7 +99,7 @@ def _print_json(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool)
     click.echo(json.dumps({"ranks": job.size, "must fix": must_fix, "checks": checks}, indent=2))
 
 
-def _print_table(job: Job, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+def _print_table(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 

@@ -158,7 +158,7 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
     return Share(index * each, each)
 
 
-class Own(NamedTuple):
+class OwnGpus(NamedTuple):
     """What a rank's place among those of its node makes of the GPUs that it sees.
 
     Attributes
@@ -182,7 +182,7 @@ def placed(
     local_rank: int | None,
     local_size: int | None,
     on_node: tuple[int, str] | None,
-) -> tuple[Own, dict[str, str]]:
+) -> tuple[OwnGpus, dict[str, str]]:
     """The GPUs of a rank, and for each fact what it was read from.
 
     ``on_node`` is how many the job has on this node, and what says so.
@@ -190,15 +190,15 @@ def placed(
     Examples
     --------
     >>> placed({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, 2, None)[0]
-    Own(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
+    OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
     >>> placed({}, 1, 2, None)[0]
-    Own(gpus=None, gpu=None, device=None, number=None)
+    OwnGpus(gpus=None, gpu=None, device=None, number=None)
     >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # it has to be the only one that is named
-    Own(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, number=1)
+    OwnGpus(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, number=1)
     """
     seen = visible(environ)
     if seen is None:
-        return Own(), {}
+        return OwnGpus(), {}
     how = seen.variable
     number = len(seen.ids)
     there, of_node = (None, "") if on_node is None else on_node
@@ -206,15 +206,15 @@ def placed(
         how += f", {of_node}" if there is not None and number < there else ", the local rank"
     sources = {"gpus": seen.variable, **dict.fromkeys(("gpu", "device", "gpus_per_rank"), how)}
     if number == 0:
-        return Own((), None, "cpu:0", 0), sources
+        return OwnGpus((), None, "cpu:0", 0), sources
     if number == 1:
         local_rank, local_size = 0, 1
     if local_rank is None or local_size is None or local_rank >= local_size:
-        return Own(seen.ids), sources
+        return OwnGpus(seen.ids), sources
     own = share(seen.ids, *among(environ, number, local_rank, local_size, there))
     assert own is not None
     gpu, device = seen.ids[own.first], f"cuda:{own.first}"
     if any(each.startswith("MIG-") for each in seen.ids):
         sources["device"] += "; CUDA shows a process one MIG slice, the first"
-        return Own(seen.ids, gpu, device if own.first == 0 else None, 1), sources
-    return Own(seen.ids, gpu, device, own.number), sources
+        return OwnGpus(seen.ids, gpu, device if own.first == 0 else None, 1), sources
+    return OwnGpus(seen.ids, gpu, device, own.number), sources

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mpistrat.cluster_resolver.variables import first_of
 
 
-class Launcher(NamedTuple):
+class LauncherVariables(NamedTuple):
     """The variables of a launcher, for each fact in order of trust.
 
     Attributes
@@ -61,7 +61,7 @@ class Launched(NamedTuple):
     alone: bool = False
 
 
-OPEN_MPI = Launcher(
+OPEN_MPI = LauncherVariables(
     "mpirun of Open MPI",
     rank=("OMPI_COMM_WORLD_RANK",),
     size=("OMPI_COMM_WORLD_SIZE",),
@@ -71,7 +71,7 @@ OPEN_MPI = Launcher(
     alone=True,
 )
 _MVAPICH = tuple(
-    Launcher(
+    LauncherVariables(
         "mpirun_rsh of MVAPICH",
         rank=(f"{prefix}_COMM_WORLD_RANK",),
         size=(f"{prefix}_COMM_WORLD_SIZE",),
@@ -82,7 +82,7 @@ _MVAPICH = tuple(
     for prefix in ("MV2", "MVP")
 )
 # PALS has no variable of its own for the number of ranks. srun --mpi=cray_shasta sets all of these, too.
-_PALS = Launcher(
+_PALS = LauncherVariables(
     "mpiexec of Cray PALS",
     rank=("PALS_RANKID",),
     size=("PMI_SIZE",),
@@ -91,7 +91,7 @@ _PALS = Launcher(
     node=("PALS_NODEID",),
     host=("PMIX_HOSTNAME",),
 )
-_HYDRA = Launcher(
+_HYDRA = LauncherVariables(
     "mpiexec of MPICH, Intel MPI or the like",
     rank=("PMI_RANK",),
     size=("PMI_SIZE",),
@@ -99,9 +99,11 @@ _HYDRA = Launcher(
     local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     host=("PMI_HOSTNAME",),
 )
-_PMIX = Launcher("a launcher that speaks PMIx", rank=("PMIX_RANK",), size=(), host=("PMIX_HOSTNAME",))
+_PMIX = LauncherVariables(
+    "a launcher that speaks PMIx", rank=("PMIX_RANK",), size=(), host=("PMIX_HOSTNAME",)
+)
 
-JSRUN = Launcher(
+JSRUN = LauncherVariables(
     "jsrun",
     rank=("JSM_NAMESPACE_RANK",),
     size=("JSM_NAMESPACE_SIZE",),
@@ -109,7 +111,7 @@ JSRUN = Launcher(
     local_size=("JSM_NAMESPACE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     host=("PMIX_HOSTNAME",),
 )
-FLUX = Launcher(
+FLUX = LauncherVariables(
     "flux run",
     rank=("FLUX_TASK_RANK",),
     size=("FLUX_JOB_SIZE",),
@@ -137,7 +139,7 @@ def launched(environ: Mapping[str, str]) -> Launched | None:
     return next(filter(None, (told(environ, each) for each in _LAUNCHERS)), None)
 
 
-def told(environ: Mapping[str, str], launcher: Launcher) -> Launched | None:
+def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:
     """What this launcher told this rank, None if it did not start it."""
     rank, variable = first_of(environ, launcher.rank)
     if rank is None:

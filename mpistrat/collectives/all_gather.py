@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.pieces import as_bytes, cut, lay, take
+from mpistrat.collectives.pieces import cut, lay, take
 from mpistrat.runtime import mpi
 from mpistrat.runtime.agreement import FREE_BYTES, Payload
+from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
@@ -23,7 +24,7 @@ _CELL_BYTES = 256  # of a rank in the message in which nodes agree
 _BYTE, _LENGTH = np.dtype(np.uint8), np.dtype(np.int64)
 
 
-class Whole(NamedTuple):
+class Gathered(NamedTuple):
     """What is gathered.
 
     Attributes
@@ -41,7 +42,7 @@ class Whole(NamedTuple):
     parts: list[np.ndarray]
 
     @classmethod
-    def like(cls, rows: np.ndarray, lengths: Sequence[int]) -> Whole:
+    def like(cls, rows: np.ndarray, lengths: Sequence[int]) -> Gathered:
         """Room for ``lengths`` rows like these."""
         array = np.empty((sum(lengths), *rows.shape[1:]), rows.dtype)
         row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
@@ -100,7 +101,7 @@ def checked_axis(value: Any, axis: int) -> int:
 
 def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """``MPI_Allgather`` and ``MPI_Allgatherv`` (MPI 4.1 section 6.7) of bytes."""
-    whole = Whole.like(rows, lengths)
+    whole = Gathered.like(rows, lengths)
     if len(set(lengths)) == 1 and whole.starts[-1] <= _LARGEST:
         topology.world.Allgather(as_bytes(rows), as_bytes(whole.array))
         return whole.array
@@ -144,10 +145,10 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     cell = min(FREE_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
         topology.meet()
-        whole = Whole.like(rows, lengths_by_mpi(topology, rows))
+        whole = Gathered.like(rows, lengths_by_mpi(topology, rows))
     else:
         cells = _meet_with_cells(topology, rows, cell)
-        whole = Whole.like(rows, [int(each) for each in cells.view(np.int64)[:, 0]])
+        whole = Gathered.like(rows, [int(each) for each in cells.view(np.int64)[:, 0]])
         if max(map(len, whole.parts)) <= cell - _LENGTH_BYTES:
             for part, each in zip(whole.parts, cells, strict=True):
                 part[...] = each[_LENGTH_BYTES : _LENGTH_BYTES + len(part)]
@@ -209,7 +210,7 @@ def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
     return [int(length) for length in lengths]
 
 
-def _gather_bytes(comm: Any, whole: Whole, ranks: Sequence[int]) -> None:
+def _gather_bytes(comm: Any, whole: Gathered, ranks: Sequence[int]) -> None:
     """Of each rank of ``comm``, which is ``ranks`` of the world, its part; its own lies there already."""
     if whole.starts[-1] <= _LARGEST:
         counts = [len(whole.parts[rank]) for rank in ranks]

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from mpistrat.collectives.pieces import Piece, as_bytes, cut, lay, take
+from mpistrat.collectives.pieces import Piece, cut, lay, take
 from mpistrat.runtime.agreement import FREE_BYTES, Payload
+from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 

@@ -8,7 +8,7 @@ from typing import Any
 from mpistrat.collectives import arena, gpu_packing
 from mpistrat.collectives.gpu_direct import GpuDirectRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
-from mpistrat.collectives.gpu_packing import Job
+from mpistrat.collectives.gpu_packing import PackedBucket
 from mpistrat.collectives.gpu_pinned import PinnedRoute
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.collectives.operations import Op
@@ -80,23 +80,25 @@ def all_reduce(
 
 def _jobs(
     topology: Topology, op: Op, values: Sequence[Any], key: gpu_packing.Key, bytes_per_pack: int
-) -> tuple[list[Job], list[Any], tuple[Any, ...]]:
+) -> tuple[list[PackedBucket], list[Any], tuple[Any, ...]]:
     """What is to be reduced, the results as far as they are known, and where buffers of arenas lie."""
     cupy = cupy_for("an array on a GPU")
     out: list[Any] = [None] * len(values)
-    jobs: list[Job] = []
+    jobs: list[PackedBucket] = []
     rest, where = list(range(len(values))), ()
     if topology.arenas:
         rest, where = _in_place(topology, op, values, out, jobs)
     rest_key = tuple(key[i] for i in rest)
     for each in gpu_packing.plan(op, rest_key, topology.size, bytes_per_pack):
         bucket = each._replace(members=tuple(rest[i] for i in each.members))
-        jobs.append(Job(bucket, gpu_packing.pack(bucket, values), cupy.empty(bucket.length, bucket.result)))
+        jobs.append(
+            PackedBucket(bucket, gpu_packing.pack(bucket, values), cupy.empty(bucket.length, bucket.result))
+        )
     return jobs, out, where
 
 
 def _in_place(
-    topology: Topology, op: Op, values: Sequence[Any], out: list[Any], jobs: list[Job]
+    topology: Topology, op: Op, values: Sequence[Any], out: list[Any], jobs: list[PackedBucket]
 ) -> tuple[list[int], tuple[Any, ...]]:
     """Take the buffers of arenas, neighbours together; returns the places of all others."""
     homes: dict[int, tuple[arena.Arena, list[int]]] = {}
@@ -115,7 +117,7 @@ def _in_place(
         for each in stretches:
             (flat,) = arena.rows(home, each, 1)
             bucket = gpu_packing.bucket(op, ((each.dtype, (each.length,)),), [0], topology.size)
-            jobs.append(Job(bucket, flat, flat))
+            jobs.append(PackedBucket(bucket, flat, flat))
     return rest, tuple(where)
 
 
@@ -132,8 +134,8 @@ def _obstacle(topology: Topology, device: Device, name: str) -> str:
 
 
 def _by_route(
-    topology: Topology, device: Device, jobs: Sequence[Job], name: str | None, op: Op
-) -> list[tuple[Route, list[Job]]]:
+    topology: Topology, device: Device, jobs: Sequence[PackedBucket], name: str | None, op: Op
+) -> list[tuple[Route, list[PackedBucket]]]:
     """The jobs of each route: the first that the ranks can go, or the one of that name."""
     if topology.size == 1:
         return [(_Alone(), list(jobs))] if jobs else []
@@ -142,7 +144,7 @@ def _by_route(
         raise RuntimeError(
             f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}"
         )
-    groups: dict[str, list[Job]] = {}
+    groups: dict[str, list[PackedBucket]] = {}
     for job in jobs:
         for each in wanted:
             if ROUTES[each].supports(job.bucket.wire, job.bucket.combine) and not _obstacle(
@@ -166,7 +168,7 @@ class _Alone(Route):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[PackedBucket],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpistrat.collectives import gpu_pointers
 from mpistrat.collectives.gpu_combine import combine_on_gpu
-from mpistrat.collectives.gpu_packing import Job, finish, widened
+from mpistrat.collectives.gpu_packing import PackedBucket, finish, widened
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
@@ -31,7 +31,7 @@ class GpuDirectRoute(Route):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[PackedBucket],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:

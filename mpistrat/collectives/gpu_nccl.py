@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu_packing import Job, finish, widened
+from mpistrat.collectives.gpu_packing import PackedBucket, finish, widened
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.runtime.device import cupy_for, gpu_count
 from mpistrat.runtime.operation import ranks_in_words
@@ -125,7 +125,7 @@ class NcclRoute(Route):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[PackedBucket],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:

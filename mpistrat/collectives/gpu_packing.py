@@ -22,7 +22,7 @@ _SMALL = 1 << 10  # elements: a result that is copied rather than left to hold t
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
 
-class Bucket(NamedTuple):
+class GpuBucket(NamedTuple):
     """Arrays of one dtype that are reduced one behind the other.
 
     Attributes
@@ -48,15 +48,15 @@ class Bucket(NamedTuple):
     divisor: int
 
 
-class Job(NamedTuple):
+class PackedBucket(NamedTuple):
     """A message, flat and contiguous, and where its reduction is to be written: of one length, may be the same."""
 
-    bucket: Bucket
+    bucket: GpuBucket
     message: Any
     total: Any
 
 
-def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Bucket, ...]:
+def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[GpuBucket, ...]:
     """Cut a list into buckets, the last arrays first; arrays without elements are in none.
 
     Raises
@@ -64,7 +64,7 @@ def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Bucket, 
     TypeError
         If one of the arrays cannot be reduced by ``op``.
     """
-    buckets: list[Bucket] = []
+    buckets: list[GpuBucket] = []
     open_: dict[np.dtype, list[int]] = {}
     filled: dict[np.dtype, int] = {}
     for i in reversed(range(len(key))):
@@ -82,11 +82,11 @@ def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Bucket, 
     return (*buckets, *(bucket(op, key, members, size) for members in open_.values()))
 
 
-def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> Bucket:
+def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> GpuBucket:
     """The bucket of some arrays of one dtype, over ``size`` ranks."""
     dtype = key[members[0]][0]
     ends = [0, *itertools.accumulate(math.prod(key[i][1]) for i in members)]
-    return Bucket(
+    return GpuBucket(
         tuple(members),
         tuple(ends[:-1]),
         ends[-1],
@@ -98,7 +98,7 @@ def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> Bucket:
     )
 
 
-def pack(bucket: Bucket, arrays: Sequence[Any]) -> Any:
+def pack(bucket: GpuBucket, arrays: Sequence[Any]) -> Any:
     """A bucket's arrays one behind the other, copied in one launch; one array alone is not copied."""
     cupy = cupy_for("an array on a GPU")
     mine = [cupy.ascontiguousarray(arrays[i]) for i in bucket.members]
@@ -109,14 +109,14 @@ def pack(bucket: Bucket, arrays: Sequence[Any]) -> Any:
     return message
 
 
-def unpack(bucket: Bucket, total: Any, shapes: Sequence[tuple[int, ...]], out: list[Any]) -> None:
+def unpack(bucket: GpuBucket, total: Any, shapes: Sequence[tuple[int, ...]], out: list[Any]) -> None:
     """Put views of a flat result into the places of the bucket's members."""
     for i, start in zip(bucket.members, bucket.starts, strict=True):
         part = total[start : start + math.prod(shapes[i])].reshape(shapes[i])
         out[i] = part.copy() if part.size == 1 and bucket.length > _SMALL else part
 
 
-def widened(job: Job) -> Any:
+def widened(job: PackedBucket) -> Any:
     """The message in the dtype that it is combined in; a copy unless it is that of the total."""
     message, wire = job.message, job.bucket.wire
     if message.dtype == wire:
@@ -124,7 +124,7 @@ def widened(job: Job) -> Any:
     return message.astype(wire)
 
 
-def finish(job: Job, wide: Any) -> None:
+def finish(job: PackedBucket, wide: Any) -> None:
     """Write the combination to the total: divided for a mean, rounded to the dtype of the result."""
     bucket, total = job.bucket, job.total
     if bucket.divisor == 1:
@@ -138,5 +138,5 @@ def finish(job: Job, wide: Any) -> None:
         total[...] = np.divide(wide, divisor)
 
 
-def _places(bucket: Bucket, arrays: Sequence[Any]) -> zip[tuple[int, Any]]:
+def _places(bucket: GpuBucket, arrays: Sequence[Any]) -> zip[tuple[int, Any]]:
     return zip(bucket.starts, arrays, strict=True)

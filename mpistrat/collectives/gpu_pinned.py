@@ -8,10 +8,10 @@ import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.choose import choose
-from mpistrat.collectives.gpu_packing import Bucket, Job
+from mpistrat.collectives.gpu_packing import GpuBucket, PackedBucket
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.pinned import CHUNK_BYTES, Piece, staging, through_host
+from mpistrat.runtime.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.runtime.topology import Topology
 
 
@@ -24,29 +24,29 @@ class PinnedRoute(Route):
 
     name = "pinned"
 
-    def meets(self, topology: Topology, bucket: Bucket, algorithm: str | None) -> bool:
+    def meets(self, topology: Topology, bucket: GpuBucket, algorithm: str | None) -> bool:
         return _algorithm(topology, bucket, algorithm).meets
 
     def reduce(
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[PackedBucket],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:
-        pieces: list[Piece] = []
+        pieces: list[StagedCopy] = []
         for job in jobs:
             pieces += _pieces(topology, job, algorithm)
         with np.errstate(all="ignore"), staging(device) as stage:
             through_host(stage, pieces)
 
 
-def _algorithm(topology: Topology, bucket: Bucket, name: str | None) -> Algorithm:
+def _algorithm(topology: Topology, bucket: GpuBucket, name: str | None) -> Algorithm:
     return choose(topology, bucket.length * bucket.wire.itemsize, bucket.wire, Device("cpu"), name)
 
 
-def _pieces(topology: Topology, job: Job, name: str | None) -> list[Piece]:
+def _pieces(topology: Topology, job: PackedBucket, name: str | None) -> list[StagedCopy]:
     bucket = job.bucket
     algorithm = _algorithm(topology, bucket, name)
     widest = max(each.itemsize for each in (bucket.source, bucket.wire, bucket.result))
@@ -73,6 +73,8 @@ def _pieces(topology: Topology, job: Job, name: str | None) -> list[Piece]:
 
     size, result = bucket.source.itemsize, bucket.result.itemsize
     return [
-        Piece(source + start * size, min(step, bucket.length - start) * size, work, target + start * result)
+        StagedCopy(
+            source + start * size, min(step, bucket.length - start) * size, work, target + start * result
+        )
         for start in range(0, bucket.length, step)
     ]

@@ -36,7 +36,7 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
         ends = [0, *itertools.accumulate([each * width for each in rows])]
         own = ends[topology.rank + 1] - ends[topology.rank]
         total = cupy.empty((rows[topology.rank], *value.shape[1:]), bucket.result)
-        job = gpu_packing.Job(bucket, flat, total.reshape(-1))
+        job = gpu_packing.PackedBucket(bucket, flat, total.reshape(-1))
         what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
         with topology.turn(what, timeout_seconds=timeout_seconds):
             message = gpu_packing.widened(job)

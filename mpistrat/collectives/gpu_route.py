@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu_packing import Bucket, Job
+from mpistrat.collectives.gpu_packing import GpuBucket, PackedBucket
 from mpistrat.runtime.topology import Topology
 
 
@@ -31,7 +31,7 @@ class Route(ABC):
         """Whether it can combine values of this dtype."""
         return True
 
-    def meets(self, topology: Topology, bucket: Bucket, algorithm: str | None) -> bool:
+    def meets(self, topology: Topology, bucket: GpuBucket, algorithm: str | None) -> bool:
         """Whether `reduce`, given this bucket first, calls `Topology.meet` before anything else that communicates."""
         return False
 
@@ -40,7 +40,7 @@ class Route(ABC):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[PackedBucket],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:

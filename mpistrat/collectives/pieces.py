@@ -10,11 +10,6 @@ import numpy as np
 Piece = Sequence[tuple[slice, np.ndarray]]
 
 
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """A contiguous array as the flat array of its bytes, the same memory."""
-    return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
-
-
 def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
     """Flat arrays in pieces of ``room`` elements; only the last one is shorter.
 

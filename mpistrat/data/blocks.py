@@ -26,7 +26,7 @@ _FEWEST, _MOST = 8, 64
 _TABLE = 256  # blocks
 
 
-class Whole(NamedTuple):
+class WholeChunks(NamedTuple):
     """Chunks that can only be read as wholes: how many rows each has, and its bytes when decoded."""
 
     rows: int
@@ -50,7 +50,7 @@ class Blocks(NamedTuple):
         row_bytes: int,
         chunk_rows: int,
         starts: np.ndarray,
-        decoded: Collection[Collection[Whole]] = (),
+        decoded: Collection[Collection[WholeChunks]] = (),
     ) -> Blocks:
         """Blocks of about 1.5 MiB, whole chunks of ``chunk_rows`` rows where there are chunks.
 
@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
         --------
         >>> Blocks.of(48 << 10, 10, np.array([0, 95]))[:2]
         (30, 34)
-        >>> chunks = Whole(100, 100 * (48 << 10))
+        >>> chunks = WholeChunks(100, 100 * (48 << 10))
         >>> Blocks.of(48 << 10, 100, np.array([0, 950]), [[chunks]])[:2]
         (100, 5)
         """
@@ -80,7 +80,7 @@ class Blocks(NamedTuple):
         return self._replace(starts=np.array([0, count], np.int64))
 
 
-def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[Whole]]) -> int:
+def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[WholeChunks]]) -> int:
     """Of how many rows a block should be a multiple, if the largest dataset has chunks of ``largest`` rows.
 
     Also of those of other chunks that are read as wholes, the largest first, as long as half of what is kept has
@@ -94,7 +94,7 @@ def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[W
     return unit
 
 
-def _kept(chunks: Whole, rows: int, starts: np.ndarray) -> int:
+def _kept(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
     """Bytes of the chunks that have rows of a block, on the average."""
     if rows % chunks.rows:
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.chain import Chain
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
-from mpistrat.data.plan import Plan
+from mpistrat.data.plan import PipelinePlan
 from mpistrat.data.policies import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
 from mpistrat.data.prefetch import Prefetched, Turns
 from mpistrat.data.source_arrays import ArraySource, RangeSource
@@ -288,7 +288,7 @@ class Dataset(Chain):
         return self._planned(self._transforms)
 
     def _planned(self, transforms: tuple[Transform, ...]) -> Any:
-        return Plan(self._source, transforms)
+        return PipelinePlan(self._source, transforms)
 
     def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
         """How replicas share it."""

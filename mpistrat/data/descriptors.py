@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from mpistrat.data.errors import DataFileError
 
 _MOST_AT_ONCE = 1 << 30
@@ -156,11 +154,6 @@ def changed(path: str, then: int, now: int) -> DataFileError:
         f"file {path!r}: it was {change} after it was described{sizes}; "
         "fix: leave data files alone while they are read, write it again"
     )
-
-
-def as_bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _cut(piece: memoryview) -> list[memoryview]:

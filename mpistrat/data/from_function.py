@@ -10,7 +10,7 @@ from mpistrat.data.dataset import Dataset
 from mpistrat.data.distributed import DistributedDataset
 from mpistrat.data.iterator import Distributed
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
-from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, Own
+from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, OwnDataset
 from mpistrat.data.transforms import drawn_seeds, with_drawn_seeds
 from mpistrat.data.until_all_end import OwnUntilAllEnd
 
@@ -83,7 +83,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         if UNKNOWN_CARDINALITY in lengths:
             own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(transforms))
         else:
-            own = Own(source, transforms, topology, None if None in lengths else max(lengths))
+            own = OwnDataset(source, transforms, topology, None if None in lengths else max(lengths))
         Distributed.__init__(self, own, topology, dataset.options().prefetch)
 
 

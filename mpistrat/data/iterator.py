@@ -13,10 +13,10 @@ from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
 from mpistrat.data.on_device import fetched, handed_over
 from mpistrat.data.options import AUTOTUNE, InputOptions
-from mpistrat.data.pace import Pace
 from mpistrat.data.policies import Division
 from mpistrat.data.prefetch import Prefetched, Turns
 from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.data.throughput_log import ThroughputLog
 from mpistrat.runtime.device import Device
 
 _NOTHING = object()
@@ -115,7 +115,7 @@ class DistributedIterator:
         self._place = self._dataset._newest = Place(position)
         self._ahead: Prefetched | None = None
         self._read_ahead: deque[Any] = deque()
-        self._pace: Pace | None = None
+        self._pace: ThroughputLog | None = None
         self._ended = False
 
     def __iter__(self) -> DistributedIterator:
@@ -285,8 +285,8 @@ class Distributed:
         self._next = Position(self._division, position.epoch + 1)
         return position
 
-    def _pace(self) -> Pace:
-        return Pace(self._peers, self._number)
+    def _pace(self) -> ThroughputLog:
+        return ThroughputLog(self._peers, self._number)
 
     def state(self) -> dict[str, Any]:
         """How far the newest iterator has come; see `DistributedIterator.state`.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from mpistrat.data import manifest_file
-from mpistrat.data.blocks import Blocks, Whole, chunk_rows_of
+from mpistrat.data.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.data.contracts import Peers
 from mpistrat.data.errors import (
     DataFileError,
@@ -55,7 +55,7 @@ class Manifest(NamedTuple):
         """Whole chunks, of the dataset whose rows are largest and if possible of all, or about 1.5 MiB of rows."""
         columns = self.records[0].columns
         sizes = [column.row_bytes for column in columns]
-        decoded: list[set[Whole]] = [set() for _ in columns]
+        decoded: list[set[WholeChunks]] = [set() for _ in columns]
         for record in self.records:
             for kinds, column in zip(decoded, record.columns, strict=True):
                 kinds.update(column.decoded)

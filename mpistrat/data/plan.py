@@ -33,7 +33,7 @@ class _Ahead(NamedTuple):
     ends: list[tuple[int, int]]
 
 
-class Plan:
+class PipelinePlan:
     """What a source and its transforms come to.
 
     Attributes

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpistrat.data.contracts import Peers, Source
 from mpistrat.data.options import AUTOTUNE, MOST_PREFETCH, PREFETCH, AutoShardPolicy
-from mpistrat.data.plan import Plan
+from mpistrat.data.plan import PipelinePlan
 from mpistrat.data.split import piece
 from mpistrat.data.transforms import Batch, Shard, Skip, Take, Transform, length_of
 
@@ -35,7 +35,7 @@ class Division:
         The policy.
     steps : int or None
         How many steps an epoch has, on every replica; None if it is endless.
-    plan : Plan
+    plan : PipelinePlan
         What the replica reads by.
     transforms : sequence of Transform
         Those of the whole dataset.
@@ -50,7 +50,7 @@ class Division:
     name: str
     communicates: ClassVar[bool] = False
     steps: int | None
-    plan: Plan
+    plan: PipelinePlan
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
         self.source, self.transforms = source, tuple(transforms)
@@ -126,7 +126,7 @@ class ByData(Division):
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
         super().__init__(source, transforms, peers)
-        self.plan = Plan(source, transforms)
+        self.plan = PipelinePlan(source, transforms)
         self.steps = self.plan.length
         self._cut = partial(piece, replicas=peers.size, replica=peers.rank)
 
@@ -169,7 +169,7 @@ class ByFile(Division):
             for rank, mine in enumerate(dealt)
         ]
         self.steps = _longest(lengths)
-        self.plan = Plan(
+        self.plan = PipelinePlan(
             source.of_files(dealt[peers.rank]),
             _of_share(transforms, peers.size, peers.rank),
         )
@@ -195,7 +195,7 @@ class Everything(Division):
         ]
         longest = _longest(lengths)
         self.steps = None if longest is None else longest * peers.size
-        self.plan = Plan(source, self._of_rank(transforms, peers.size, peers.rank))
+        self.plan = PipelinePlan(source, self._of_rank(transforms, peers.size, peers.rank))
 
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas)
@@ -222,19 +222,19 @@ class ByHint(Everything):
         return with_hints(transforms, size, rank)
 
 
-class Own(Division):
+class OwnDataset(Division):
     """Every replica has a dataset of its own, of batches of the size that it wants."""
 
     name = "its own"
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, steps: int | None):
         super().__init__(source, transforms, peers)
-        self.plan = Plan(source, transforms)
+        self.plan = PipelinePlan(source, transforms)
         self.steps = steps
 
-    def rebuilt(self, transforms: Sequence[Transform]) -> Own:
+    def rebuilt(self, transforms: Sequence[Transform]) -> OwnDataset:
         """The same rows with other transforms."""
-        return Own(self.source, transforms, self._peers, self.steps)
+        return OwnDataset(self.source, transforms, self._peers, self.steps)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Those of the next batch of this replica's dataset, none after the last."""
@@ -294,7 +294,7 @@ def with_hints(transforms: Sequence[Transform], size: int, rank: int) -> list[Tr
     return [Shard(size, rank) if isinstance(each, Shard) and each.is_hint else each for each in transforms]
 
 
-def own_rows(plan: Plan, step: int, iteration: int) -> np.ndarray:
+def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
     """The rows of batch ``step`` of a plan, none after the last."""
     if plan.length is not None and step >= plan.length:
         return np.empty(0, np.int64)

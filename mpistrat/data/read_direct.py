@@ -13,7 +13,7 @@ from mpistrat.data.read_rows import ContiguousRows, RowsOfChunks
 from mpistrat.data.records_hdf5 import Chunked, Column, Contiguous, Joined, Layout
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """The rows of one dataset. A new layout is a new class like this and a line in `rows_of`."""
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
@@ -26,7 +26,7 @@ class Rows(Protocol):
         """Have rows fetched from ``first`` up to ``last``."""
 
 
-def rows_of(column: Column, rows: int, key: Any, decoded: DecodedChunks) -> Rows:
+def rows_of(column: Column, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
     """What reads the rows of a column.
 
     Parameters
@@ -43,7 +43,7 @@ def rows_of(column: Column, rows: int, key: Any, decoded: DecodedChunks) -> Rows
     return _of_layout(column, column.layout, rows, key, decoded)
 
 
-def _of_layout(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> Rows:
+def _of_layout(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
     if isinstance(layout, Joined):
         return JoinedRows(column, layout, key, decoded)
     if isinstance(layout, Chunked):

@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat.data.descriptors import Descriptor, Descriptors
 from mpistrat.data.errors import ChecksumError, DataFileError
 from mpistrat.data.read_chunks import DecodedChunks
-from mpistrat.data.read_direct import Rows, rows_of
+from mpistrat.data.read_direct import RowReader, rows_of
 from mpistrat.data.read_through_h5py import OpenFiles
 from mpistrat.data.records_hdf5 import FileRecord, ThroughHdf5, joined_path, to_json
 
@@ -41,7 +41,7 @@ class Reader:
         self._descriptors = Descriptors(self._most_open)
         self._decoded = DecodedChunks()
         self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
-        self._rows: dict[tuple[str, int], Rows] = {}
+        self._rows: dict[tuple[str, int], RowReader] = {}
         self._written: dict[str, int] = {}
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
@@ -102,7 +102,7 @@ class Reader:
     def _reading(self, path: str, record: FileRecord, number: int, first: int, last: int) -> _Files:
         return _Files(self, path, record, number, (first, last))
 
-    def _rows_of(self, path: str, record: FileRecord, number: int) -> Rows:
+    def _rows_of(self, path: str, record: FileRecord, number: int) -> RowReader:
         key = path, number
         if key not in self._rows:
             if len(self._rows) >= _LAYOUTS_KEPT:

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from mpistrat.data.descriptors import Descriptor, Files, as_bytes
+from mpistrat.data.descriptors import Descriptor, Files
 from mpistrat.data.records_hdf5 import Chunked, Contiguous
+from mpistrat.runtime.arrays import as_bytes
 
 _GAP = 16 << 10  # reading these bytes takes no longer than asking once more
 _SMALL_ROW = 2 << 10
@@ -23,7 +24,7 @@ class ContiguousRows:
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Rows from ``first`` on."""
-        view, begin = as_bytes(out), first * self._row_bytes
+        view, begin = as_bytes(out).data, first * self._row_bytes
         end = begin + len(view)
         for extent in self._extents:
             low, high = max(begin, extent.start), min(end, extent.start + extent.size)
@@ -62,7 +63,7 @@ class RowsOfChunks:
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Rows from ``first`` on."""
-        view = as_bytes(out)
+        view = as_bytes(out).data
         for offset, size in self._runs(first, first + len(out)):
             files[self._file].read(offset, [view[:size]])
             view = view[size:]
@@ -99,7 +100,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         order = np.argsort(offsets, kind="stable")
         offsets, where = offsets[order], where[order]
         gaps = offsets[1:] - offsets[:-1] - size
-    view = as_bytes(out)
+    view = as_bytes(out).data
     if not len(gaps) or gaps.min() > _GAP:
         file.read_each(offsets.tolist(), size, view, (where * size).tolist())
         return

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data.blocks import Whole
+from mpistrat.data.blocks import WholeChunks
 
 
 class OtherFile(NamedTuple):
@@ -169,11 +169,11 @@ class Column(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def decoded(self) -> frozenset[Whole]:
+    def decoded(self) -> frozenset[WholeChunks]:
         """The kinds of chunks that are read as wholes, whichever of their rows are wanted."""
         if isinstance(self.layout, ThroughHdf5):
             kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
-            return frozenset([Whole(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
+            return frozenset([WholeChunks(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
         return frozenset(_decoded(self.layout, self.shape, self.stored.itemsize))
 
 
@@ -186,13 +186,15 @@ class FileRecord(NamedTuple):
     columns: tuple[Column, ...]
 
 
-def _decoded(layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int) -> Iterator[Whole]:
+def _decoded(
+    layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int
+) -> Iterator[WholeChunks]:
     if isinstance(layout, Joined):
         for part in layout.parts:
             yield from _decoded(part.layout, shape, itemsize)
     elif isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != shape):
         across = math.prod(-(-size // step) for size, step in zip(shape, layout.chunk[1:], strict=True))
-        yield Whole(layout.chunk[0], math.prod(layout.chunk) * across * itemsize)
+        yield WholeChunks(layout.chunk[0], math.prod(layout.chunk) * across * itemsize)
 
 
 def joined_path(path: str, other: str) -> str:

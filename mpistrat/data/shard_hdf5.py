@@ -15,7 +15,7 @@ from mpistrat.data.contents_hdf5 import contents
 from mpistrat.data.describe_hdf5 import describe
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError
 from mpistrat.data.open_hdf5 import open_file, opened
-from mpistrat.data.writable import NewColumn, Rows
+from mpistrat.data.writable import NewColumn, WritableRows
 from mpistrat.data.write_hdf5 import Storage, check_targets, write_rows
 
 
@@ -171,7 +171,7 @@ class _InputFiles:
         self._starts = np.concatenate([[0], np.cumsum([record.rows for record in records])])
         self._open: tuple[int, h5py.File] | None = None
 
-    def rows(self) -> Rows:
+    def rows(self) -> WritableRows:
         """All of them."""
         columns = {}
         file = self._file(0)
@@ -179,7 +179,7 @@ class _InputFiles:
             found = file[name]
             _refuse_references(self._paths[0], name, found)
             columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
-        return Rows(int(self._starts[-1]), columns, self._read)
+        return WritableRows(int(self._starts[-1]), columns, self._read)
 
     def _read(self, first: int, stop: int) -> dict[str, np.ndarray]:
         parts: list[dict[str, np.ndarray]] = []

@@ -47,7 +47,7 @@ class NewColumn(NamedTuple):
             )
 
 
-class Rows(NamedTuple):
+class WritableRows(NamedTuple):
     """Rows that can be read in runs: ``read(first, stop)`` gives an array for each column."""
 
     number: int
@@ -75,7 +75,7 @@ def is_stream(rows: Any, files: int) -> bool:
     return stream
 
 
-def random_access(rows: Any) -> Rows:
+def random_access(rows: Any) -> WritableRows:
     """Rows of known number.
 
     Raises
@@ -92,14 +92,14 @@ def random_access(rows: Any) -> Rows:
         raise DatasetMismatchError(
             f"the arrays must be equally long along axis 0, and their lengths are {lengths}"
         )
-    return Rows(
+    return WritableRows(
         next(iter(lengths.values())),
         columns,
         lambda first, stop: {name: array[first:stop] for name, array in arrays.items()},
     )
 
 
-def _of_dataset(dataset: Dataset) -> Rows:
+def _of_dataset(dataset: Dataset) -> WritableRows:
     columns = {
         name: NewColumn(each.dtype, tuple(each.shape)) for name, each in named(dataset.element_spec).items()
     }
@@ -109,7 +109,7 @@ def _of_dataset(dataset: Dataset) -> Rows:
         part = dataset.skip(first).batch(stop - first)
         return named(part._plan.element(0, epoch))
 
-    return Rows(len(dataset), columns, read)
+    return WritableRows(len(dataset), columns, read)
 
 
 def named(tree: Any) -> dict[str, Any]:

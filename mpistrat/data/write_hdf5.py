@@ -17,7 +17,7 @@ from mpistrat.data.atomic import publish, to_disk
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
 from mpistrat.data.split import piece
-from mpistrat.data.writable import NewColumn, Rows, column_of, is_stream, named, random_access
+from mpistrat.data.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
 
 _BLOCK_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
@@ -91,7 +91,7 @@ def write_hdf5(
 
 def write_rows(
     targets: Sequence[Path],
-    rows: Rows,
+    rows: WritableRows,
     by: str,
     storage: Storage,
     overwrite: bool,
@@ -226,7 +226,7 @@ def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
     return max(longest, rows // longest * longest)
 
 
-def _stops(rows: Rows, files: int, by: str, block: int) -> list[int]:
+def _stops(rows: WritableRows, files: int, by: str, block: int) -> list[int]:
     """One past the last row of every file."""
     by_rows = [piece(rows.number, files, number)[1] for number in range(files)]
     if by == "rows" or not any(column.dtype.hasobject for column in rows.columns.values()):
@@ -246,7 +246,7 @@ def _stops(rows: Rows, files: int, by: str, block: int) -> list[int]:
     return [*stops, rows.number]
 
 
-def _sizes(rows: Rows, first: int, block: int) -> np.ndarray:
+def _sizes(rows: WritableRows, first: int, block: int) -> np.ndarray:
     """Bytes of every row of a block."""
     stop = min(first + block, rows.number)
     sizes = np.zeros(stop - first, np.int64)

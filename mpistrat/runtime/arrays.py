@@ -91,8 +91,19 @@ def from_cupy(result: Any, like: Any) -> Any:
     return array_namespace(like).from_dlpack(result)
 
 
-def native(value: Any) -> Any:
-    """A value to compute with where it is: a NumPy array, or on a GPU one of CuPy."""
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return a contiguous array as the flat array of its bytes, of the same memory.
+
+    Examples
+    --------
+    >>> as_bytes(np.zeros((2, 3))).shape
+    (48,)
+    """
+    return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+
+
+def numpy_or_cupy(value: Any) -> Any:
+    """Return a value as an array to compute with where it is: of NumPy, or on a GPU of CuPy."""
     return to_cupy(value) if on_gpu(value) else to_host(value)
 
 
@@ -112,7 +123,7 @@ def off_gpu(value: Any) -> Any:
 def placed(value: Any, device: Device) -> Any:
     """A value as an array of the library of a device: NumPy's, or CuPy's on that GPU."""
     if device.kind == "cpu" or on_gpu(value):
-        return native(value)
+        return numpy_or_cupy(value)
     return pinned.upload(to_host(value), device.index)
 
 

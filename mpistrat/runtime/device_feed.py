@@ -151,12 +151,12 @@ def received(sent: Sent) -> list[Any]:
 def _lent(cupy: Any, array: Any, stream: Any, feed: Feed) -> Any:
     if not array.nbytes:
         return array
-    lease = _Lease(array, cupy.cuda.Event(disable_timing=True), stream, feed)
+    lease = _BatchLease(array, cupy.cuda.Event(disable_timing=True), stream, feed)
     memory = cupy.cuda.UnownedMemory(int(array.data.ptr), array.nbytes, lease, feed.device)
     return cupy.ndarray(array.shape, array.dtype, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
 
-class _Lease:
+class _BatchLease:
     """What all arrays on one piece of memory refer to: it goes when the last of them goes."""
 
     __slots__ = ("_array", "_event", "_feed", "_stream")

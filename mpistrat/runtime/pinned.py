@@ -105,7 +105,7 @@ def staging(device: int) -> Iterator[Staging]:
             waiting.append(stage)
 
 
-class Piece(NamedTuple):
+class StagedCopy(NamedTuple):
     """Bytes that are brought to the host, worked on there, and brought back.
 
     Attributes
@@ -124,7 +124,7 @@ class Piece(NamedTuple):
     target: int
 
 
-def through_host(stage: Staging, pieces: Sequence[Piece]) -> None:
+def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
     """Work on pieces in order, on the host, while the next are coming down and the last are going up."""
     slots = stage.slots
     ahead = len(slots) - 1

@@ -24,7 +24,7 @@ def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
     TypeError
         If the value is no number or bool.
     """
-    array = arrays.native(value)
+    array = arrays.numpy_or_cupy(value)
     wide = dtypes.accumulator(array.dtype, op)
     if array.ndim == 0:
         raise ValueError(f"axis {axis} is out of range for a scalar")
@@ -35,14 +35,14 @@ def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
 
 def sum_of_parts(total: Any, like: Any) -> Any:
     """The result of a SUM over an axis, in the dtype and library of the value."""
-    dtype = arrays.native(like).dtype
+    dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
     return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
     """Sum and number of examples over an axis."""
-    shape = arrays.native(value).shape
+    shape = arrays.numpy_or_cupy(value).shape
     total = local_sum(value, axis, ReduceOp.MEAN)
     axes = axis if isinstance(axis, tuple) else (axis,)
     return [total, np.array(math.prod(shape[i] for i in axes), np.int64)]
@@ -50,7 +50,7 @@ def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
-    dtype = arrays.native(like).dtype
+    dtype = arrays.numpy_or_cupy(like).dtype
     divisor = count[()] if total.dtype.kind in "iu" else total.dtype.type(count)
     mean = total / divisor
     if not arrays.on_gpu(mean):

@@ -21,7 +21,7 @@ from mpistrat.cli.checks import (
     shared_memory,
     start,
 )
-from mpistrat.cli.checks.finding import Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
 from mpistrat.cli.checks.mailbox import Inbox, Outbox, key_of
 from mpistrat.cli.checks.talk import rounds
 from mpistrat.cluster_resolver import Placement
@@ -37,7 +37,7 @@ def job(check, *facts, nodes=None, **more):
         rank: {"host": f"n{node}", "node": node, check: each}
         for rank, (each, node) in enumerate(zip(facts, nodes, strict=True))
     }
-    return Job(len(facts), told, **more)
+    return CheckedJob(len(facts), told, **more)
 
 
 def judged(module, *facts, **more):
@@ -48,7 +48,7 @@ def judged(module, *facts, **more):
 
 
 def test_every_check_copes_with_knowing_nothing():
-    nothing = Job(2, {0: {"host": "n0"}, 1: {"host": "n1"}})
+    nothing = CheckedJob(2, {0: {"host": "n0"}, 1: {"host": "n1"}})
     for check in CHECKS:
         assert check.judge(nothing).verdict in (UNKNOWN, OK)
 
@@ -183,7 +183,7 @@ def folder(**more):
     ],
 )
 def test_data(facts, talked, verdict, text):
-    finding = judged(data, *facts, talked=talked, options=Options("/d"))
+    finding = judged(data, *facts, talked=talked, options=CheckOptions("/d"))
     assert (finding.verdict, text in finding.found) == (verdict, True), finding
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import AutoShardPolicy, Dataset, blocks, codecs_hdf5
-from mpistrat.data.blocks import BlockOrder, Blocks, Whole
+from mpistrat.data.blocks import BlockOrder, Blocks, WholeChunks
 from mpistrat.data.policies import divide
 from mpistrat.data.read_through_h5py import _OpenColumn
 from mpistrat.data.state import Position, resumed, state_of
@@ -168,7 +168,7 @@ def test_windows_that_can_be_kept():
     starts = np.array([0, 10_000])
 
     def of(chunk, row=48 << 10, **more):
-        return Blocks.of(row, chunk, starts, [[Whole(chunk, chunk * row)]], **more)[:2]
+        return Blocks.of(row, chunk, starts, [[WholeChunks(chunk, chunk * row)]], **more)[:2]
 
     assert of(32) == (32, 16)  # 1.5 MiB each, and 24 MiB together
     assert of(100) == (100, 5)
@@ -176,9 +176,9 @@ def test_windows_that_can_be_kept():
     assert of(1000) == (1000, 1)
     assert Blocks.of(48 << 10, 32, starts)[:2] == (32, 32)
     # A dataset of another row size beside it, whose chunks do not fall together with blocks.
-    more = [[Whole(32, 32 * (48 << 10))], [Whole(10_000, 10_000 * (1 << 10))]]
+    more = [[WholeChunks(32, 32 * (48 << 10))], [WholeChunks(10_000, 10_000 * (1 << 10))]]
     assert Blocks.of(49 << 10, 32, starts, more)[:2] == (32, 1)
     # As few blocks as fit a window are not permuted as a whole where that could not be kept.
-    order = BlockOrder(7000, Blocks.of(48 << 10, 1000, starts, [[Whole(1000, 1000 * (48 << 10))]]))
+    order = BlockOrder(7000, Blocks.of(48 << 10, 1000, starts, [[WholeChunks(1000, 1000 * (48 << 10))]]))
     found = order(np.arange(7000), 0, 0).reshape(7, 1000)
     assert [len(set(part // 1000)) for part in found] == [1] * 7

@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.checks import network
-from mpistrat.cli.checks.finding import Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
 from mpistrat.cli.checks.talk import Talk
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -26,7 +26,7 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
     monkeypatch.setattr(network, "measure", measure)
     talk = Talk(comm, 10)
     talk.leaders = tuple(range(SIZE))  # as if each rank were on a node of its own
-    pairs = network.talk(talk, Options())
+    pairs = network.talk(talk, CheckOptions())
     others = [rank for rank in range(SIZE) if rank != RANK]
     assert sorted(measured) == sorted([*others, *([1 - RANK] if RANK < 2 else [])])
     if RANK:
@@ -34,5 +34,5 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
         return
     assert len(pairs) == SIZE * (SIZE - 1) // 2
     assert [pair[:2] for pair in pairs if pair.again] == [(0, 1)]
-    job = Job(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, {"network": pairs})
+    job = CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, {"network": pairs})
     assert network.judge(job).verdict is verdict

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.checks import clocks, layout, network
-from mpistrat.cli.checks.finding import Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
 from mpistrat.cli.checks.talk import SilenceError, Talk
 from mpistrat.runtime.topology import Topology
 
@@ -32,14 +32,14 @@ def talk(comm):
 
 
 def job(**talked):
-    return Job(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, talked)
+    return CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, talked)
 
 
 @pytest.mark.ranks(min=3, max=3)
 def test_slow_link(talk, comm):
     if RANK == LAST:
         talk.__class__ = SlowTalk
-    pairs = network.talk(talk, Options())
+    pairs = network.talk(talk, CheckOptions())
     assert (pairs is None) == (RANK > 0)
     if RANK == 0:
         assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
@@ -51,7 +51,7 @@ def test_slow_link(talk, comm):
 
 def test_alone_or_not_every_pair_is_measured(talk):
     talk.leaders = (0,)
-    pairs = network.talk(talk, Options())
+    pairs = network.talk(talk, CheckOptions())
     if RANK == 0:
         assert pairs == []
         assert network.judge(job(network=pairs)).verdict is Verdict.OK
@@ -61,7 +61,7 @@ def test_alone_or_not_every_pair_is_measured(talk):
 def test_clock_of_one_rank(talk, monkeypatch):
     if RANK == LAST:
         monkeypatch.setattr(clocks, "now", lambda: time.time() - 7)
-    found = clocks.talk(talk, Options())
+    found = clocks.talk(talk, CheckOptions())
     if RANK == 0:
         assert [peer for peer, _, _ in found] == list(range(1, SIZE))
         finding = clocks.judge(job(clocks=found))
@@ -70,13 +70,13 @@ def test_clock_of_one_rank(talk, monkeypatch):
 
 
 def test_clocks_that_agree(talk):
-    found = clocks.talk(talk, Options())
+    found = clocks.talk(talk, CheckOptions())
     if RANK == 0:
         assert clocks.judge(job(clocks=found)).verdict is Verdict.OK
 
 
 def test_layout(talk):
-    said = layout.talk(talk, Options())
+    said = layout.talk(talk, CheckOptions())
     assert said is None
     assert layout.judge(job(layout=said)).verdict is Verdict.OK
 
@@ -87,7 +87,7 @@ def test_layout_that_is_contradicted(talk, monkeypatch):
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(RANK))
-    said = layout.talk(talk, Options())
+    said = layout.talk(talk, CheckOptions())
     if RANK == 0:
         finding = layout.judge(job(layout=said))
         assert finding.verdict is Verdict.FIX

@@ -112,7 +112,7 @@ def test_nccl_with_one_rank(cupy):
             (mine,) = values_of(RANK, dtype, [1001])
             message = cupy.asarray(mine).reshape(-1)
             bucket = gpu_packing.bucket(op, ((mine.dtype, mine.shape),), [0], 1)
-            job = gpu_packing.Job(bucket, message, cupy.empty(bucket.length, bucket.result))
+            job = gpu_packing.PackedBucket(bucket, message, cupy.empty(bucket.length, bucket.result))
             route.reduce(topology, device, [job], None, 60.0)
             np.testing.assert_array_equal(job.total.get(), mine.reshape(-1).astype(bucket.result))
     comm.Free()

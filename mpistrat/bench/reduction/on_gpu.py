@@ -16,7 +16,7 @@ CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one cal
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
 
 
-class Way(NamedTuple):
+class GpuWay(NamedTuple):
     """One way to do it: ``times(k)`` does it k times, ``send`` is summed, ``result()`` is what came out."""
 
     times: Callable[[int], object]
@@ -83,14 +83,14 @@ def bandwidths(report: Report, nbytes: int) -> list[str]:
 
 def _ways(
     comm: Any, strategy: Any, count: int, names: Sequence[str], device_pointers: bool
-) -> dict[tuple[str, str], Way]:
+) -> dict[tuple[str, str], GpuWay]:
     import cupy
 
     from mpistrat.experimental import CommunicationOptions
     from mpistrat.runtime import mpi
 
     MPI = mpi.start()
-    ways: dict[tuple[str, str], Way] = {}
+    ways: dict[tuple[str, str], GpuWay] = {}
     wait = cupy.cuda.get_current_stream().synchronize
 
     def library(name: str | None) -> None:
@@ -102,7 +102,9 @@ def _ways(
             strategy.run(partial(_all_reduce, send, options, totals), args=(k,))
             wait()
 
-        ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = Way(times, send, lambda: totals[0])
+        ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = GpuWay(
+            times, send, lambda: totals[0]
+        )
 
     def by_hand(way: str, once: Callable[[Any, Any], None], case: str = ARRAY) -> None:
         send, receive = cupy.zeros(count, np.float32), cupy.zeros(count, np.float32)
@@ -112,7 +114,7 @@ def _ways(
                 once(send, receive)
             wait()
 
-        ways[case, way] = Way(times, send, lambda: receive)
+        ways[case, way] = GpuWay(times, send, lambda: receive)
 
     def on_device(send: Any, receive: Any) -> None:
         wait()
@@ -130,7 +132,7 @@ def _ways(
 
         step, source, target = pinned.CHUNK_BYTES, int(send.data.ptr), int(receive.data.ptr)
         work = [
-            pinned.Piece(source + start, min(step, send.nbytes - start), _same, target + start)
+            pinned.StagedCopy(source + start, min(step, send.nbytes - start), _same, target + start)
             for start in range(0, send.nbytes, step)
         ]
         with pinned.staging(send.device.id) as stage:
@@ -168,7 +170,7 @@ def _all_reduce(send: Any, options: Any, totals: list[Any], k: int) -> None:
     totals[:] = [total]
 
 
-def _fault(comm: Any, ways: dict[tuple[str, str], Way]) -> str | None:
+def _fault(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> str | None:
     import cupy
 
     faults = []

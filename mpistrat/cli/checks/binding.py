@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
 from mpistrat.runtime import affinity
 
 
-def local(options: Options) -> dict[str, Any] | None:
+def local(options: CheckOptions) -> dict[str, Any] | None:
     own = affinity.cores()
     if own is None:
         return None
@@ -21,7 +21,7 @@ def local(options: Options) -> dict[str, Any] | None:
     }
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     facts = job.of("binding")
     if not facts:
         return Finding("this system does not tell", Verdict.UNKNOWN)

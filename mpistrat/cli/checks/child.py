@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from mpistrat.cli.checks import CHECKS
-from mpistrat.cli.checks.finding import Options
+from mpistrat.cli.checks.finding import CheckOptions
 from mpistrat.cli.checks.library import LEVELS
 from mpistrat.cli.checks.talk import SilenceError, Talk
 
@@ -50,7 +50,7 @@ def _stay(wire: Wire, **what: str) -> NoReturn:
         signal.pause()
 
 
-def main(descriptor: int, options: Options) -> None:
+def main(descriptor: int, options: CheckOptions) -> None:
     """Run the checks of this rank."""
     _die_with_parent()
     wire = Wire(descriptor)
@@ -88,7 +88,7 @@ def main(descriptor: int, options: Options) -> None:
     wire.tell(done=True)
 
 
-def _together(wire: Wire, world: Any, facts: dict[str, Any], options: Options) -> None:
+def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
     """What the ranks find out together. Rank 0 tells all of it."""
     # Before the one that watches gives up, so that the text says who is silent.
     talk = Talk(world.Dup(), options.limit * 0.8)
@@ -114,4 +114,4 @@ def _together(wire: Wire, world: Any, facts: dict[str, Any], options: Options) -
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Options(**json.loads(sys.argv[2])))
+    main(int(sys.argv[1]), CheckOptions(**json.loads(sys.argv[2])))

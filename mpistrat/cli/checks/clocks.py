@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
 from mpistrat.cli.checks.talk import Talk
 
 # The clock of this rank. Tests put another one here: no program can set a machine's own.
@@ -22,7 +22,7 @@ _ALL_RANKS = 64  # up to here every rank is asked, beyond only the first of each
 _LOOK, _FIX = 0.1, 1.0
 
 
-def talk(talk: Talk, options: Options) -> list[list[float]] | None:
+def talk(talk: Talk, options: CheckOptions) -> list[list[float]] | None:
     """For each rank that was asked: its number, how far its clock is ahead, and how sure that is. Seconds."""
     peers = range(talk.size) if talk.size <= _ALL_RANKS else talk.leaders
     if talk.rank != 0:
@@ -46,7 +46,7 @@ def talk(talk: Talk, options: Options) -> list[list[float]] | None:
     return found
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     found: Any = job.talked.get("clocks")
     if found is None:
         return Finding("the ranks could not be asked", Verdict.UNKNOWN)

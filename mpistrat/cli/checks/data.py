@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, size
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
 
 _PATIENCE = 3.0  # seconds that a new file may take to be seen on other nodes
 _LITTLE = 2**30
 
 
-def local(options: Options) -> dict[str, Any] | None:
+def local(options: CheckOptions) -> dict[str, Any] | None:
     if options.data is None or not _first_on_node():
         return None
     folder = Path(options.data).absolute()
@@ -79,7 +79,7 @@ def _file_system(folder: Path) -> str:
     return kind
 
 
-def talk(talk: Any, options: Options) -> list[int] | None:
+def talk(talk: Any, options: CheckOptions) -> list[int] | None:
     """The ranks that do not see a file which rank 0 makes in the directory."""
     path: Path | None = None
     if talk.rank == 0 and options.data is not None:
@@ -100,7 +100,7 @@ def talk(talk: Any, options: Options) -> list[int] | None:
     return None if told is None else [rank for rank, each in enumerate(told) if not each]
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     facts = job.of("data")
     if job.options.data is None:
         return Finding("no directory given", Verdict.UNKNOWN, "mpistrat check --data DIR")

@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckOptions:
     """What the user asked for.
 
     Attributes
@@ -53,7 +53,7 @@ class Options:
 
 
 @dataclass
-class Job:
+class CheckedJob:
     """What is known of a job. All of it is plain values, for it travels as JSON.
 
     Attributes
@@ -68,7 +68,7 @@ class Job:
         By rank, what kept it from getting to the end.
     alone : str
         Why each rank is a job of its own, if that is so.
-    options : Options
+    options : CheckOptions
     """
 
     size: int
@@ -76,7 +76,7 @@ class Job:
     talked: dict[str, Any] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
     alone: str = ""
-    options: Options = field(default_factory=Options)
+    options: CheckOptions = field(default_factory=CheckOptions)
 
     def of(self, check: str) -> dict[int, Any]:
         """By rank, the facts of a check."""
@@ -115,9 +115,9 @@ class Check(NamedTuple):
 
     name: str
     title: str
-    judge: Callable[[Job], Finding]
-    local: Callable[[Options], Any] | None = None
-    talk: Callable[[Talk, Options], Any] | None = None
+    judge: Callable[[CheckedJob], Finding]
+    local: Callable[[CheckOptions], Any] | None = None
+    talk: Callable[[Talk, CheckOptions], Any] | None = None
 
 
 def ranks(numbers: Iterable[int]) -> str:

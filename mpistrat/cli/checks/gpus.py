@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, ranks
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
 
 _ASK = (
     "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "
@@ -15,7 +15,7 @@ _ASK = (
 )
 
 
-def local(options: Options) -> dict[str, Any]:
+def local(options: CheckOptions) -> dict[str, Any]:
     from mpistrat.cluster_resolver import gpus, resolve
 
     seen = gpus.visible(os.environ)
@@ -55,7 +55,7 @@ def _there() -> int:
     return 0
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     facts = job.of("gpus")
     if not facts:
         return Finding("no rank told", Verdict.UNKNOWN)
@@ -120,7 +120,7 @@ def _several_slices(seen: list[str] | None) -> bool:
     return len(seen or ()) > 1 and any(each.startswith("MIG-") for each in seen or ())
 
 
-def _shared(job: Job, facts: dict[int, Any]) -> str:
+def _shared(job: CheckedJob, facts: dict[int, Any]) -> str:
     for host, those in job.nodes().items():
         users: dict[str, list[int]] = {}
         for rank in those:

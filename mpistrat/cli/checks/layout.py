@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
 from mpistrat.cli.checks.talk import Talk
 
 
-def talk(talk: Talk, options: Options) -> Any:
+def talk(talk: Talk, options: CheckOptions) -> Any:
     """In what the environment and MPI contradict each other: of the first rank where they do."""
     from mpistrat.cluster_resolver import resolve
     from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
@@ -28,7 +28,7 @@ def talk(talk: Talk, options: Options) -> Any:
     return next(([rank, *each] for rank, each in enumerate(told) if each is not None), None)
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     nodes = job.nodes()
     counts = [len(those) for those in nodes.values()]
     each = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))

@@ -8,13 +8,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, ranks
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
-def local(options: Options) -> dict[str, Any]:
+def local(options: CheckOptions) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "srun": bool(os.environ.get("SLURM_STEP_NUM_TASKS")),
@@ -56,7 +56,7 @@ def mixed(facts: dict[int, Any]) -> bool:
     return len({each["library"] for each in facts.values() if "library" in each}) > 1
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     facts = job.of("library")
     for rank, each in facts.items():
         if "error" in each:
@@ -93,7 +93,7 @@ def judge(job: Job) -> Finding:
     return Finding(text, Verdict.OK)
 
 
-def _groups(job: Job, fact: str, with_file: bool = False) -> str:
+def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
     """Which ranks have which."""
     groups: dict[str, list[int]] = {}
     for rank, each in job.of("library").items():

@@ -6,7 +6,7 @@ import time
 from statistics import median, median_high
 from typing import Any, NamedTuple
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
 from mpistrat.cli.checks.talk import Talk, rounds
 
 _ROUNDS = 16
@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     again: bool = False
 
 
-def talk(talk: Talk, options: Options) -> list[Pair] | None:
+def talk(talk: Talk, options: CheckOptions) -> list[Pair] | None:
     """The pairs of nodes. Others may have disturbed one that is suspicious: it is measured again, alone."""
     pairs = rounds(talk.leaders, _ROUNDS)
     if len(talk.leaders) <= _FEW_NODES:
@@ -136,7 +136,7 @@ def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -
         talk.send(out, peer)
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     told: Any = job.talked.get("network")
     if told is None:
         return Finding("the ranks could not talk", Verdict.UNKNOWN)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.checks.finding import Finding, Job, Options, Verdict, size
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
 
 PATH = "/dev/shm"
 _LEAST = 128 * 2**20
 _PER_RANK = 32 * 2**20
 
 
-def local(options: Options) -> dict[str, Any] | None:
+def local(options: CheckOptions) -> dict[str, Any] | None:
     try:
         status = os.statvfs(PATH)
     except OSError:
@@ -20,7 +20,7 @@ def local(options: Options) -> dict[str, Any] | None:
     return {"free": status.f_bavail * status.f_frsize, "total": status.f_blocks * status.f_frsize}
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     facts = job.of("shared_memory")
     if not facts:
         return Finding("there is no /dev/shm", Verdict.UNKNOWN)

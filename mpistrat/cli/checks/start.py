@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from mpistrat.cli.checks.finding import Finding, Job, Verdict, ranks
+from mpistrat.cli.checks.finding import CheckedJob, Finding, Verdict, ranks
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _AT_MOST = 6
 _ORDER = ("was not heard of", "ended", "every", "no", "rank", "stands", "stood")
 
 
-def judge(job: Job) -> Finding:
+def judge(job: CheckedJob) -> Finding:
     if job.alone:
         what, _, advice = job.alone.partition("understand that launcher. ")
         return Finding(f"{what}understand that launcher" if advice else what, Verdict.FIX, advice)
@@ -20,7 +20,7 @@ def judge(job: Job) -> Finding:
     return Finding(f"{job.size} rank{'s' * (job.size > 1)}, one job", Verdict.OK)
 
 
-def _troubles(job: Job) -> list[str]:
+def _troubles(job: CheckedJob) -> list[str]:
     """One line for all ranks with the same trouble."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(job.troubles.items(), key=lambda item: (_blame(item[1]), item[0])):
@@ -42,7 +42,7 @@ def _blame(trouble: str) -> int:
     return next((order for order, word in enumerate(_ORDER) if trouble.startswith(word)), len(_ORDER))
 
 
-def _advice(job: Job) -> str:
+def _advice(job: CheckedJob) -> str:
     from mpistrat.runtime.launch import srun_plugin
 
     libraries = {facts["family"] for facts in job.of("library").values() if "family" in facts}

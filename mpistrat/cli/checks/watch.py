@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from mpistrat.cli.checks import library
 from mpistrat.cli.checks.child import START
-from mpistrat.cli.checks.finding import Job, Options
+from mpistrat.cli.checks.finding import CheckedJob, CheckOptions
 from mpistrat.cli.checks.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
@@ -35,14 +35,14 @@ class Watcher:
 
     Parameters
     ----------
-    options : Options
+    options : CheckOptions
     rank, size : int
         What the environment says.
     key : str or None
         See `mailbox.key_of`.
     """
 
-    def __init__(self, options: Options, rank: int, size: int, key: str | None):
+    def __init__(self, options: CheckOptions, rank: int, size: int, key: str | None):
         self._options = options
         self._rank, self._size = rank, size
         self._inbox = Inbox(key) if rank == 0 else None
@@ -54,12 +54,12 @@ class Watcher:
         self._reading = False
         self._gather = _GATHER
 
-    def run(self) -> Job | None:
+    def run(self) -> CheckedJob | None:
         """Run the checks to their end, whatever that is.
 
         Returns
         -------
-        Job or None
+        CheckedJob or None
             What is known, on the one rank that reports.
         """
         trouble = self._follow()
@@ -71,7 +71,7 @@ class Watcher:
             if "everyone" not in self._told:
                 return None
             everyone = dict(enumerate(self._told["everyone"]))
-            return Job(len(everyone), everyone, self._told["talked"], options=self._options)
+            return CheckedJob(len(everyone), everyone, self._told["talked"], options=self._options)
         alone = self._told.get("alone", "")
         self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
         if self._inbox is None:
@@ -192,7 +192,7 @@ class Watcher:
         said = f": {' '.join(lines)[-400:]}" if lines else ""
         return f"ended in '{self._stage}' ({how}){said}"
 
-    def _report(self, inbox: Inbox) -> Job:
+    def _report(self, inbox: Inbox) -> CheckedJob:
         """All that rank 0 can know without MPI."""
 
         def all_have_told() -> bool:
@@ -213,7 +213,7 @@ class Watcher:
             alone = ""  # that is the reason, and not the launcher
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
-        return Job(self._size, facts, {}, troubles, alone, self._options)
+        return CheckedJob(self._size, facts, {}, troubles, alone, self._options)
 
     def reported(self) -> None:
         """Rank 0 has printed all: the others may go."""

@@ -301,7 +301,7 @@ def _fitting(gradient: Any, variable: Variable) -> Any:
     if isinstance(gradient, IndexedSlices):
         variable._check_rows(gradient)
         return gradient
-    array = arrays.native(gradient)
+    array = arrays.numpy_or_cupy(gradient)
     if array.shape != variable.shape:
         raise ValueError(
             f"variable {variable.name!r} has shape {variable.shape}, and its gradient {array.shape}"

@@ -26,7 +26,7 @@ _SLOWEST_SHOWN = 3
 _mailboxes: weakref.WeakKeyDictionary[Any, Mailbox] = weakref.WeakKeyDictionary()
 
 
-class Pace:
+class ThroughputLog:
     """Counts what an iterator hands out, and how long its user waits for it.
 
     Parameters
