@@ -13,11 +13,11 @@ _ELEMENTS = (5, 100_003)  # what goes by one message and what goes by several
 
 def main() -> int:
     """Try each operation; what came out is printed and kept. The exit status is 1 if something is missing."""
+    from mpistrat.cluster_resolver.ranks.own_device import own_device
     from mpistrat.collectives import gpu_verdicts
     from mpistrat.runtime import mpi
     from mpistrat.runtime.device import cupy_for
     from mpistrat.runtime.topology import Topology
-    from mpistrat.strategies.own_device import own_device
 
     topology = Topology.of(mpi.start().COMM_WORLD)
     missing = "one rank has nobody to exchange with: start at least two" if topology.size == 1 else ""

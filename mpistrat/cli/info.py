@@ -102,8 +102,8 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 
 def _routes(topology: Any) -> tuple[str, str]:
     """How arrays on the ranks' GPUs are reduced, and why not otherwise; and what the MPI library moves between GPUs."""
+    from mpistrat.cluster_resolver.ranks.own_device import own_device
     from mpistrat.collectives.gpu_all_reduce import obstacles
-    from mpistrat.strategies.own_device import own_device
 
     try:
         device = own_device(topology, "cuda").use()

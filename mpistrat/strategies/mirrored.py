@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps, costs
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategies.own_device import own_device
 from mpistrat.strategy import Strategy, StrategyExtended
 
 

@@ -6,10 +6,10 @@ import os
 from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
+from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CommunicationOptions, costs
 from mpistrat.runtime import affinity, mpi
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategies.own_device import own_device
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -88,7 +88,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         ('worker', 0)
         """
         if self._resolver is None:
-            from mpistrat.strategies.cross_check import resolver_of
+            from mpistrat.cluster_resolver.ranks.cross_check import resolver_of
 
             self._resolver = resolver_of(self._extended._topology)
         return self._resolver
@@ -98,6 +98,6 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world: Any) -> None:
-    from mpistrat.strategies.cross_check import cross_check  # most programs give no resolver
+    from mpistrat.cluster_resolver.ranks.cross_check import cross_check  # most programs give no resolver
 
     cross_check(resolver, topology, world)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.cluster_resolver.ranks.cross_check import asked_once
 from mpistrat.runtime import mpi
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategies.cross_check import asked_once
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training import preemption_exit

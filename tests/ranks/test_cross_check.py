@@ -17,8 +17,8 @@ from mpistrat.cluster_resolver import (
     UnionResolver,
     resolve,
 )
+from mpistrat.cluster_resolver.ranks import cross_check
 from mpistrat.experimental import PreemptionCheckpointHandler
-from mpistrat.strategies import cross_check
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.cli import info
-from mpistrat.strategies import own_device
+from mpistrat.cluster_resolver.ranks import own_device
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 NO_DEVICE, TOO_OLD, UNKNOWN = (100, "no device"), (35, "insufficient driver"), (999, "unknown error")
