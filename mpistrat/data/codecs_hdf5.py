@@ -1,4 +1,8 @@
-"""Decoding of HDF5 chunks without HDF5, whose lock allows one thread only: these release the GIL."""
+"""Decoding of HDF5 chunks without HDF5, whose lock allows one thread only: these release the GIL.
+
+Of a chunk of 1.5 MiB, numcodecs inflates 2.8 times as slowly as isal and unshuffles 1.3 times as slowly as what is
+here; zstd takes as long. Only fletcher32 is faster there (0.4 times). The filters of hdf5plugin run inside HDF5's lock.
+"""
 
 from __future__ import annotations
 

