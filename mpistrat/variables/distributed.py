@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from abc import abstractmethod
 from typing import Any
@@ -16,10 +15,6 @@ from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import place
 from mpistrat.variables.variable import Variable
-
-# MPISTRAT_DEBUG=variables: compare which variable it is in all that communicates, and the copies of mirrored ones
-# after every write that does not.
-COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -37,8 +32,9 @@ class DistributedVariable(Variable, DistributedValues):
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""
-        if COMPARES:
-            with self._strategy.extended._topology.turn(
+        topology = self._strategy.extended._topology
+        if topology.compares_variables:
+            with topology.turn(
                 operation(
                     f"{method} of a variable", self._name, f"created in collective number {self._number}"
                 )
