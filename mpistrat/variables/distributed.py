@@ -10,10 +10,11 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.runtime import arrays
 from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
-from mpistrat.variables.on_gpu import place
+from mpistrat.variables.on_gpu import kind_on
 from mpistrat.variables.variable import Variable
 
 
@@ -27,8 +28,9 @@ class DistributedVariable(Variable, DistributedValues):
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
         self._number = extended._topology.sequence  # equal on all ranks, as creation is collective
-        own = LocalVariable.copy_of(self, value, weakref.ref(self), extended._topology.rank)
-        self._component = place(own, extended._variable_device)
+        device = extended._variable_device
+        mine = arrays.placed(value, device)
+        self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), extended._topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""

@@ -24,11 +24,6 @@ class LocalVariable(Variable):
 
     def _initialize(self, value: np.ndarray) -> None:
         self._array = value
-        device = self._strategy.extended._variable_device
-        if device.kind != "cpu":
-            from mpistrat.variables.on_gpu import place  # a kind of this one
-
-            place(self, device)
 
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:

@@ -18,6 +18,9 @@ class GpuVariable(LocalVariable):
 
     _array: Any
 
+    def _initialize(self, value: np.ndarray) -> None:
+        self._array = arrays.placed(value, self._strategy.extended._variable_device)
+
     def __cupy_get_ndarray__(self) -> Any:
         """CuPy's functions take a variable as the array that it is.
 
@@ -66,13 +69,9 @@ class GpuVariable(LocalVariable):
         self._array[where] = arrays.from_host(here.array, self._array)
 
 
-def place(variable: LocalVariable, device: Device) -> LocalVariable:
-    """A variable of the host on its device: itself, or on a GPU another one."""
-    if device.kind == "cpu":
-        return variable
-    variable.__class__ = GpuVariable
-    variable._array = pinned.upload(variable._array, device.index)
-    return variable
+def kind_on(device: Device) -> type[LocalVariable]:
+    """Return the kind of the variables that live on a device."""
+    return LocalVariable if device.kind == "cpu" else GpuVariable
 
 
 def _assign(mine: Any, value: Any) -> None:
