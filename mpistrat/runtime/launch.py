@@ -62,7 +62,7 @@ _LIBRARIES = (
 _OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
 _PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
-    *("PMI_", "HYDI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
+    *("PMI_", "HYDI_", *HYDRA.local_rank, *HYDRA.local_size, "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
 )
 _SETTINGS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _NO_SETTINGS = (
