@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mpistrat.data import spec
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.iterator import DistributedIterator, Place
-from mpistrat.data.options import AUTOTUNE, InputOptions, InputReplicationMode, check_input_options
-from mpistrat.data.pace import Pace
+from mpistrat.data.iterator import DistributedIterator
+from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.passes import Passes
 from mpistrat.data.policies import Division
-from mpistrat.data.prefetch import Turns
-from mpistrat.data.state import Position, resumed, state_of
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
 from mpistrat.runtime.device import Device
 
@@ -22,36 +19,17 @@ from mpistrat.runtime.device import Device
 class Distributed:
     """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
 
-    _division: Division
-    _device = Device("cpu")  # that batches are fetched to
+    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+        self._passes = Passes(division, peers, prefetch)
 
     def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
         """Let batches come on a device, unless the options say otherwise."""
         if options is None or options.experimental_fetch_to_device:
-            self._device = device
+            self._passes.device = device
         return self
 
-    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
-        self._division = division
-        self._prefetch = AUTOTUNE if prefetch is None else prefetch
-        self._peers = peers
-        # Equal on all replicas, as this is where they are in step.
-        self._number: int = getattr(peers, "sequence", 0)
-        self._next: Position = Position(division, 0)
-        self._newest: Place | None = None
-        self._turns = Turns()
-        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
-
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self, self._next_position())
-
-    def _next_position(self) -> Position:
-        position = self._next
-        self._next = Position(self._division, position.epoch + 1)
-        return position
-
-    def _pace(self) -> Pace:
-        return Pace(self._peers, self._number)
+        return DistributedIterator(self._passes)
 
     def state(self) -> dict[str, Any]:
         """How far the newest iterator has come; see `DistributedIterator.state`.
@@ -60,7 +38,7 @@ class Distributed:
         -------
         dict
         """
-        return state_of(self._division, self._next if self._newest is None else self._newest.now())
+        return self._passes.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
@@ -70,8 +48,7 @@ class Distributed:
         state : dict
             From `state`.
         """
-        self._division, self._next = resumed(self._division, state)
-        self._newest = None
+        self._passes.restore(state)
 
     @property
     def cardinality(self) -> int:
@@ -79,7 +56,7 @@ class Distributed:
 
         `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
         """
-        return self._division.cardinality
+        return self._passes.division.cardinality
 
     @property
     def element_spec(self) -> Any:
@@ -87,10 +64,7 @@ class Distributed:
 
         With several replicas the number of rows is None, as their pieces may differ by a row.
         """
-        of_plan = self._division.plan.element_spec()
-        if self._division.replicas == 1 or self._division.plan.batch is None:
-            return of_plan
-        return spec.any_size(of_plan)
+        return self._passes.element_spec
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Fold this replica's batches of one epoch into a state.

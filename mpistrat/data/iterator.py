@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import context
 from mpistrat.data.on_device import fetched, handed_over
 from mpistrat.data.pace import Pace
+from mpistrat.data.passes import Passes
 from mpistrat.data.prefetch import Prefetched
-from mpistrat.data.state import Position, state_of
 
 if TYPE_CHECKING:
-    from mpistrat.data.distributed import Distributed
     from mpistrat.runtime.device import Device
 
 _NOTHING = object()
@@ -74,19 +73,6 @@ class Optional:
         return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
 
 
-class Place:
-    """Where an iterator is, which its dataset knows when the iterator is gone, too."""
-
-    __slots__ = ("position", "step")
-
-    def __init__(self, position: Position):
-        self.position, self.step = position, position.step
-
-    def now(self) -> Position:
-        """The position after the steps that were made."""
-        return self.position._replace(step=self.step)
-
-
 class DistributedIterator:
     """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
 
@@ -106,12 +92,12 @@ class DistributedIterator:
     False
     """
 
-    def __init__(self, dataset: Distributed, position: Position):
-        self._dataset = dataset
-        self._begin(position)
+    def __init__(self, passes: Passes):
+        self._passes = passes
+        self._begin()
 
-    def _begin(self, position: Position) -> None:
-        self._place = self._dataset._newest = Place(position)
+    def _begin(self) -> None:
+        self._place = self._passes.begin()
         self._ahead: Prefetched | None = None
         self._read_ahead: deque[Any] = deque()
         self._pace: Pace | None = None
@@ -141,7 +127,7 @@ class DistributedIterator:
         if self._ended:
             raise StopIteration
         if self._pace is None:
-            self._pace = self._dataset._pace()
+            self._pace = self._passes.pace()
         began = time.perf_counter()
         try:
             batch = self._read()
@@ -157,20 +143,20 @@ class DistributedIterator:
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
             if self._ahead is not None:
-                self._dataset._at_once = self._ahead.at_once
+                self._passes.at_once = self._ahead.at_once
             self._ahead = None
             raise StopIteration
-        device = self._dataset._device
-        if not self._dataset._prefetch or division.communicates:
+        device = self._passes.device
+        if not self._passes.prefetch or division.communicates:
             return handed_over(fetched(division.batch(step, epoch), device), device)
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:
-            most, together = division.ahead(self._dataset._prefetch)
+            most, together = division.ahead(self._passes.prefetch)
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._dataset._at_once, self._dataset._turns)
+            self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.turns)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:
@@ -220,7 +206,7 @@ class DistributedIterator:
         >>> list(again)
         [array([2, 3]), array([4, 5])]
         """
-        return state_of(self._dataset._division, self._place.now())
+        return self._passes.state_at(self._place.now())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; the next iterator of the dataset begins the epoch after that.
@@ -244,13 +230,13 @@ class DistributedIterator:
             If it is one of other files (which are named), other transforms, other seeds, another policy, or of
             a number of replicas or a batch size with which it cannot be continued; if an epoch has no such place.
         """
-        self._dataset.restore(state)
-        self._begin(self._dataset._next_position())
+        self._passes.restore(state)
+        self._begin()
 
     @property
     def element_spec(self) -> Any:
         """The structure of a batch, as of the dataset."""
-        return self._dataset.element_spec
+        return self._passes.element_spec
 
 
 def _all_fetched(batches: list[Any], device: Device) -> list[Any]:
