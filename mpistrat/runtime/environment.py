@@ -132,13 +132,15 @@ def _some_of(*words: str) -> Callable[[Any], frozenset[str]]:
 
 
 def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
     return _one_of(*_YES, *_NO)(value) in _YES
 
 
 def _flag_or_none(value: Any) -> bool | None:
-    return None if value is None or value == "auto" else _flag(value)
+    if value is None or (isinstance(value, str) and _word(value) == "auto"):
+        return None
+    return _flag(value)
 
 
 def _device(value: Any) -> str:

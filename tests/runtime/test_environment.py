@@ -73,6 +73,15 @@ def test_values_that_cannot_be_read(monkeypatch, attribute):
     getattr(mpistrat.rc, attribute)  # nothing of it was kept
 
 
+def test_ways_to_write_a_flag(monkeypatch):
+    for value in (True, 1, "1", "Yes", "ON"):
+        mpistrat.rc.tuned = mpistrat.rc.progress = value
+        assert mpistrat.rc.tuned is mpistrat.rc.progress is True
+    for value in (None, "AUTO"):
+        mpistrat.rc.progress = value
+        assert mpistrat.rc.progress is None
+
+
 def test_an_algorithm_that_there_is_not(monkeypatch):
     for name, origin in (("fast", "MPISTRAT_ALL_REDUCE=fast"), ("quick", "mpistrat.rc.all_reduce='quick'")):
         if origin.startswith("MPISTRAT"):
