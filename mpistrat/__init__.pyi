@@ -15,6 +15,7 @@ from .data import DistributedIterator as DistributedIterator
 from .data import InputContext as InputContext
 from .data import InputOptions as InputOptions
 from .data import InputReplicationMode as InputReplicationMode
+from .runtime.environment import rc as rc
 from .strategies import MirroredStrategy as MirroredStrategy
 from .strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from .strategies import OneDeviceStrategy as OneDeviceStrategy

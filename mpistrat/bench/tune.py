@@ -10,6 +10,7 @@ from typing import Any
 
 from mpistrat.bench import launch, sizes
 from mpistrat.bench.allreduce import algorithms, interleaved_for
+from mpistrat.runtime.environment import Options
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 
@@ -64,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
             _keep(cost_file.path_of(topology), cost_file.to_json(topology, points))
-            print(f"kept in {cost_file.path_of(topology)}; {cost_file.VARIABLE}=1 makes programs heed it")
+            print(f"kept in {cost_file.path_of(topology)}; {Options.tuned.variable}=1 makes programs heed it")
         if arguments.json:
             _keep(arguments.json, cost_file.to_json(topology, points))
     return 0

@@ -14,7 +14,7 @@ import click
 
 from mpistrat.cli import machine
 from mpistrat.cli.checks.library import loaded_library
-from mpistrat.runtime import affinity
+from mpistrat.runtime import affinity, environment
 from mpistrat.runtime.launch import launcher_variables
 from mpistrat.version import __version__
 
@@ -38,6 +38,7 @@ def command(as_json: bool) -> None:
     found["HDF5"] = _hdf5()
     found["machine"] = _machine()
     found["launcher"] = dict(launcher_variables(os.environ)) or {"variables": "none: not started by one"}
+    found["options"] = _options()
     if as_json:
         click.echo(json.dumps({**found, "all-reduce": table}, indent=2))
         return
@@ -48,6 +49,22 @@ def command(as_json: bool) -> None:
             click.echo(f"  {name:<{width}}{_text(value)}")
     click.echo("all-reduce")
     click.echo("\n".join(f"  {line}" for line in table.splitlines()))
+
+
+def _options() -> dict[str, str]:
+    """Return the options of ``mpistrat.rc``, and the variables that look like one and are not."""
+    rc, found = environment.rc, {}
+    for option in environment.options():
+        try:
+            value = getattr(rc, option.attribute)
+        except environment.OptionError as error:
+            found[option.attribute] = f"not usable: {error}"
+            continue
+        shown = " ".join(sorted(value)) or "none" if isinstance(value, frozenset) else _text(value)
+        found[option.attribute] = f"{shown} ({option.origin(rc)})"
+    known = {option.variable for option in environment.options()}
+    unknown = sorted(name for name in os.environ if name.startswith("MPISTRAT_") and name not in known)
+    return {**found, "not options": " ".join(unknown)} if unknown else found
 
 
 def _versions() -> dict[str, str]:
@@ -83,7 +100,11 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     from mpistrat.collectives.choose import describe
     from mpistrat.runtime.topology import Topology
 
-    topology = Topology.of(MPI.COMM_WORLD)
+    try:
+        topology = Topology.of(MPI.COMM_WORLD)
+    except ValueError as error:  # an option that a rank cannot read, or that differs
+        ranks["ranks"] = f"not usable: {error}"
+        return MPI.COMM_WORLD.rank, "none"
     costs.heed(topology)
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}

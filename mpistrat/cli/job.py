@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpistrat.cli.launcher import Launcher
+from mpistrat.runtime.environment import Options
 
 _SHARED_PER_RANK = 16 << 20  # what Open MPI wants in /dev/shm
 # Each has its own, and OpenBLAS looks at OMP_NUM_THREADS only where its own is missing.
@@ -99,7 +100,9 @@ def plan(
         Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
     ]
     if machine.terminal:
-        settings.append(Setting("MPISTRAT_PROGRESS", "1", "stderr is a terminal, though ranks see a pipe"))
+        settings.append(
+            Setting(Options.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
+        )
     return Job(
         (launcher.path, *family.arguments(launcher, ranks, machine, bind)),
         tuple(program),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_RANKS = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
+from mpistrat.runtime.launchers import HYDRA, OPEN_MPI
+
+_RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 
 
 def ranks_below(launcher: int) -> dict[int, int]:

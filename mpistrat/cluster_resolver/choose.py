@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from mpistrat.cluster_resolver import lsf_job, pbs_job, slurm_step
 from mpistrat.cluster_resolver.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.launcher import FLUX, JSRUN, Launched, launched
+from mpistrat.cluster_resolver.launcher import Launched, launched
 from mpistrat.cluster_resolver.lsf import LsfClusterResolver, by_jsrun
 from mpistrat.cluster_resolver.mpi import MpiClusterResolver
 from mpistrat.cluster_resolver.pbs import PbsClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.slurm import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
+from mpistrat.runtime.launchers import FLUX, HYDRA, JSRUN, PMIX
 
 _OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
 _SRUN = slurm_step.SIZE
@@ -117,13 +118,13 @@ def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
     """Whether it is srun's server that gave this process its number in MPI."""
     rank, size = environ.get(slurm_step.RANK), environ.get(_SRUN)
     if environ.get("PMIX_NAMESPACE", "").startswith("slurm.pmix"):
-        return rank is not None and environ.get("PMIX_RANK") == rank
+        return rank is not None and environ.get(PMIX.rank[0]) == rank
     # Daemons of mpirun, one on each node, hand on what srun told them.
     daemons = size == environ.get("SLURM_STEP_NUM_NODES", size)
     return (
         not daemons
         and rank is not None
-        and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) == (rank, size)
+        and (environ.get(HYDRA.rank[0]), environ.get(HYDRA.size[0])) == (rank, size)
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from mpistrat.runtime.launchers import JSRUN
+
 _BIND = "SLURMD_TRES_BIND"
 _MASKS = re.compile(r"\bmask_gpu:((?:(?:0x)?[0-9a-fA-F]+(?:\*\d+)?(?:,|$))+)")
 _IN_ORDER = re.compile(r"\b(mask|map)")
@@ -42,7 +44,7 @@ def among(
     >>> among({"JSM_NAMESPACE_RANK": "4"}, 3, 4, 6, None)  # jsrun -a3 -g3: the second of a resource set
     (1, 3)
     """
-    if environ.get("JSM_NAMESPACE_RANK"):
+    if environ.get(JSRUN.rank[0]):
         # Neighbours are in one set, and no variable says how many: this is balanced, whatever its size.
         each = min(seen, local_size)
         return local_rank % each, each

@@ -6,31 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpistrat.cluster_resolver.variables import first_of
-
-
-class LauncherVariables(NamedTuple):
-    """The variables of a launcher, for each fact in order of trust.
-
-    Attributes
-    ----------
-    name : str
-        What users call it.
-    rank, size, local_rank, local_size, node : tuple of str
-        Variables that hold numbers.
-    host : tuple of str
-        Variables that hold the name of the node.
-    alone : bool
-        Whether no scheduler's own launcher sets the same variables.
-    """
-
-    name: str
-    rank: tuple[str, ...]
-    size: tuple[str, ...]
-    local_rank: tuple[str, ...] = ()
-    local_size: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
-    host: tuple[str, ...] = ()
-    alone: bool = False
+from mpistrat.runtime.launchers import MPIRUN, LauncherVariables
 
 
 class Launched(NamedTuple):
@@ -61,68 +37,6 @@ class Launched(NamedTuple):
     alone: bool = False
 
 
-OPEN_MPI = LauncherVariables(
-    "mpirun of Open MPI",
-    rank=("OMPI_COMM_WORLD_RANK",),
-    size=("OMPI_COMM_WORLD_SIZE",),
-    local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-    local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    host=("PMIX_HOSTNAME",),
-    alone=True,
-)
-_MVAPICH = tuple(
-    LauncherVariables(
-        "mpirun_rsh of MVAPICH",
-        rank=(f"{prefix}_COMM_WORLD_RANK",),
-        size=(f"{prefix}_COMM_WORLD_SIZE",),
-        local_rank=(f"{prefix}_COMM_WORLD_LOCAL_RANK",),
-        local_size=(f"{prefix}_COMM_WORLD_LOCAL_SIZE",),
-        alone=True,
-    )
-    for prefix in ("MV2", "MVP")
-)
-# PALS has no variable of its own for the number of ranks. srun --mpi=cray_shasta sets all of these, too.
-_PALS = LauncherVariables(
-    "mpiexec of Cray PALS",
-    rank=("PALS_RANKID",),
-    size=("PMI_SIZE",),
-    local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
-    local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
-    node=("PALS_NODEID",),
-    host=("PMIX_HOSTNAME",),
-)
-_HYDRA = LauncherVariables(
-    "mpiexec of MPICH, Intel MPI or the like",
-    rank=("PMI_RANK",),
-    size=("PMI_SIZE",),
-    local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-    local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-    host=("PMI_HOSTNAME",),
-)
-_PMIX = LauncherVariables(
-    "a launcher that speaks PMIx", rank=("PMIX_RANK",), size=(), host=("PMIX_HOSTNAME",)
-)
-
-JSRUN = LauncherVariables(
-    "jsrun",
-    rank=("JSM_NAMESPACE_RANK",),
-    size=("JSM_NAMESPACE_SIZE",),
-    local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
-    local_size=("JSM_NAMESPACE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    host=("PMIX_HOSTNAME",),
-)
-FLUX = LauncherVariables(
-    "flux run",
-    rank=("FLUX_TASK_RANK",),
-    size=("FLUX_JOB_SIZE",),
-    local_rank=("FLUX_TASK_LOCAL_ID",),
-    host=("PMIX_HOSTNAME",),
-)
-
-# Whoever sets the first of these knows the most about its ranks; the last ones are set by many.
-_LAUNCHERS = (OPEN_MPI, *_MVAPICH, _PALS, _HYDRA, _PMIX)
-
-
 def launched(environ: Mapping[str, str]) -> Launched | None:
     """What the launcher of an MPI program told this rank, None if none started it.
 
@@ -136,7 +50,7 @@ def launched(environ: Mapping[str, str]) -> Launched | None:
     >>> launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).local_rank
     1
     """
-    return next(filter(None, (told(environ, each) for each in _LAUNCHERS)), None)
+    return next(filter(None, (told(environ, each) for each in MPIRUN)), None)
 
 
 def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from mpistrat.cluster_resolver import lsf_job
 from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.launcher import JSRUN, Launched, launched, told
+from mpistrat.cluster_resolver.launcher import Launched, launched, told
 from mpistrat.cluster_resolver.mpi import ALONE
 from mpistrat.cluster_resolver.variables import required
+from mpistrat.runtime.launchers import JSRUN
 
 
 class LsfClusterResolver(LaunchedClusterResolver):

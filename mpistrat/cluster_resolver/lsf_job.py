@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mpistrat.cluster_resolver.allocation import Allocation, from_lines
 from mpistrat.cluster_resolver.variables import parsed
+from mpistrat.runtime.launchers import JSRUN
 
 JOB = "LSB_JOBID"
 HOSTS = "LSB_MCPU_HOSTS"
@@ -38,7 +39,7 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
     if found is None:
         return []
     slots = found.slots or ()
-    if environ.get("JSM_NAMESPACE_RANK") and len(slots) > 1 and slots[0] == 1 and min(slots[1:]) > 1:
+    if environ.get(JSRUN.rank[0]) and len(slots) > 1 and slots[0] == 1 and min(slots[1:]) > 1:
         found = Allocation(found.nodes[1:], found.variable, slots[1:])
     return [found]
 

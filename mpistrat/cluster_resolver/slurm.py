@@ -151,7 +151,7 @@ class SlurmClusterResolver(ClusterResolver):
             "ranks_per_node": counts,
             "node_of_rank": step.why,
             "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else slurm_step.NODELIST,
-            "node": "SLURM_NODEID" if environ.get("SLURM_NODEID") else step.why,
+            "node": slurm_step.NODE if environ.get(slurm_step.NODE) else step.why,
             "local_rank": step.of_local_rank,
             "local_size": counts,
         }

@@ -16,12 +16,12 @@ from pathlib import Path
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
 from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
+from mpistrat.runtime.launchers import SRUN
 
 _SRUN = "srun sets it for every task that it starts; is this program started by srun?"
 NODELIST = "SLURM_STEP_NODELIST"
 COUNTS = "SLURM_STEP_TASKS_PER_NODE"
-SIZE = "SLURM_STEP_NUM_TASKS"
-RANK = "SLURM_PROCID"
+(SIZE,), (RANK,), (_LOCAL_RANK,), (NODE,) = SRUN.size, SRUN.rank, SRUN.local_rank, SRUN.node
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
 _ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 _JOB_NODELIST = "SLURM_JOB_NODELIST"
@@ -147,7 +147,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     for place, count in zip(merged, counts, strict=True):
         totals[place] += count
     node = position_of(environ.get("SLURMD_NODENAME"), names)
-    number = integer(environ, "SLURM_NODEID")
+    number = integer(environ, NODE)
     if node is None and number is not None and number < len(nodes):
         node = merged[number]
     gtids = environ.get("SLURM_GTIDS", "") if tasks_per_node is None else ""
@@ -163,7 +163,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
         node = where[rank] if node is None else node
     elif len(names) == 1:
         where, why = [0] * sum(counts), "all tasks are on this node"
-    local_rank, of_local_rank = integer(environ, "SLURM_LOCALID"), "SLURM_LOCALID"
+    local_rank, of_local_rank = integer(environ, _LOCAL_RANK), _LOCAL_RANK
     # It counts the tasks of one component.
     shared = node is not None and gtids and len(gtids.split(",")) < totals[node]
     if local_rank is None or shared or len(names) < len(nodes):

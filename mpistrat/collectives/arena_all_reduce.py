@@ -18,7 +18,6 @@ from mpistrat.collectives.operations import Op
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.turns import COMPARES_PLACES
 
 _target = weakref.ref.__call__
 _IN_PLACE = HierarchicalAllReduce()
@@ -99,7 +98,7 @@ def _part(
     slices: list[list[Block]] = []
     buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
     made = InPlace(buffers, home, operation, found, buckets, slices, None, then)
-    if len(topology.nodes) == 1 and _all_stay(made) and not COMPARES_PLACES:
+    if len(topology.nodes) == 1 and _all_stay(made) and not topology.compares_places:
         return made._replace(short=_short(topology, made))
     through_slots = packing.Plan(operation, buckets, (), True)
     if len(topology.nodes) > 1 and small_all_reduce.supports(topology, through_slots):

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mpistrat.runtime import mpi
+from mpistrat.runtime.environment import Options, rc
 from mpistrat.runtime.topology import Topology
-
-VARIABLE = "MPISTRAT_TUNED"
 
 Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending
 
@@ -43,7 +42,9 @@ def read(topology: Topology) -> Points | None:
         path = path_of(topology)
         return parse(path.read_text(), _key(topology))
     except FileNotFoundError:
-        _log.warning("%s is set, but nothing was measured here: run mpistrat bench tune", VARIABLE)
+        _log.warning(
+            "%s is set, but nothing was measured here: run mpistrat bench tune", Options.tuned.origin(rc)
+        )
     except (OSError, ValueError, OverflowError, RuntimeError) as error:  # and no rank waits for this one
         _log.warning("%s is not used: %s", path, error)
     return None

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections.abc import Sequence
 
-from mpistrat.collectives import cost_file
 from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 
 
 def heed(topology: Topology) -> None:
-    """Let `choose` go by what was measured here, if MPISTRAT_TUNED is set on rank 0. Collective when first called."""
+    """Let `choose` go by what was measured here, if ``rc.tuned`` is true on rank 0. Collective when first called."""
     if topology.costs is None:
-        found = None
-        if (
-            topology.rank == 0
-            and topology.size > 1
-            and os.environ.get(cost_file.VARIABLE, "0") not in ("", "0")
-        ):
+        found, tuned = None, rc.tuned  # read on every rank, so that all raise
+        if topology.rank == 0 and topology.size > 1 and tuned:
+            from mpistrat.collectives import cost_file
+
             found = cost_file.read(topology)
         topology.costs = topology.broadcast_object(found) or {}
 

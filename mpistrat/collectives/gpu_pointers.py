@@ -16,6 +16,7 @@ import numpy as np
 from mpistrat.collectives import gpu_verdicts
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.environment import Options, rc
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
@@ -120,16 +121,16 @@ def obstacles(topology: Topology, device: int) -> dict[str, str]:
 def _look(topology: Topology, device: int) -> dict[str, str]:
     problem, key, mode = "", None, ""
     try:
-        mode = gpu_verdicts.mode()
+        mode = rc.gpu_direct
         key = gpu_verdicts.key(topology, device)
     except (RuntimeError, ValueError) as error:
         problem = str(error)
     told = topology.world.allgather((problem, mode, key))
     texts = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(told) if text]
     if len({mode for _, mode, _ in told}) > 1:
-        texts.append(f"{gpu_verdicts.VARIABLE} differs between ranks: {[mode for _, mode, _ in told]}")
+        texts.append(f"{Options.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}")
     if mode == "off":
-        texts.append(f"{gpu_verdicts.VARIABLE} is off")
+        texts.append(f"{Options.gpu_direct.origin(rc)} is off")
     if mode == "auto" and any(other != key for _, _, other in told):
         texts.append("the ranks have GPUs, drivers or MPI libraries of several kinds")
     if texts or mode == "on":

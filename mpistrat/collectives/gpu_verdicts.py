@@ -17,25 +17,9 @@ from mpistrat.runtime import mpi
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
 
-VARIABLE = "MPISTRAT_GPU_DIRECT"
-MODES = ("auto", "on", "off")
 # Moves only: reductions and what is not blocking are never asked for.
 OPERATIONS = ("Alltoall", "Allgather", "Allgatherv", "Bcast")
 WORKS, TRYING = "works", "was tried, and did not come back"
-
-
-def mode() -> str:
-    """What the user wants.
-
-    Raises
-    ------
-    ValueError
-        If the variable has another value.
-    """
-    found = os.environ.get(VARIABLE, "").lower() or "auto"
-    if found not in MODES:
-        raise ValueError(f"{VARIABLE}={found} is none of {', '.join(MODES)}")
-    return found
 
 
 def key(topology: Topology, device: int) -> list[Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import os
 from typing import Any
 
 from mpistrat.collectives.choose import ALGORITHMS, GPU_ROUTES
+from mpistrat.runtime.environment import Options, rc
 
-VARIABLE = "MPISTRAT_ALL_REDUCE"
 _NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))
 
 
@@ -50,7 +49,7 @@ class CommunicationOptions:
         Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
         ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``;
         of arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. Where it is
-        AUTO, the environment variable MPISTRAT_ALL_REDUCE may name one of those of the host.
+        AUTO, ``mpistrat.rc.all_reduce`` (MPISTRAT_ALL_REDUCE) may name one of those of the host.
 
     Raises
     ------
@@ -144,11 +143,11 @@ def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
         return implementation
     if implementation is CommunicationImplementation.NCCL:
         return "nccl"
-    named = os.environ.get(VARIABLE, "").lower()
-    if implementation is CommunicationImplementation.RING or named in ("", "auto"):
+    named = rc.all_reduce
+    if implementation is CommunicationImplementation.RING or named == "auto":
         return None
     if named not in ALGORITHMS:
-        raise ValueError(f"{VARIABLE}={named} names no algorithm: use one of {', '.join(ALGORITHMS)}")
+        raise Options.all_reduce.refusal(rc, f"auto, {', '.join(ALGORITHMS)}")
     return named
 
 

@@ -22,7 +22,6 @@ from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import MismatchError
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.turns import COMPARES_PLACES
 
 Reduce = Callable[[Any], Any]
 LayDown = Callable[[Any, Any, Any], None]  # as operator.setitem
@@ -30,7 +29,7 @@ LayDown = Callable[[Any, Any, Any], None]  # as operator.setitem
 
 def supports(topology: Topology, plan: Plan) -> bool:
     """Whether a plan is that of one message that is small enough, and combined in the dtype of its arrays."""
-    if len(plan.buckets) != 1 or plan.empty or COMPARES_PLACES:
+    if len(plan.buckets) != 1 or plan.empty or topology.compares_places:
         return False
     bucket = plan.buckets[0]
     nbytes = bucket.length * bucket.wire.itemsize

@@ -23,11 +23,9 @@ class Descriptor:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise DataFileError(f"file {path!r}: it cannot be found any more; fix: bring it back") from None
+            raise DataFileError.of_file(path, "it cannot be found any more; fix: bring it back") from None
         except OSError as error:
-            raise DataFileError(
-                f"file {path!r}: it cannot be opened ({error}); fix: see the error"
-            ) from error
+            raise DataFileError.of_file(path, f"it cannot be opened ({error}); fix: see the error") from error
         self._path, self._size = path, size
         self._mtime_ns = -1
 
@@ -72,9 +70,9 @@ class Descriptor:
                 found = os.fstat(self._fd).st_size
                 if found != self._size:
                     raise changed(self._path, self._size, found)
-                raise DataFileError(
-                    f"file {self._path!r}: it is truncated, with {found} bytes instead of at least {wanted}; "
-                    "fix: copy or write it again"
+                raise DataFileError.of_file(
+                    self._path,
+                    f"it is truncated, with {found} bytes instead of at least {wanted}; fix: copy or write it again",
                 )
             offset += count
             while start < len(pieces) and count >= len(pieces[start]):
@@ -150,9 +148,10 @@ def changed(path: str, then: int, now: int) -> DataFileError:
     """The error for a file that is not what it was."""
     change = "truncated" if now < then else "written to"
     sizes = f" ({then} bytes then, {now} bytes now)" if now != then else ""
-    return DataFileError(
-        f"file {path!r}: it was {change} after it was described{sizes}; "
-        "fix: leave data files alone while they are read, write it again"
+    return DataFileError.of_file(
+        path,
+        f"it was {change} after it was described{sizes}; "
+        "fix: leave data files alone while they are read, write it again",
     )
 
 

@@ -2,14 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.iterator import Distributed
+from mpistrat.data.iterator import DistributedIterator
 from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.passes import Passes
+from mpistrat.data.policies import Division
 from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+from mpistrat.runtime.device import Device
+
+
+class Distributed:
+    """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
+
+    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+        self._passes = Passes(division, peers, prefetch)
+
+    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
+        """Let batches come on a device, unless the options say otherwise."""
+        if options is None or options.experimental_fetch_to_device:
+            self._passes.device = device
+        return self
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._passes)
+
+    def state(self) -> dict[str, Any]:
+        """How far the newest iterator has come; see `DistributedIterator.state`.
+
+        Returns
+        -------
+        dict
+        """
+        return self._passes.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
+
+        Parameters
+        ----------
+        state : dict
+            From `state`.
+        """
+        self._passes.restore(state)
+
+    @property
+    def cardinality(self) -> int:
+        """How many steps an epoch has, on every replica.
+
+        `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
+        """
+        return self._passes.division.cardinality
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of this replica's batches, an `ArraySpec` for each array.
+
+        With several replicas the number of rows is None, as their pieces may differ by a row.
+        """
+        return self._passes.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold this replica's batches of one epoch into a state.
+
+        Parameters
+        ----------
+        initial_state : object
+            The state before the first batch.
+        reduce_func : callable
+            Gets the state and a batch, returns the next state.
+
+        Returns
+        -------
+        object
+            The last state. It is this replica's own: nothing is communicated.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
 
 
 class DistributedDataset(Distributed):

@@ -10,6 +10,11 @@ from __future__ import annotations
 class DataFileError(RuntimeError):
     """A file cannot be read: no HDF5 file, truncated, empty of bytes, vanished or changed.
 
+    Attributes
+    ----------
+    path, what : str or None
+        The file, and what is wrong with it. None if the error is about more than a file as a whole.
+
     Examples
     --------
     >>> import h5py, pathlib, tempfile
@@ -25,6 +30,22 @@ class DataFileError(RuntimeError):
     DataFileError
     >>> folder.cleanup()
     """
+
+    path: str | None = None
+    what: str | None = None
+
+    @classmethod
+    def of_file(cls, path: str, what: str) -> DataFileError:
+        """Return the error for a file as a whole."""
+        error = cls(f"file {path!r}: {what}")
+        error.path, error.what = path, what
+        return error
+
+    def in_dataset(self, name: str) -> DataFileError:
+        """Return this error with the name of the dataset that was to be read, if it is about a file as a whole."""
+        if self.path is None:
+            return self
+        return type(self)(f"file {self.path!r}, dataset {name!r}: {self.what}")
 
 
 class ChecksumError(DataFileError):

@@ -7,8 +7,7 @@ from typing import Any
 
 from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distributed import DistributedDataset
-from mpistrat.data.iterator import Distributed
+from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
 from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, OwnDataset
 from mpistrat.data.transforms import drawn_seeds, with_drawn_seeds

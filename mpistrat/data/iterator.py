@@ -1,23 +1,21 @@
-"""What all distributed datasets are, and one pass over one."""
+"""One pass over a distributed dataset."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
-from mpistrat.data import spec
-from mpistrat.data.contracts import Peers
 from mpistrat.data.on_device import fetched, handed_over
-from mpistrat.data.options import AUTOTUNE, InputOptions
-from mpistrat.data.policies import Division
-from mpistrat.data.prefetch import Prefetched, Turns
-from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.data.passes import Passes
+from mpistrat.data.prefetch import Prefetched
 from mpistrat.data.throughput_log import ThroughputLog
-from mpistrat.runtime.device import Device
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.device import Device
 
 _NOTHING = object()
 
@@ -75,19 +73,6 @@ class Optional:
         return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
 
 
-class Place:
-    """Where an iterator is, which its dataset knows when the iterator is gone, too."""
-
-    __slots__ = ("position", "step")
-
-    def __init__(self, position: Position):
-        self.position, self.step = position, position.step
-
-    def now(self) -> Position:
-        """The position after the steps that were made."""
-        return self.position._replace(step=self.step)
-
-
 class DistributedIterator:
     """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
 
@@ -107,12 +92,12 @@ class DistributedIterator:
     False
     """
 
-    def __init__(self, dataset: Distributed, position: Position):
-        self._dataset = dataset
-        self._begin(position)
+    def __init__(self, passes: Passes):
+        self._passes = passes
+        self._begin()
 
-    def _begin(self, position: Position) -> None:
-        self._place = self._dataset._newest = Place(position)
+    def _begin(self) -> None:
+        self._place = self._passes.begin()
         self._ahead: Prefetched | None = None
         self._read_ahead: deque[Any] = deque()
         self._pace: ThroughputLog | None = None
@@ -142,7 +127,7 @@ class DistributedIterator:
         if self._ended:
             raise StopIteration
         if self._pace is None:
-            self._pace = self._dataset._pace()
+            self._pace = self._passes.pace()
         began = time.perf_counter()
         try:
             batch = self._read()
@@ -158,20 +143,20 @@ class DistributedIterator:
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
             if self._ahead is not None:
-                self._dataset._at_once = self._ahead.at_once
+                self._passes.at_once = self._ahead.at_once
             self._ahead = None
             raise StopIteration
-        device = self._dataset._device
-        if not self._dataset._prefetch or division.communicates:
+        device = self._passes.device
+        if not self._passes.prefetch or division.communicates:
             return handed_over(fetched(division.batch(step, epoch), device), device)
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or not self._ahead.usable:
-            most, together = division.ahead(self._dataset._prefetch)
+            most, together = division.ahead(self._passes.prefetch)
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._dataset._at_once, self._dataset._turns)
+            self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.turns)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:
@@ -221,7 +206,7 @@ class DistributedIterator:
         >>> list(again)
         [array([2, 3]), array([4, 5])]
         """
-        return state_of(self._dataset._division, self._place.now())
+        return self._passes.state_at(self._place.now())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; the next iterator of the dataset begins the epoch after that.
@@ -245,107 +230,13 @@ class DistributedIterator:
             If it is one of other files (which are named), other transforms, other seeds, another policy, or of
             a number of replicas or a batch size with which it cannot be continued; if an epoch has no such place.
         """
-        self._dataset.restore(state)
-        self._begin(self._dataset._next_position())
+        self._passes.restore(state)
+        self._begin()
 
     @property
     def element_spec(self) -> Any:
         """The structure of a batch, as of the dataset."""
-        return self._dataset.element_spec
-
-
-class Distributed:
-    """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
-
-    _division: Division
-    _device = Device("cpu")  # that batches are fetched to
-
-    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
-        """Let batches come on a device, unless the options say otherwise."""
-        if options is None or options.experimental_fetch_to_device:
-            self._device = device
-        return self
-
-    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
-        self._division = division
-        self._prefetch = AUTOTUNE if prefetch is None else prefetch
-        self._peers = peers
-        # Equal on all replicas, as this is where they are in step.
-        self._number: int = getattr(peers, "sequence", 0)
-        self._next: Position = Position(division, 0)
-        self._newest: Place | None = None
-        self._turns = Turns()
-        self._at_once = False  # whether the program did next to nothing between the batches of the last epoch
-
-    def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self, self._next_position())
-
-    def _next_position(self) -> Position:
-        position = self._next
-        self._next = Position(self._division, position.epoch + 1)
-        return position
-
-    def _pace(self) -> ThroughputLog:
-        return ThroughputLog(self._peers, self._number)
-
-    def state(self) -> dict[str, Any]:
-        """How far the newest iterator has come; see `DistributedIterator.state`.
-
-        Returns
-        -------
-        dict
-        """
-        return state_of(self._division, self._next if self._newest is None else self._newest.now())
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
-
-        Parameters
-        ----------
-        state : dict
-            From `state`.
-        """
-        self._division, self._next = resumed(self._division, state)
-        self._newest = None
-
-    @property
-    def cardinality(self) -> int:
-        """How many steps an epoch has, on every replica.
-
-        `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
-        """
-        return self._division.cardinality
-
-    @property
-    def element_spec(self) -> Any:
-        """The structure of this replica's batches, an `ArraySpec` for each array.
-
-        With several replicas the number of rows is None, as their pieces may differ by a row.
-        """
-        of_plan = self._division.plan.element_spec()
-        if self._division.replicas == 1 or self._division.plan.batch is None:
-            return of_plan
-        return spec.any_size(of_plan)
-
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Fold this replica's batches of one epoch into a state.
-
-        Parameters
-        ----------
-        initial_state : object
-            The state before the first batch.
-        reduce_func : callable
-            Gets the state and a batch, returns the next state.
-
-        Returns
-        -------
-        object
-            The last state. It is this replica's own: nothing is communicated.
-        """
-        state = initial_state
-        for batch in self:
-            state = reduce_func(state, batch)
-        return state
+        return self._passes.element_spec
 
 
 def _all_fetched(batches: list[Any], device: Device) -> list[Any]:

@@ -27,16 +27,16 @@ def open_file(path: str) -> h5py.File:
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise DataFileError(
-            f"file {path!r}: it cannot be found any more ({error.strerror}); fix: bring it back"
+        raise DataFileError.of_file(
+            path, f"it cannot be found any more ({error.strerror}); fix: bring it back"
         ) from None
     try:
         return _open_as_others_do(path)
     except PermissionError:
-        raise DataFileError(f"file {path!r}: reading is not permitted; fix: chmod +r") from None
+        raise DataFileError.of_file(path, "reading is not permitted; fix: chmod +r") from None
     except BlockingIOError:
-        raise DataFileError(
-            f"file {path!r}: it is being written by {who_writes(path)}; fix: wait until that has ended"
+        raise DataFileError.of_file(
+            path, f"it is being written by {who_writes(path)}; fix: wait until that has ended"
         ) from None
     except OSError as error:
         if size == 0:
@@ -47,7 +47,7 @@ def open_file(path: str) -> h5py.File:
             what = f"it is not an HDF5 file ({size} bytes)"
         else:
             what = f"HDF5 cannot open it ({size} bytes: {reason(error)})"
-        raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
+        raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from error
 
 
 def _open_as_others_do(path: str) -> h5py.File:

@@ -152,7 +152,7 @@ class _Files:
         try:
             found = self._reader._descriptors.get(name, size)
         except DataFileError as error:
-            raise self._naming(error) from error.__cause__
+            raise error.in_dataset(self._column.name) from error.__cause__
         if found is not self._used.get(number):
             self._used[number] = found
             if not found.checked:
@@ -174,7 +174,7 @@ class _Files:
         elif isinstance(error, ChecksumError):
             raise ChecksumError(self._unreadable(error)) from error
         elif isinstance(error, DataFileError):
-            raise self._naming(error) from error.__cause__
+            raise error.in_dataset(self._column.name) from error.__cause__
         elif isinstance(error, (OSError, ValueError)):
             self._check_all()
             raise DataFileError(self._unreadable(error)) from error
@@ -190,19 +190,11 @@ class _Files:
             f"be read ({error}); fix: the file is damaged, copy or write it again"
         )
 
-    def _naming(self, error: DataFileError) -> DataFileError:
-        """What is wrong with a file, and which dataset could not be read for that."""
-        text, name = str(error), f"dataset {self._column.name!r}"
-        if name in text or not text.startswith("file ") or "': " not in text:
-            return error
-        file, _, what = text.partition("': ")
-        return type(error)(f"{file}', {name}: {what}")
-
     def _check(self, number: int) -> None:
         try:
             self._used[number].check(self._is_same)
         except DataFileError as error:
-            raise self._naming(error) from error.__cause__
+            raise error.in_dataset(self._column.name) from error.__cause__
 
     def _is_same(self, name: str, mtime_ns: int) -> bool:
         described = {self._described(number)[0]: self._described(number)[2] for number in self._used}

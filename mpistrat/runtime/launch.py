@@ -5,6 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpistrat.runtime.launchers import FLUX, HYDRA, JSRUN, LAUNCHERS, MPIRUN, MVAPICH, OPEN_MPI, PALS, SRUN
+
+
+class AloneError(RuntimeError):
+    """Every task of a job is a job of its own, as the MPI library does not understand the launcher.
+
+    Attributes
+    ----------
+    found : str
+        What is wrong.
+    remedy : str
+        What to do.
+    """
+
+    def __init__(self, found: str, remedy: str):
+        super().__init__(f"{found}. {remedy}")
+        self.found, self.remedy = found, remedy
+
 
 class Started(NamedTuple):
     """How many tasks a launcher says it started, and the variable that says so."""
@@ -13,25 +31,13 @@ class Started(NamedTuple):
     variable: str
 
 
-# The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round.
-# SLURM_NTASKS is not here: `python prog.py` in a batch script sees it too. Nor are the counts per node
-# (MPI_LOCALNRANKS, PALS_LOCAL_SIZE), which come with PMI_SIZE.
-_COUNTS = {
-    "OMPI_COMM_WORLD_SIZE": "mpirun of Open MPI",
-    "MV2_COMM_WORLD_SIZE": "mpirun of MVAPICH",
-    "PMI_SIZE": "mpirun of MPICH or Intel MPI, or another launcher that speaks PMI",
-    "JSM_NAMESPACE_SIZE": "jsrun",
-    "FLUX_JOB_SIZE": "flux run",
-    "SLURM_STEP_NUM_TASKS": "srun",
-}
-
-_OWN_COUNT = {
-    "openmpi": "OMPI_COMM_WORLD_SIZE",
-    "spectrum": "OMPI_COMM_WORLD_SIZE",
-    "mpich": "PMI_SIZE",
-    "intel": "PMI_SIZE",
-    "cray": "PMI_SIZE",
-    "mvapich": "PMI_SIZE",
+# The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round. Counts per node
+# (MPI_LOCALNRANKS, PALS_LOCAL_SIZE) come with PMI_SIZE.
+_COUNTS = {each.size[0]: each.name for each in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
+_OWN = {
+    **dict.fromkeys(("openmpi", "spectrum"), (OPEN_MPI,)),
+    **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
+    "mvapich": (HYDRA, *MVAPICH),
 }
 
 _SRUN_PLUGIN = {
@@ -52,10 +58,11 @@ _LIBRARIES = (
     ("mpich", "mpich"),
 )
 
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "HYDI_CONTROL_FD")
+# PALS hands ranks a PMI_RANK, too, and so does srun with PALS_RANKID.
+_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
 _PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
-    *("PMI_", "HYDI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "MV2_COMM_WORLD_"),
+    *("PMI_", "HYDI_", *HYDRA.local_rank, *HYDRA.local_size, "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
 )
 _SETTINGS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _NO_SETTINGS = (
@@ -74,7 +81,7 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
     """How many tasks the launcher of this process says it started, None if no launcher says anything."""
     for variable in _COUNTS:
         count = _count(environ, variable)
-        if count is not None and not (variable == "SLURM_STEP_NUM_TASKS" and _is_left_over(environ)):
+        if count is not None and not (variable in SRUN.size and _is_left_over(environ)):
             return Started(count, variable)
     return None
 
@@ -109,25 +116,25 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
 
     Raises
     ------
-    RuntimeError
+    AloneError
         If the size is 1 although the launcher started several tasks.
     """
     if size != 1:
         return
     family = library_family(library)
-    if _count(environ, _OWN_COUNT.get(family, "")) == 1:
+    if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
         return  # started alone by the library's own launcher, inside a job of another one
     started = started_tasks(environ)
     if started is None or started.tasks == 1:
         return
     name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
     name = " ".join(name.split())
-    raise RuntimeError(
+    raise AloneError(
         f"every task of this job is rank 0 of 1: the launcher started {started.tasks} tasks "
         f"({started.variable}={environ[started.variable]}, set by {_COUNTS[started.variable]}), but the MPI "
-        f"library that is loaded ({name}) does not understand that launcher. "
+        f"library that is loaded ({name}) does not understand that launcher",
         f"{_remedy(started, family, environ)} A program that is meant to be alone inside such a job is "
-        f"started with `env -u {started.variable}`."
+        f"started with `env -u {started.variable}`.",
     )
 
 
@@ -141,15 +148,15 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
     What a user may have set (``OMPI_MCA_*`` and the like) stays. Outside of a job nothing is removed.
     """
-    if not any(variable in environ for variable in _RANKS):
+    if not any(variable in environ for variable in _OF_MPIRUN):
         return dict(environ)
     return {name: value for name, value in environ.items() if not _is_launchers(name)}
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that tell how many tasks there are and which one this is."""
-    ranks = (*_RANKS[:-1], "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID", "PALS_RANKID")
-    also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", "PALS_APID", "LSB_JOBID")
+    ranks = (name for each in LAUNCHERS for name in each.rank)
+    also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", *PALS.launch, "LSB_JOBID")
     return {name: environ[name] for name in (*_COUNTS, *ranks, *also) if name in environ}
 
 
@@ -184,10 +191,10 @@ def _is_launchers(name: str) -> bool:
 def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
     """What to do, as a sentence."""
     by = started.variable
-    if by == "PMI_SIZE":  # srun and flux run speak PMI, too
-        also = ("FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+    if by in HYDRA.size:  # srun and flux run speak PMI, too
+        also = (*FLUX.size, *SRUN.size)
         by = next((name for name in also if _count(environ, name) == started.tasks), by)
-    if by == "SLURM_STEP_NUM_TASKS":
+    if by in SRUN.size:
         if family not in _SRUN_PLUGIN:
             return "Start it with `srun --mpi=...`; `srun --mpi=list` shows what this cluster has."
         library = " and I_MPI_PMI_LIBRARY set to the path of libpmi2.so" if family == "intel" else ""
@@ -195,10 +202,10 @@ def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
             f"Start it with `srun --mpi={_SRUN_PLUGIN[family]}`{library}; `srun --mpi=list` shows what this "
             "cluster has."
         )
-    if by == "FLUX_JOB_SIZE":
+    if by in FLUX.size:
         plugin = "pmix" if family in ("openmpi", "spectrum") else "simple"
         return f"Start it with `flux run -o pmi={plugin}`."
-    if by == "JSM_NAMESPACE_SIZE":
+    if by in JSRUN.size:
         return (
             "jsrun starts programs of the MPI that belongs to it: load that one (module load spectrum-mpi)."
         )

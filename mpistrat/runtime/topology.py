@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import failure, mpi
+from mpistrat.runtime import environment, failure, mpi
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
 from mpistrat.runtime.operation import MismatchError, operation
@@ -68,6 +68,9 @@ class Topology(Turns):
     def __init__(self, parent: Any):
         super().__init__()
         MPI = mpi.start()
+        environment.agree(parent)
+        debug = environment.rc.debug
+        self.compares_places, self.compares_variables = "collectives" in debug, "variables" in debug
         self.parent = parent
         self.world = world = parent.Dup()
         self.size: int = world.size
@@ -98,7 +101,8 @@ class Topology(Turns):
         TypeError
             If ``comm`` is no intra-communicator of mpi4py.
         ValueError
-            If it is the null communicator: this rank is none of its members.
+            If it is the null communicator: this rank is none of its members. On every rank, if an option of
+            ``mpistrat.rc`` cannot be read on one of them, or differs.
         """
         MPI = mpi.start()
         if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:

@@ -6,7 +6,6 @@ meetings carries its number, so that one which has left is not taken for one tha
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -25,9 +24,6 @@ from mpistrat.runtime.operation import (
     ranks_in_words,
 )
 
-# MPISTRAT_DEBUG=collectives: the place of the call is part of what the ranks compare.
-COMPARES_PLACES = "collectives" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
-
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -45,6 +41,8 @@ class Turns:
     only_meets : bool
         Whether the ranks wait for each other in `meet` alone until this turn ends: on one node they then notice one
         that has left it. `turn` takes it from ``meets``; for the one who holds the turn to correct.
+    compares_places, compares_variables : bool
+        Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
     end : callable
         Gives the turn back that `begin` took.
     ignoring_float_errors : callable
@@ -57,6 +55,8 @@ class Turns:
     world: Any
     memory: NodeMemory | None = None
     only_meets = False
+    compares_places = False
+    compares_variables = False
     _agreement: Agreement
     _pending = False
     _met = False
@@ -101,7 +101,7 @@ class Turns:
         if self.size > 1:
             if timeout_seconds is not None:
                 self._wait_for_all(operation, timeout_seconds)
-            if COMPARES_PLACES:
+            if self.compares_places:
                 operation = Operation(
                     operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
                 )

@@ -19,9 +19,8 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices : sequence of str, optional
-        The device of each replica, in the order of ranks. By default what the environment variable MPISTRAT_DEVICE
-        says (``cpu``, ``cuda`` for a GPU of the node for each rank, ``auto`` for that where there are GPUs), else the
-        host.
+        The device of each replica, in the order of ranks. By default ``mpistrat.rc.device`` (MPISTRAT_DEVICE):
+        ``cpu``, ``cuda`` for a GPU of the node for each rank, or ``auto`` for that where there are GPUs.
     cross_device_ops : CrossDeviceOps, optional
         How to reduce; by default the fastest way for each message.
     comm : mpi4py.MPI.Intracomm, optional

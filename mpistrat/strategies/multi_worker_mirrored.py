@@ -28,8 +28,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         The ranks to use; by default all.
     device : str, optional
         Where this rank's variables live: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node,
-        ``"cuda:1"`` for that one, or ``"auto"`` for a GPU if every rank has one. By default what the environment
-        variable MPISTRAT_DEVICE says, else ``"cpu"``.
+        ``"cuda:1"`` for that one, or ``"auto"`` for a GPU if every rank has one. By default
+        ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
 
     Raises
     ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpistrat.runtime.device import Device
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.values import VariableSynchronization
-from mpistrat.variables.on_gpu import local_kind
+from mpistrat.variables import kind_on
 
 
 class OneDeviceStrategy(Strategy):
@@ -36,4 +36,4 @@ class OneDeviceStrategy(Strategy):
 
 class _OneDeviceExtended(StrategyExtended):
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return local_kind(self._variable_device)
+        return kind_on(self._variable_device)

@@ -14,8 +14,7 @@ from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.scope import Scope
 from mpistrat.strategy.strategy import Strategy
 from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
-from mpistrat.variables import Variable
-from mpistrat.variables.on_gpu import local_kind
+from mpistrat.variables import Variable, kind_on
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
@@ -71,7 +70,7 @@ class _DefaultScope(Scope[Strategy]):
 
 class _DefaultExtended(StrategyExtended):
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return local_kind(self._variable_device)
+        return kind_on(self._variable_device)
 
     def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
         return values

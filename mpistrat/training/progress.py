@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
+from mpistrat.runtime.environment import rc
 from mpistrat.strategy import get_strategy
 
 
@@ -41,7 +41,7 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
     if total is None and isinstance(steps, int) and steps >= 0:
         total = steps
     # Under a launcher a rank's stderr is a pipe: `mpistrat run` says whether a terminal is behind it.
-    terminal = sys.stderr.isatty() or os.environ.get("MPISTRAT_PROGRESS") == "1"
+    terminal = sys.stderr.isatty() if rc.progress is None else rc.progress
     return tqdm(
         iterable, desc=desc, total=total, disable=not (terminal and get_strategy().is_chief), leave=False
     )

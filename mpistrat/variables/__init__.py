@@ -3,7 +3,7 @@
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.mirrored import MirroredVariable
-from mpistrat.variables.on_gpu import GpuVariable
+from mpistrat.variables.on_gpu import GpuVariable, kind_on
 from mpistrat.variables.sync_on_read import SyncOnReadVariable
 from mpistrat.variables.variable import Variable
 
@@ -14,4 +14,5 @@ __all__ = [
     "MirroredVariable",
     "SyncOnReadVariable",
     "Variable",
+    "kind_on",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from abc import abstractmethod
 from typing import Any
@@ -11,15 +10,12 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
+from mpistrat.runtime import arrays
 from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
-from mpistrat.variables.on_gpu import local_kind
+from mpistrat.variables.on_gpu import kind_on
 from mpistrat.variables.variable import Variable
-
-# MPISTRAT_DEBUG=variables: compare which variable it is in all that communicates, and the copies of mirrored ones
-# after every write that does not.
-COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -32,13 +28,15 @@ class DistributedVariable(Variable, DistributedValues):
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(extended._topology, [value], "of the variable", *details)
         self._number = extended._topology.sequence  # equal on all ranks, as creation is collective
-        kind = local_kind(extended._variable_device)
-        self._component = kind.copy_of(self, value, weakref.ref(self), extended._topology.rank)
+        device = extended._variable_device
+        mine = arrays.placed(value, device)
+        self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), extended._topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""
-        if COMPARES:
-            with self._strategy.extended._topology.turn(
+        topology = self._strategy.extended._topology
+        if topology.compares_variables:
+            with topology.turn(
                 operation(
                     f"{method} of a variable", self._name, f"created in collective number {self._number}"
                 )

@@ -22,7 +22,6 @@ from mpistrat.values import (
     component,
     reducible,
 )
-from mpistrat.variables import distributed
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.variable import Variable
 
@@ -62,9 +61,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return component.__dlpack__
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        if distributed.COMPARES:
-            self._agree_on_variable(method)
         extended, op = self._strategy.extended, self._reduction
+        if extended._topology.compares_variables:
+            self._agree_on_variable(method)
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
@@ -139,10 +138,10 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""
-        if not distributed.COMPARES:
+        topology = self._strategy.extended._topology
+        if not topology.compares_variables:
             return
         self._agree_on_variable(method)
-        topology = self._strategy.extended._topology
         own = self._own_copy()
         checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(own).tobytes()))
         if len(set(checksums)) > 1:

@@ -11,7 +11,6 @@ from mpistrat.runtime import arrays, pinned
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.local import LocalVariable
-from mpistrat.variables.variable import Variable
 
 
 class GpuVariable(LocalVariable):
@@ -20,15 +19,7 @@ class GpuVariable(LocalVariable):
     _array: Any
 
     def _initialize(self, value: np.ndarray) -> None:
-        self._array = pinned.upload(value, self._strategy.extended._variable_device.index)
-
-    @classmethod
-    def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> GpuVariable:
-        """The component of a distributed variable, as `LocalVariable.copy_of`, on the GPU of its strategy."""
-        made = super().copy_of(variable, value, container, replica)
-        assert isinstance(made, GpuVariable)
-        made._initialize(value)
-        return made
+        self._array = arrays.placed(value, self._strategy.extended._variable_device)
 
     def __cupy_get_ndarray__(self) -> Any:
         """CuPy's functions take a variable as the array that it is.
@@ -78,8 +69,8 @@ class GpuVariable(LocalVariable):
         self._array[where] = arrays.from_host(here.array, self._array)
 
 
-def local_kind(device: Device) -> type[LocalVariable]:
-    """Return the kind of the variables of one process whose memory is that of a device."""
+def kind_on(device: Device) -> type[LocalVariable]:
+    """Return the kind of the variables that live on a device."""
     return LocalVariable if device.kind == "cpu" else GpuVariable
 
 

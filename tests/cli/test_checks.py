@@ -21,7 +21,7 @@ from mpistrat.cli.checks import (
     shared_memory,
     start,
 )
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
+from mpistrat.cli.checks.finding import START, Blame, CheckedJob, CheckOptions, Trouble, Verdict
 from mpistrat.cli.checks.mailbox import Inbox, Outbox, key_of
 from mpistrat.cli.checks.talk import rounds
 from mpistrat.cluster_resolver import Placement
@@ -249,11 +249,15 @@ def test_layout():
 
 def test_start():
     assert judged(start, None, None).found == "2 ranks, one job"
-    troubles = {0: "stands in 'x' for 9 s", 1: "was not heard of", 2: "stands in 'x' for 9 s"}
+    stands = Trouble(Blame.STANDS, "stands in 'x' for 9 s", "x")
+    troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "was not heard of"), 2: stands}
     finding = judged(start, None, None, None, troubles=troubles)
     assert finding.verdict is FIX
     assert finding.found == "rank 1 (n0): was not heard of\nranks 0,2 (n0): stands in 'x' for 9 s"
-    aborted = {rank: f"ended in 'the start of MPI' (status 16): Abort({rank})" for rank in range(3)}
+    aborted = {
+        rank: Trouble(Blame.ENDED, f"ended in 'the start of MPI' (status 16): Abort({rank})", START)
+        for rank in range(3)
+    }
     told = [{**loaded(), "family": "mpich", "srun": True}] * 3
     finding = start.judge(job("library", *told, troubles=aborted))
     assert finding.found.startswith("ranks 0-2 (n0): ended in 'the start of MPI'")

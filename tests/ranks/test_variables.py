@@ -19,7 +19,7 @@ import mpistrat
 from mpistrat import IndexedSlices, PerReplica, Variable
 from mpistrat import VariableAggregation as Aggregation
 from mpistrat import VariableSynchronization as Synchronization
-from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable, distributed
+from mpistrat.variables import LocalVariable, MirroredVariable, SyncOnReadVariable
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 RANKS = range(SIZE)
@@ -985,10 +985,19 @@ def different(strategy, **options):
     return [make(strategy, name="v", **options) for _ in range(2)][min(RANK, 1)]
 
 
+@pytest.fixture
+def comparing(monkeypatch):
+    """A strategy whose ranks compare variables: an option that each communicator reads once."""
+    monkeypatch.setenv("MPISTRAT_DEBUG", "variables")
+    comm = MPI.COMM_WORLD.Dup()
+    yield mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    comm.Free()
+
+
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("aggregation", [Aggregation.SUM, Aggregation.ONLY_FIRST_REPLICA])
-def test_different_variables_are_told(strategy, monkeypatch, aggregation):
-    monkeypatch.setattr(distributed, "COMPARES", True)
+def test_different_variables_are_told(comparing, aggregation):
+    strategy = comparing
     v = different(strategy, aggregation=aggregation)
     for write in (v.assign, v.assign_add):
         with pytest.raises(RuntimeError, match=r"rank 0: assign\S* of a variable v created in collective"):
@@ -1001,9 +1010,9 @@ def test_different_variables_are_told(strategy, monkeypatch, aggregation):
 
 
 @pytest.mark.ranks(min=2)
-def test_different_copies_are_told(strategy, monkeypatch):
+def test_different_copies_are_told(comparing):
+    strategy = comparing
     v = make(strategy, name="v")
-    monkeypatch.setattr(distributed, "COMPARES", True)
     v.assign(3.0)
     assert strategy.run(v.read_value) == 3.0
     with pytest.raises(RuntimeError, match="variable 'v' differs between replicas after assign_add: ranks"):

@@ -105,7 +105,7 @@ def test_alone_in_a_job_of_another_launcher(library, environ):
         (OPEN_MPI, {"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4"}, ["PMI_SIZE=4", "srun --mpi=pmix"]),
         (OPEN_MPI, {**LEFT_OVER, "SLURM_PROCID": "1"}, ["SLURM_STEP_NUM_TASKS=4"]),
         (OPEN_MPI, {**LEFT_OVER, "SLURM_GTIDS": "0,1"}, ["SLURM_STEP_NUM_TASKS=4"]),
-        (OPEN_MPI, {"PMI_SIZE": "2"}, ["PMI_SIZE=2", "mpirun of MPICH", "mpistrat run -n 2"]),
+        (OPEN_MPI, {"PMI_SIZE": "2"}, ["PMI_SIZE=2", "mpiexec of MPICH", "mpistrat run -n 2"]),
         (MPICH, {"OMPI_COMM_WORLD_SIZE": "2"}, ["mpirun of Open MPI", "mpistrat run -n 2"]),
         (OPEN_MPI, {"FLUX_JOB_SIZE": "2", "PMI_SIZE": "2"}, ["flux run -o pmi=pmix"]),
         (OPEN_MPI, {"JSM_NAMESPACE_SIZE": "6"}, ["JSM_NAMESPACE_SIZE=6", "jsrun"]),

@@ -15,11 +15,10 @@ import sys
 from typing import Any, NoReturn
 
 from mpistrat.cli.checks import CHECKS
-from mpistrat.cli.checks.finding import CheckOptions
+from mpistrat.cli.checks.finding import START, Alone, Blame, CheckOptions, Trouble
 from mpistrat.cli.checks.library import LEVELS
 from mpistrat.cli.checks.talk import SilenceError, Talk
 
-START = "the start of MPI"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,7 +42,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _stay(wire: Wire, **what: str) -> NoReturn:
+def _stay(wire: Wire, **what: Alone | Trouble) -> NoReturn:
     """Tell what went wrong, and wait for the end: launchers end the job when a process leaves MPI like that."""
     wire.tell(**what)
     while True:
@@ -61,28 +60,28 @@ def main(descriptor: int, options: CheckOptions) -> None:
             facts[check.name] = check.local(options)
     wire.tell(facts=facts)
     if "error" in facts["library"]:
-        _stay(wire, trouble="no MPI library")
+        _stay(wire, trouble=Trouble(Blame.LIBRARY, "no MPI library"))
     wire.stage(START)
     from mpi4py import MPI
 
-    from mpistrat.runtime.launch import check_singleton
+    from mpistrat.runtime.launch import AloneError, check_singleton
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
     world = MPI.COMM_WORLD
     try:
         check_singleton(world.size, MPI.Get_library_version(), os.environ)
-    except RuntimeError as error:
-        _stay(wire, alone=str(error))
+    except AloneError as error:
+        _stay(wire, alone=Alone(error.found, error.remedy))
     levels = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
     facts["library"]["threads"] = levels[MPI.Query_thread()]
     wire.tell(facts=facts)
     try:
         _together(wire, world, facts, options)
     except SilenceError as error:
-        _stay(wire, trouble=str(error))
+        _stay(wire, trouble=Trouble(Blame.SILENCE, str(error)))
     except Exception as error:  # of MPI, for the most part: whatever it is, it belongs into the report
-        _stay(wire, trouble=f"{type(error).__name__}: {error}")
+        _stay(wire, trouble=Trouble(Blame.FAILED, f"{type(error).__name__}: {error}"))
     wire.stage("the end of MPI")
     MPI.Finalize()
     wire.tell(done=True)

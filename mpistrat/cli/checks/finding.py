@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from mpistrat.cli.checks.talk import Talk
 
 
+START = "the start of MPI"  # a stage of the checks
+
+
 class Verdict(enum.Enum):
     """How bad it is."""
 
@@ -52,6 +55,50 @@ class CheckOptions:
     limit: float = 60.0
 
 
+class Blame(enum.IntEnum):
+    """What kept a rank from its end: probable causes first, waiting for other ranks last."""
+
+    UNHEARD = enum.auto()
+    ENDED = enum.auto()
+    ALONE = enum.auto()
+    LIBRARY = enum.auto()
+    SILENCE = enum.auto()
+    FAILED = enum.auto()
+    STANDS = enum.auto()
+    STOOD = enum.auto()
+
+
+class Trouble(NamedTuple):
+    """What kept a rank from its end. All of it is plain values, for it travels as JSON.
+
+    Attributes
+    ----------
+    blame : int
+        A `Blame`.
+    text : str
+    stage : str
+        The stage of the checks in which the rank was, or empty.
+    """
+
+    blame: int
+    text: str
+    stage: str = ""
+
+
+class Alone(NamedTuple):
+    """Each rank is a job of its own.
+
+    Attributes
+    ----------
+    found : str
+    advice : str
+        What to do about it.
+    """
+
+    found: str
+    advice: str
+
+
 @dataclass
 class CheckedJob:
     """What is known of a job. All of it is plain values, for it travels as JSON.
@@ -64,9 +111,9 @@ class CheckedJob:
         By rank, what each found out alone: ``host``, ``node`` (its number), and by the name of a check its facts.
     talked : dict
         By the name of a check, what the ranks found out together; empty if they could not talk.
-    troubles : dict
+    troubles : dict of Trouble
         By rank, what kept it from getting to the end.
-    alone : str
+    alone : Alone or None
         Why each rank is a job of its own, if that is so.
     options : CheckOptions
     """
@@ -74,8 +121,8 @@ class CheckedJob:
     size: int
     facts: dict[int, dict[str, Any]]
     talked: dict[str, Any] = field(default_factory=dict)
-    troubles: dict[int, str] = field(default_factory=dict)
-    alone: str = ""
+    troubles: dict[int, Trouble] = field(default_factory=dict)
+    alone: Alone | None = None
     options: CheckOptions = field(default_factory=CheckOptions)
 
     def of(self, check: str) -> dict[int, Any]:

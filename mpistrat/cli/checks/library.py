@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
+from mpistrat.runtime.launchers import SRUN
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -17,7 +18,7 @@ LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 def local(options: CheckOptions) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
-        "srun": bool(os.environ.get("SLURM_STEP_NUM_TASKS")),
+        "srun": bool(os.environ.get(SRUN.size[0])),
     }
     for name in _PACKAGES:
         try:

@@ -15,17 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cluster_resolver import Placement
+from mpistrat.runtime.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
 
 _RUN = "run"  # says which inbox is that of this launch
 
-# What all ranks of a launch have in common, and no other launch has at the same time; the innermost launcher first.
-_KEYS = (
-    ("PMIX_NAMESPACE",),
-    ("JSM_NAMESPACE_ID", "LSB_JOBID"),
-    ("PALS_APID",),
-    ("FLUX_JOB_ID",),
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-)
+_KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
 
 
 def key_of(environ: Mapping[str, str], placement: Placement) -> str | None:

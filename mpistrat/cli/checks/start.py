@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 
-from mpistrat.cli.checks.finding import CheckedJob, Finding, Verdict, ranks
+from mpistrat.cli.checks.finding import START, CheckedJob, Finding, Verdict, ranks
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _AT_MOST = 6
-_ORDER = ("was not heard of", "ended", "every", "no", "rank", "stands", "stood")
 
 
 def judge(job: CheckedJob) -> Finding:
-    if job.alone:
-        what, _, advice = job.alone.partition("understand that launcher. ")
-        return Finding(f"{what}understand that launcher" if advice else what, Verdict.FIX, advice)
+    if job.alone is not None:
+        return Finding(job.alone.found, Verdict.FIX, job.alone.advice)
     if job.troubles:
         return Finding("\n".join(_troubles(job)), Verdict.FIX, _advice(job))
     return Finding(f"{job.size} rank{'s' * (job.size > 1)}, one job", Verdict.OK)
@@ -22,24 +20,19 @@ def judge(job: CheckedJob) -> Finding:
 
 def _troubles(job: CheckedJob) -> list[str]:
     """One line for all ranks with the same trouble."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in sorted(job.troubles.items(), key=lambda item: (_blame(item[1]), item[0])):
-        groups.setdefault(_NUMBERS.sub("", text), []).append(rank)
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, trouble in sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0])):
+        groups.setdefault((trouble.blame, _NUMBERS.sub("", trouble.text)), []).append(rank)
     lines = []
     for those in groups.values():
         hosts = dict.fromkeys(job.facts[rank]["host"] for rank in those if rank in job.facts)
         on = f" ({', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''})" if hosts else ""
-        lines.append(f"{ranks(those)}{on}: {job.troubles[those[0]]}")
+        lines.append(f"{ranks(those)}{on}: {job.troubles[those[0]].text}")
     return (
         lines
         if len(lines) <= _AT_MOST
         else [*lines[:_AT_MOST], f"... and {len(lines) - _AT_MOST} other troubles"]
     )
-
-
-def _blame(trouble: str) -> int:
-    """The ranks that most probably are the cause come first, those that waited for them last."""
-    return next((order for order, word in enumerate(_ORDER) if trouble.startswith(word)), len(_ORDER))
 
 
 def _advice(job: CheckedJob) -> str:
@@ -50,7 +43,7 @@ def _advice(job: CheckedJob) -> str:
         return "see the MPI library below"
     plugin = srun_plugin(libraries.pop()) if libraries else None
     under_srun = any(facts.get("srun") for facts in job.of("library").values())
-    if under_srun and plugin is not None and any("start of MPI" in text for text in job.troubles.values()):
+    if under_srun and plugin is not None and any(trouble.stage == START for trouble in job.troubles.values()):
         return f"start it with srun --mpi={plugin}; srun --mpi=list shows what this cluster has"
     return (
         "look at the rank that is named first: is its node up, is a firewall between the nodes, is the network "

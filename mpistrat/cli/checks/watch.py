@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpistrat.cli.checks import library
-from mpistrat.cli.checks.child import START
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions
+from mpistrat.cli.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
 from mpistrat.cli.checks.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
@@ -72,10 +71,10 @@ class Watcher:
                 return None
             everyone = dict(enumerate(self._told["everyone"]))
             return CheckedJob(len(everyone), everyone, self._told["talked"], options=self._options)
-        alone = self._told.get("alone", "")
+        alone = self._told.get("alone")
         self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
         if self._inbox is None:
-            self._wait_for_report(alone or trouble)
+            self._wait_for_report(". ".join(alone) if alone else trouble.text)
         return self._report(self._inbox)
 
     def __enter__(self) -> Watcher:
@@ -96,7 +95,7 @@ class Watcher:
             self._reading = False
             raise _Ended
 
-    def _follow(self) -> str | None:
+    def _follow(self) -> Trouble | None:
         """Read what the checks tell. What kept them from their end, None if nothing did."""
         reader, writer = os.pipe()
         arguments = [str(writer), json.dumps(dataclasses.asdict(self._options))]
@@ -116,7 +115,7 @@ class Watcher:
                 trouble = self._read(wire)
                 self._reading = False
             except _Ended:
-                trouble = f"stood in '{self._stage}' when the launcher ended the job"
+                trouble = self._trouble(Blame.STOOD, "stood in", " when the launcher ended the job")
             if trouble is not None:
                 return trouble
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,7 +124,7 @@ class Watcher:
                 return None
             return self._death(self._process.poll(), errors)
 
-    def _read(self, wire: Any) -> str | None:
+    def _read(self, wire: Any) -> Trouble | None:
         """Read until there is no more, or for too long nothing new. What was the matter then."""
         pending = b""
         end = time.monotonic()
@@ -140,16 +139,20 @@ class Watcher:
                     for line in lines:
                         self._hear(json.loads(line))
                     if "alone" in self._told:
-                        return "every task is alone"
+                        return Trouble(Blame.ALONE, "every task is alone")
                     if "trouble" in self._told:
-                        return f"{self._told['trouble']}, in '{self._stage}'"
+                        blame, text, _ = self._told["trouble"]
+                        return self._trouble(blame, f"{text}, in")
                     end = time.monotonic()
                 elif self._told.get("done"):
                     return None
                 elif time.monotonic() - end > self._options.limit:
-                    return f"stands in '{self._stage}' for {self._options.limit:g} s"
+                    return self._trouble(Blame.STANDS, "stands in", f" for {self._options.limit:g} s")
                 elif self._others_are_in_trouble(time.monotonic() - end):
-                    return f"stood in '{self._stage}' when others were in trouble"
+                    return self._trouble(Blame.STOOD, "stood in", " when others were in trouble")
+
+    def _trouble(self, blame: int, before: str, after: str = "") -> Trouble:
+        return Trouble(blame, f"{before} '{self._stage}'{after}", self._stage)
 
     def _hear(self, told: dict[str, Any]) -> None:
         if "stage" in told:
@@ -183,14 +186,14 @@ class Watcher:
             return True
         return False
 
-    def _death(self, status: int | None, errors: Any) -> str:
+    def _death(self, status: int | None, errors: Any) -> Trouble:
         """How the checks ended, and the last that they said."""
         errors.seek(0)
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if any(map(str.isalnum, line))]
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         said = f": {' '.join(lines)[-400:]}" if lines else ""
-        return f"ended in '{self._stage}' ({how}){said}"
+        return self._trouble(Blame.ENDED, "ended in", f" ({how}){said}")
 
     def _report(self, inbox: Inbox) -> CheckedJob:
         """All that rank 0 can know without MPI."""
@@ -206,11 +209,12 @@ class Watcher:
             _until(all_have_told, self._gather)
         letters = inbox.letters
         facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
-        alone = next((each["alone"] for each in letters.values() if each.get("alone")), "")
-        troubles = {rank: each["trouble"] for rank, each in letters.items() if each.get("trouble")}
-        troubles.update({rank: "was not heard of" for rank in range(self._size) if rank not in letters})
+        alone = next((Alone(*each["alone"]) for each in letters.values() if each.get("alone")), None)
+        troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
+        unheard = Trouble(Blame.UNHEARD, "was not heard of")
+        troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
         if _mixed(letters):
-            alone = ""  # that is the reason, and not the launcher
+            alone = None  # that is the reason, and not the launcher
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
         return CheckedJob(self._size, facts, {}, troubles, alone, self._options)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 from mpistrat.cluster_resolver.gpus import share
 from mpistrat.runtime.device import Device, any_gpu, seen_gpus
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.operation import ranks_in_words
 from mpistrat.runtime.topology import Topology
 
-VARIABLE = "MPISTRAT_DEVICE"
 _CPU = Device("cpu")
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -25,7 +24,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     topology : Topology
     name : str or Device, optional
         ``"cpu"``, ``"cuda"`` (also ``"gpu"``) for one of the GPUs that this rank sees, ``"cuda:1"`` for that one, or
-        ``"auto"``: a GPU if every rank sees one, else the host. By default what MPISTRAT_DEVICE says, else ``"cpu"``.
+        ``"auto"``: a GPU if every rank sees one, else the host. By default ``mpistrat.rc.device``.
     same : bool
         Whether all ranks ask for the same, so that it is known here whether it is the host for all.
 
@@ -36,7 +35,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     TypeError, ValueError
         If it is no name of a device.
     """
-    name = name if name is not None else _named_by_environment()
+    name = name if name is not None else rc.device
     auto = isinstance(name, str) and name.strip().lower() == "auto"
     device = _CPU if auto else Device.parse(name)
     if same and not auto and device.kind == "cpu":
@@ -65,16 +64,6 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     _tell_who_shares(topology, on_nodes)
     node = next(i for i, ranks in enumerate(topology.nodes) if topology.rank in ranks)
     return Device("cuda", own_index(on_nodes[node], topology.nodes[node].index(topology.rank)))
-
-
-def _named_by_environment() -> str:
-    name = os.environ.get(VARIABLE) or "cpu"
-    try:
-        if name.strip().lower() != "auto":
-            Device.parse(name)
-    except ValueError as error:
-        raise ValueError(f"{VARIABLE}: {error}, or 'auto'") from None
-    return name
 
 
 def _tell_who_shares(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:

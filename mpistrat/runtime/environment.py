@@ -1,0 +1,263 @@
+"""The options of ``mpistrat.rc``: attributes that a program sets, and variables ``MPISTRAT_*`` of the environment.
+
+The argument of a call comes before the attribute, the attribute before the variable, the variable before the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar, cast, overload
+
+from mpistrat.runtime.device import Device
+
+_T = TypeVar("_T")
+_MOST_CHARACTERS = 80
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class OptionError(ValueError):
+    """An option has a value that cannot be read.
+
+    Attributes
+    ----------
+    attribute, variable : str
+        The option: its attribute of ``mpistrat.rc`` and its environment variable.
+    value : object
+        The value that was found.
+
+    Examples
+    --------
+    >>> try:
+    ...     rc.gpu_direct = "perhaps"
+    ... except OptionError as error:
+    ...     print(error)
+    mpistrat.rc.gpu_direct='perhaps' cannot be read: use auto, on or off
+    """
+
+    def __init__(self, option: Option[Any], origin: str, value: object, values: str):
+        self.attribute, self.variable, self.value = option.attribute, option.variable, value
+        text = str(value) if origin == option.variable else repr(value)
+        super().__init__(f"{origin}={text[:_MOST_CHARACTERS]} cannot be read: use {values}")
+
+
+class Option(Generic[_T]):
+    """One option, a descriptor of `Options`.
+
+    Parameters
+    ----------
+    default : object
+        The value where neither the program nor the environment sets one.
+    read : callable
+        Makes the value of what the program or the environment sets; ValueError or TypeError if that is impossible.
+    values : str
+        The values that `read` takes, for messages and the documentation.
+    same : bool
+        Whether all ranks must have the same value.
+
+    Attributes
+    ----------
+    attribute, variable : str
+        The names of the option in ``mpistrat.rc`` and in the environment.
+    """
+
+    attribute: str
+    variable: str
+
+    def __init__(self, default: _T, read: Callable[[Any], _T], values: str, same: bool = True):
+        self.default, self.values, self.same = default, values, same
+        self._read = read
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.attribute, self.variable = name, f"MPISTRAT_{name.upper()}"
+
+    @overload
+    def __get__(self, rc: None, owner: type) -> Option[_T]: ...
+    @overload
+    def __get__(self, rc: Options, owner: type) -> _T: ...
+    def __get__(self, rc: Options | None, owner: type) -> Option[_T] | _T:
+        if rc is None:
+            return self
+        if self.attribute in vars(rc):
+            return cast(_T, vars(rc)[self.attribute])
+        text = os.environ.get(self.variable, "").strip()
+        return self._checked(text, self.variable) if text else self.default
+
+    def __set__(self, rc: Options, value: Any) -> None:
+        vars(rc)[self.attribute] = self._checked(value, f"mpistrat.rc.{self.attribute}")
+
+    def __delete__(self, rc: Options) -> None:
+        vars(rc).pop(self.attribute, None)
+
+    def origin(self, rc: Options) -> str:
+        """Return the name of what sets the value: the attribute, the variable, or ``"default"``."""
+        if self.attribute in vars(rc):
+            return f"mpistrat.rc.{self.attribute}"
+        return self.variable if os.environ.get(self.variable, "").strip() else "default"
+
+    def refusal(self, rc: Options, values: str) -> OptionError:
+        """Return the error for a value that only its user can judge. ``values`` are those that it takes."""
+        return OptionError(self, self.origin(rc), getattr(rc, self.attribute), values)
+
+    def _checked(self, value: Any, origin: str) -> _T:
+        try:
+            return self._read(value)
+        except (TypeError, ValueError):
+            raise OptionError(self, origin, value, self.values) from None
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value.strip().lower()
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if _word(value) not in words:
+            raise ValueError
+        return _word(value)
+
+    return read
+
+
+def _some_of(*words: str) -> Callable[[Any], frozenset[str]]:
+    def read(value: str | Iterable[str]) -> frozenset[str]:
+        found = {_word(each) for each in (value.split(",") if isinstance(value, str) else value)} - {""}
+        if not found.issubset(words):
+            raise ValueError
+        return frozenset(found)
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    return _one_of(*_YES, *_NO)(value) in _YES
+
+
+def _flag_or_none(value: Any) -> bool | None:
+    if value is None or (isinstance(value, str) and _word(value) == "auto"):
+        return None
+    return _flag(value)
+
+
+def _device(value: Any) -> str:
+    if _word(value) != "auto":
+        Device.parse(value)
+    return str(value)
+
+
+class Options:
+    """The options of the package. ``mpistrat.rc`` is the one object of this class.
+
+    An option is read when it is used, from the environment of that moment. ``del rc.device`` takes back what the
+    program has set. When the ranks of a communicator first meet, all options are read and compared: a value that
+    one rank cannot read, or that differs between ranks, raises on every rank.
+
+    Attributes
+    ----------
+    all_reduce : str
+        The all-reduce algorithm where ``CommunicationOptions`` name none; ``"auto"`` lets the library choose.
+    debug : frozenset of str
+        What the ranks compare besides: ``"collectives"`` the lines that call them, ``"variables"`` which variable is
+        written and the copies after it. Read once for each communicator, by its first strategy.
+    device : str
+        The device of each rank where a strategy is given none.
+    gpu_direct : str
+        Whether MPI is given pointers to the memory of GPUs; ``"auto"`` if ``mpistrat check --gpu-direct`` has found
+        that it works.
+    progress : bool or None
+        Whether `mpistrat.training.progress` shows its bar; None for only where standard error is a terminal.
+    tuned : bool
+        Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
+
+    Examples
+    --------
+    >>> rc.debug = "collectives"
+    >>> sorted(rc.debug)
+    ['collectives']
+    >>> del rc.debug
+    >>> sorted(rc.debug)
+    []
+    """
+
+    all_reduce = Option("auto", _word, "auto or the name of an algorithm")
+    debug = Option[frozenset[str]](
+        frozenset(), _some_of("collectives", "variables"), "collectives, variables, or both with a comma"
+    )
+    device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
+    gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
+    progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
+    tuned = Option(False, _flag, "1 or 0", same=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not isinstance(vars(Options).get(name), Option):
+            raise AttributeError(_unknown(name))
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_unknown(name))
+
+    def __repr__(self) -> str:
+        values = (f"{each.attribute}={getattr(self, each.attribute)!r}" for each in options())
+        return f"mpistrat.rc({', '.join(values)})"
+
+
+def options() -> tuple[Option[Any], ...]:
+    """Return all options, in alphabetical order."""
+    return tuple(each for each in vars(Options).values() if isinstance(each, Option))
+
+
+def agree(comm: Any) -> None:
+    """Read all options, and compare them over the ranks of a communicator. Collective.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if one of them cannot read an option, or if an option differs that must be the same.
+    """
+    mine: dict[str, Any] = {}
+    problem = ""
+    try:
+        mine = {each.attribute: _plain(getattr(rc, each.attribute)) for each in options()}
+    except OptionError as error:
+        if comm.size == 1:
+            raise
+        problem = str(error)
+    if comm.size == 1:
+        return
+    told = comm.allgather((problem, mine))
+    for rank, (text, _) in enumerate(told):
+        if text:
+            raise ValueError(f"rank {rank}: {text}")
+    for option in options():
+        values = [each[option.attribute] for _, each in told]
+        if option.same and any(value != values[0] for value in values):
+            raise ValueError(_difference(option, values))
+
+
+def _plain(value: Any) -> Any:
+    return ",".join(sorted(value)) if isinstance(value, frozenset) else value
+
+
+def _difference(option: Option[Any], values: list[Any]) -> str:
+    from mpistrat.runtime.operation import ranks_in_words  # which needs NumPy
+
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    said = "; ".join(f"{ranks_in_words(ranks)}: {value or 'none'}" for value, ranks in groups.items())
+    return (
+        f"{option.variable} (mpistrat.rc.{option.attribute}) differs between ranks: {said}; set it for all ranks, for "
+        f"example by mpirun -x {option.variable} (Open MPI) or in the job script"
+    )
+
+
+def _unknown(name: str) -> str:
+    known = ", ".join(each.attribute for each in options())
+    return f"mpistrat.rc has no option {name!r}: it has {known}"
+
+
+rc = Options()

@@ -1,0 +1,140 @@
+"""The options of ``mpistrat.rc``."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpistrat
+from mpistrat.collectives.choose import ALGORITHMS
+from mpistrat.runtime import environment
+from mpistrat.runtime.environment import OptionError
+
+ROOT = Path(__file__).parents[2]
+ATTRIBUTES = [option.attribute for option in environment.options()]
+# Of each option: a text of the environment, the value of it, another value for a program, and a text that has none.
+CASES = {
+    "all_reduce": ("Ordered", "ordered", "mpi", None),
+    "debug": ("variables,collectives", {"variables", "collectives"}, {"variables"}, "variable"),
+    "device": ("cuda:1", "cuda:1", "auto", "moon"),
+    "gpu_direct": ("ON", "on", "off", "perhaps"),
+    "progress": ("0", False, True, "2"),
+    "tuned": ("yes", True, False, "2"),
+}
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    for option in environment.options():
+        monkeypatch.delenv(option.variable, raising=False)
+    yield
+    for attribute in ATTRIBUTES:
+        delattr(mpistrat.rc, attribute)
+
+
+def variable(attribute):
+    return f"MPISTRAT_{attribute.upper()}"
+
+
+def test_every_option_is_tested():
+    assert sorted(CASES) == ATTRIBUTES
+
+
+@pytest.mark.parametrize("attribute", CASES)
+def test_program_before_variable_before_default(monkeypatch, attribute):
+    text, value, other, _ = CASES[attribute]
+    default = getattr(mpistrat.rc, attribute)
+    assert default != value
+    monkeypatch.setenv(variable(attribute), f" {text} ")
+    assert getattr(mpistrat.rc, attribute) == value
+    setattr(mpistrat.rc, attribute, other)
+    assert getattr(mpistrat.rc, attribute) == other
+    delattr(mpistrat.rc, attribute)
+    assert getattr(mpistrat.rc, attribute) == value
+    monkeypatch.setenv(variable(attribute), "")
+    assert getattr(mpistrat.rc, attribute) == default
+
+
+@pytest.mark.parametrize("attribute", [name for name, case in CASES.items() if case[3]])
+def test_values_that_cannot_be_read(monkeypatch, attribute):
+    wrong = CASES[attribute][3]
+    monkeypatch.setenv(variable(attribute), wrong)
+    with pytest.raises(OptionError, match=f"^{variable(attribute)}={wrong} cannot be read: use ") as found:
+        getattr(mpistrat.rc, attribute)
+    assert (found.value.attribute, found.value.variable) == (attribute, variable(attribute))
+    assert found.value.value == wrong
+    for value in (wrong, 3.5):
+        with pytest.raises(OptionError, match=f"^mpistrat.rc.{attribute}={value!r} cannot be read: use "):
+            setattr(mpistrat.rc, attribute, value)
+    monkeypatch.delenv(variable(attribute))
+    getattr(mpistrat.rc, attribute)  # nothing of it was kept
+
+
+def test_ways_to_write_a_flag(monkeypatch):
+    for value in (True, 1, "1", "Yes", "ON"):
+        mpistrat.rc.tuned = mpistrat.rc.progress = value
+        assert mpistrat.rc.tuned is mpistrat.rc.progress is True
+    for value in (None, "AUTO"):
+        mpistrat.rc.progress = value
+        assert mpistrat.rc.progress is None
+
+
+def test_an_algorithm_that_there_is_not(monkeypatch):
+    for name, origin in (("fast", "MPISTRAT_ALL_REDUCE=fast"), ("quick", "mpistrat.rc.all_reduce='quick'")):
+        if origin.startswith("MPISTRAT"):
+            monkeypatch.setenv("MPISTRAT_ALL_REDUCE", name)
+        else:
+            mpistrat.rc.all_reduce = name
+        with pytest.raises(OptionError, match=f"{origin} cannot be read: use auto, {', '.join(ALGORITHMS)}"):
+            mpistrat.experimental.CommunicationOptions()
+
+
+def test_an_unknown_attribute():
+    for use in (lambda: mpistrat.rc.devise, lambda: setattr(mpistrat.rc, "devise", "cpu")):
+        with pytest.raises(AttributeError, match="'devise': it has all_reduce, debug, device"):
+            use()
+    assert not hasattr(mpistrat.rc, "devise")
+
+
+def test_what_reads_them_heeds_the_program(monkeypatch):
+    monkeypatch.setenv("MPISTRAT_PROGRESS", "1")
+    assert not mpistrat.training.progress(range(3)).disable
+    mpistrat.rc.progress = False
+    assert mpistrat.training.progress(range(3)).disable
+    mpistrat.rc.all_reduce = "ordered"
+    assert mpistrat.experimental.CommunicationOptions().algorithm == "ordered"
+
+
+def test_import_stays_light():
+    """Naming the options starts no MPI, and loads neither NumPy nor h5py."""
+    program = "import mpistrat, sys; mpistrat.rc.device = 'cuda'; print({'mpi4py', 'numpy', 'h5py'} & {*sys.modules})"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"
+
+
+def test_the_table_of_the_documentation():
+    """docs/options.md has each option as it is, with what it does."""
+    page = (ROOT / "docs/options.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    shown = {frozenset(): "none", None: "auto", False: "0"}
+    assert rows == [
+        (each.attribute, each.variable, each.values, shown.get(each.default, each.default))
+        for each in environment.options()
+    ]
+    for attribute in ATTRIBUTES:
+        assert f"- `{attribute}`: " in page
+        assert f"    {attribute} : " in environment.Options.__doc__
+
+
+def test_no_variable_is_read_elsewhere():
+    """In the package the names of the variables stand in texts for users only."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in (ROOT / "mpistrat").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and re.fullmatch("MPISTRAT_[A-Z_]+", str(node.value))
+    ]
+    assert not found
