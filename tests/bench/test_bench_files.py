@@ -9,6 +9,7 @@ OURS = {"mpistrat", "mpistrat, manifest kept"}
 THEIRS = {"every rank opens all", "by hand, each its part"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [1, 3])
 def test_files(run_alone, tmp_path, n):
     folder, rows = tmp_path / "data", tmp_path / "rows.json"

@@ -225,6 +225,7 @@ floats = {
 }
 
 
+@pytest.mark.full
 @settings(derandomize=True, database=None, deadline=None, max_examples=25)
 @given(data=st.data(), width=st.sampled_from([4, 8]))
 def test_any_floats_in_any_grouping(data, width):

@@ -99,6 +99,7 @@ def test_ranks_that_differ_all_hear_of_it_and_go_on(strategy):
     assert strategy.reduce("SUM", same, axis=None).tolist() == [SIZE] * 3
 
 
+@pytest.mark.full
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("nbytes", [0, 8, 40_000, 1 << 20])
 def test_ranks_that_differ_by_much(strategy, nbytes):
@@ -159,6 +160,7 @@ def test_a_communicator_that_was_freed():
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 
+@pytest.mark.full
 def test_more_kinds_of_messages_than_are_kept():
     ops = mpistrat.MultiWorkerMirroredStrategy().extended._ops
     for length in [*range(1, 1030), *range(1, 3)]:

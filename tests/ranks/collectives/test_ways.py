@@ -29,6 +29,7 @@ def on_nodes(monkeypatch, layout, **options):
 # --- by name ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["mpi", "mpi_nonblocking", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"]
 )
@@ -92,6 +93,7 @@ def nasty(rank, length, dtype):
     return values.astype(dtype)
 
 
+@pytest.mark.full
 def test_ordered_gives_the_same_bits_on_every_layout(monkeypatch):
     found = set()
     for layout in LAYOUTS:
@@ -117,6 +119,7 @@ def test_ordered_gives_the_same_bits_on_every_layout(monkeypatch):
 # --- further operations ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [CollectiveAllReduce, mpistrat.HierarchicalCopyAllReduce, mpistrat.ReductionToOneDevice]
 )
@@ -146,6 +149,7 @@ def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
         strategy.comm.Free()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algorithm", [None, "leader", "hierarchical"])
 def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
     """Of products of complex numbers, and of zeros and NaN with either sign: these are not commutative."""
@@ -218,6 +222,7 @@ def test_limited_patience_where_nobody_is_late(monkeypatch):
     strategy.comm.Free()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_late_rank_is_named(comm, late):
     if late >= SIZE or SIZE == 1:
