@@ -369,6 +369,7 @@ def test_ranks_are_not_bound_to_cores(write):
         assert all(len(line.split()) == 1 for line in bound[1].splitlines())
 
 
+@pytest.mark.full
 def test_inside_of_another_job(write):
     program = write(
         """
