@@ -13,10 +13,10 @@ from mpistrat.collectives import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
-    packing,
 )
 from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
 from mpistrat.collectives.identity import Identity
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.operation import MismatchError, ValueMismatchError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -400,7 +400,7 @@ def test_large_arrays_go_alone_and_small_ones_together(messages, bytes_per_pack)
     """Unless larger packs are asked for."""
     options = CommunicationOptions(bytes_per_pack=bytes_per_pack, implementation="hierarchical_copy")
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
-    limit = packing.ALONE_BYTES // 4
+    limit = Limits().alone_bytes // 4
     lengths = [3, limit, 5, limit - 1, 0, limit + 1]
     value = [np.full(n, i, np.float32) for i, n in enumerate(lengths)]
     got = strategy.reduce("SUM", value, axis=None)

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.operations import FurtherOp
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.operation import MismatchError
-from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -26,12 +26,10 @@ ARRAYS = {
 }
 
 
-@pytest.fixture(params=["0000", "0001", "0101", "0123"])
-def strategy(request, monkeypatch):
+@pytest.fixture(params=layouts("0000", "0001", "0101", "0123"))
+def strategy(request):
     """On the nodes that a layout puts the ranks on."""
-    node = int(request.param[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
-    made = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    made = mpistrat.MultiWorkerMirroredStrategy(comm=on_nodes(request.param))
     yield made
     made.comm.Free()
 
