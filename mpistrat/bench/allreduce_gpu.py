@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,21 +10,10 @@ import numpy as np
 
 from mpistrat.bench.report import LIBRARY, Report
 from mpistrat.runtime.device_bounds import bounds
-from mpistrat.runtime.operation import operation
-from mpistrat.runtime.topology import Topology
 
 ARRAY, BOUND = "array on a GPU", "bound"
 CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
-NEIGHBOUR = "read from the next rank's GPU"
-
-_BOUNDS = {
-    "pinned": LINK,
-    "registered": LINK,
-    "ipc": NEIGHBOUR,
-    "nccl": NEIGHBOUR,
-    "gpu_direct": NEIGHBOUR,
-}
 
 
 class Way(NamedTuple):
@@ -62,18 +50,14 @@ def measure(
     device_pointers : bool
         Whether device pointers may be given to the MPI library's own all-reduce.
     """
-    extended = strategy.extended
-    limits = bounds(extended._device.index)
+    limits = bounds(strategy.extended._device.index)
     for nbytes in sizes:
         count = max(1, nbytes // 4)
         ways = _ways(comm, strategy, count, names, device_pointers)
-        with _neighbour(extended._topology, extended._device.index, count) as neighbour:
-            if neighbour is not None:
-                ways[BOUND, NEIGHBOUR] = neighbour
-            fault = _fault(comm, ways)
-            if fault:
-                return fault
-            seconds = timed({name: way.times for name, way in ways.items()})
+        fault = _fault(comm, ways)
+        if fault:
+            return fault
+        seconds = timed({name: way.times for name, way in ways.items()})
         for (case, way), each in seconds.items():
             report.add(case, way, 4 * count, each)
         if limits.link is not None:
@@ -91,46 +75,10 @@ def bandwidths(report: Report, nbytes: int) -> list[str]:
     lines = []
     for way, each in seconds.items():
         line = f"{way:<42} {nbytes / each / 1e9:8.2f} GB/s"
-        name = way.partition(", ")[2] if way.startswith(f"{LIBRARY}, ") else ""
-        # Of each array every rank reads from the others two parts of all but its own: to add up, and the sums.
-        share = 1 if _BOUNDS.get(name) == LINK else 2 * (report.n - 1) / report.n
-        bound = _BOUNDS.get(name, "")
-        if bound in seconds and share:
-            line += f"  {share * seconds[bound] / each:6.1%} of the bound: {bound}"
+        if way == f"{LIBRARY}, pinned" and LINK in seconds:
+            line += f"  {seconds[LINK] / each:6.1%} of the bound: {LINK}"
         lines.append(line)
     return lines
-
-
-@contextmanager
-def _neighbour(topology: Topology, device: int, count: int) -> Iterator[Way | None]:
-    """Reading what another rank of the node has on its GPU: by NVLink, PCIe, or from the memory of the same one."""
-    import cupy
-
-    from mpistrat.collectives.gpu_ipc import open_windows
-
-    with topology.turn(operation(NEIGHBOUR, count)):
-        together = min(topology.ranks_per_node) > 1
-        _, windows = open_windows(topology, device, 4 * count) if together else ("", None)
-    if windows is None:
-        yield None
-        return
-    rank, stream = topology.node.rank, cupy.cuda.get_current_stream()
-    send, receive = cupy.zeros(count, np.float32), cupy.zeros(count, np.float32)
-    windows.rows[rank].view(np.float32)[...] = cupy.asarray(_pattern(count))
-    stream.synchronize()
-    topology.barrier()
-    source = windows.rows[(rank + 1) % len(windows.rows)].view(np.float32)
-
-    def times(k: int) -> None:
-        for _ in range(k):
-            receive[...] = source
-        stream.synchronize()
-
-    try:
-        yield Way(times, send, lambda: receive)
-    finally:
-        windows.close()
-        topology.barrier()
 
 
 def _ways(

@@ -32,13 +32,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-GPU_ROUTES = (
-    "nccl",
-    "ipc",
-    "gpu_direct",
-    "pinned",
-    "registered",
-)  # names that arrays on GPUs can be reduced by
+GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # names that arrays on GPUs can be reduced by
 
 
 def choose(

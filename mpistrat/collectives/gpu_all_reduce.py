@@ -7,11 +7,9 @@ from typing import Any
 
 from mpistrat.collectives import arena, gpu_packing
 from mpistrat.collectives.gpu_direct import GpuDirectRoute
-from mpistrat.collectives.gpu_ipc import IpcRoute
 from mpistrat.collectives.gpu_nccl import NcclRoute
 from mpistrat.collectives.gpu_packing import Job
 from mpistrat.collectives.gpu_pinned import PinnedRoute
-from mpistrat.collectives.gpu_registered import RegisteredRoute
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
@@ -19,11 +17,8 @@ from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 
-# The last two are behind one that is always open, so they go by name alone: no GPU has run them so far.
-ROUTES: dict[str, Route] = {
-    route.name: route
-    for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute(), IpcRoute(), RegisteredRoute())
-}
+# In the order of preference; the last is possible everywhere.
+ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
 
 
 def all_reduce(

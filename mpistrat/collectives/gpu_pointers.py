@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from mpistrat.collectives import gpu_verdicts
-from mpistrat.runtime import device_memory, mpi
+from mpistrat.runtime import mpi
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
@@ -34,9 +36,14 @@ class Scratch:
     """
 
     def __init__(self, cupy: Any):
-        self.send = device_memory.allocate(PIECE_BYTES)
-        self.receive = device_memory.allocate(PIECE_BYTES)
+        self.send = _allocate(cupy, PIECE_BYTES)
+        self.receive = _allocate(cupy, PIECE_BYTES)
         self.left = cupy.cuda.Event(disable_timing=True)
+
+
+def _allocate(cupy: Any, nbytes: int) -> Any:
+    """Return bytes of the current GPU outside of CuPy's pool: an array that begins where its allocation does."""
+    return cupy.ndarray((nbytes,), np.uint8, memptr=cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0))
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class CommunicationOptions:
     implementation : CommunicationImplementation or str
         Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
         ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``;
-        of arrays on GPUs also ``"nccl"``, ``"ipc"``, ``"gpu_direct"``, ``"registered"``, ``"pinned"``. Where it is
+        of arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. Where it is
         AUTO, the environment variable MPISTRAT_ALL_REDUCE may name one of those of the host.
 
     Raises

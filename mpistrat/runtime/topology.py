@@ -67,10 +67,6 @@ class Topology(Turns):
         if it is.
     gpu_communicators : dict
         NCCL's communicators, by GPU.
-    gpu_registered : dict
-        Memory of the node that this rank's GPU reads and writes by itself, by GPU.
-    gpu_windows : dict
-        Memory of the node's GPUs that this rank has open, by its own GPU.
     """
 
     costs: Any = None
@@ -102,8 +98,6 @@ class Topology(Turns):
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
         self.gpu_pointers: dict[int, dict[str, str]] = {}
         self.gpu_communicators: dict[int, Any] = {}
-        self.gpu_registered: dict[int, Any] = {}
-        self.gpu_windows: dict[int, Any] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
@@ -289,13 +283,6 @@ class Topology(Turns):
         """End what the ranks have in common on GPUs, which is collective, while CUDA still runs."""
         while self.gpu_communicators:
             self.gpu_communicators.popitem()[1].destroy()
-        while self.gpu_registered:
-            self.gpu_registered.popitem()[1].close()
-        if self.gpu_windows:
-            for windows in self.gpu_windows.values():
-                windows.close()
-            self.node.Barrier()  # before one frees what another has open
-            self.gpu_windows.clear()
 
     def __repr__(self) -> str:
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
@@ -309,7 +296,7 @@ class Alone(Topology):
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.arenas, self.in_flight = {}, set()
         self.gpu_obstacles, self.gpu_pointers = {}, {}
-        self.gpu_communicators, self.gpu_registered, self.gpu_windows = {}, {}, {}
+        self.gpu_communicators = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FAR = 64 << 20  # bytes at which routes are compared
-ROUTES = ("nccl", "gpu_direct", "pinned", "ipc", "registered")
+ROUTES = ("nccl", "gpu_direct", "pinned")
 UNPINNED, CUDA_AWARE = "unpinned copy and one call", "one call on device pointers"
 COPY = "a copy on the GPU"
 

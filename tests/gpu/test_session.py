@@ -49,7 +49,7 @@ def test_what_fails_does_not_end_the_rest(session):
         assert "racecheck      exit 127" in output
         assert figures["compute-sanitizer, memcheck"]["why"] == "not measured"
     assert "growth         exit   0" in output
-    grown = figures["growth of memory by registered"]
+    grown = figures["growth of memory by pinned"]
     assert grown["figure"]["times"] == 20
     assert grown["met"] is None  # too few
     assert "was not tried" in figures["growth of memory by gpu_direct"]["why"]
@@ -61,10 +61,10 @@ def test_what_fails_does_not_end_the_rest(session):
     status, output, figures = session(9, "job")
     assert status == 1
     assert "job-cpu        exit   -    0 s  not begun: no time was left" in output
-    assert figures["growth of memory by registered"] == grown  # kept
+    assert figures["growth of memory by pinned"] == grown  # kept
     lines = (session.folder / "summary.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines] == ["memcheck", "racecheck", "growth", "job-cpu", "job-cuda"]
-    assert "registered, 20 times, rank 1" in (session.folder / "log.txt").read_text()
+    assert "pinned, 20 times, rank 1" in (session.folder / "log.txt").read_text()
 
 
 def test_its_arguments(tmp_path):

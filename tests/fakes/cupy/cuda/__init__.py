@@ -150,7 +150,7 @@ def alloc_pinned_memory(size):
 
 
 class Memory:
-    """Of its own, as a file that other processes can map."""
+    """Of its own, outside of the pool."""
 
     def __init__(self, size):
         self.size, self.device_id = size, Device().id
