@@ -2,6 +2,7 @@
 
 import itertools
 
+import every_way
 import numpy as np
 import pytest
 from every_way import all_reduce, rows_of, ways
@@ -17,7 +18,7 @@ def named(error):
     """Every rank is named, with what it did and where."""
     text = str(error)
     assert f"rank {RANK}:" in text
-    assert text.count(__file__) >= 1
+    assert __file__ in text or every_way.__file__ in text  # where the calls are
     ranks = text.split("\n", 1)[1]
     for rank in range(SIZE):
         assert str(rank) in ranks or "-" in ranks
