@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 # A path on the command line wins over this.
 collect_ignore = ["cluster", "ranks", "slurm"]
 
-# One line or more on each launch of tests/ranks, for the end of the output.
-INNER_SUMMARIES = pytest.StashKey[list[str]]()
+# The name under which a test keeps what `summarize` was given. Reports carry it from a worker of pytest-xdist, too.
+INNER_SUMMARY = "inner summary"
 
 # Without its fabric transport, which Open MPI sleeps for a second to put aside; and who waits leaves its core to
 # others: on a machine that has more to do, a rank would else wait for whole time slices of one that waits for it.
@@ -118,19 +118,62 @@ def run_ranks() -> Callable[..., Ended]:
     return run
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every rank compiles the package anew
-    config.stash[INNER_SUMMARIES] = []
-
-
 @pytest.fixture
 def summarize(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Add a text to the section on several ranks at the end of the output."""
-    return request.config.stash[INNER_SUMMARIES].append
+
+    def add(text: str) -> None:
+        request.node.user_properties.append((INNER_SUMMARY, text))
+
+    return add
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.stash[INNER_SUMMARIES]:
+# --- the core and the rest -----------------------------------------------------------------------------
+
+# Fixtures of tests that take long: they start ranks, or stand in for a GPU.
+_OF_THE_REST = {"run_ranks", "cupy"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the tests marked `full`, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every rank compiles the package anew
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests as `full` by what they use, unless they are marked `core`; run the core unless more is asked for.
+
+    More is asked for by ``--full``, and by whatever selects tests: a path, ``-m``, ``-k``.
+    """
+    for item in items:
+        if item.get_closest_marker("core") is None and (
+            item.get_closest_marker("fault") is not None
+            or _OF_THE_REST & set(getattr(item, "fixturenames", ()))
+        ):
+            item.add_marker("full")
+    # The longest first: a worker of pytest-xdist that meets one last works alone.
+    items.sort(key=lambda item: item.path.name != "test_ranks.py")
+    option = config.option
+    selected = config.args_source is pytest.Config.ArgsSource.ARGS or option.markexpr or option.keyword
+    if not (option.full or selected):
+        rest = [item for item in items if item.get_closest_marker("full") is not None]
+        config.hook.pytest_deselected(items=rest)
+        items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    texts = [
+        text
+        for report in reports
+        if getattr(report, "when", None) == "teardown"
+        for name, text in report.user_properties
+        if name == INNER_SUMMARY
+    ]
+    if texts:
         terminalreporter.section("tests under several ranks")
-        for text in config.stash[INNER_SUMMARIES]:
+        for text in texts:
             terminalreporter.line(text)

@@ -56,6 +56,7 @@ def test_digits_are_recognised(run_ranks, tmp_path):
     assert RESULT.fullmatch(ended.output.splitlines()[-1]), str(ended)
 
 
+@pytest.mark.full
 def test_digits_are_written_once_and_whole(tmp_path):
     example = runpy.run_path(str(EXAMPLES / "train_digits.py"))
     files = {tmp_path / name: rows for name, rows in example["FILES"].items()}

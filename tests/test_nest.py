@@ -214,6 +214,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=200, derandomize=True, database=None, deadline=None)
 @given(trees)
 def test_any_structure_comes_back(tree):

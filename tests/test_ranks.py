@@ -1,4 +1,4 @@
-"""Starts ``tests/ranks`` once under each number of ranks.
+"""Starts ``tests/ranks`` under each number of ranks; under 2 in two launches, of which the core has the first.
 
 To run one of them by hand: ``python -m mpistrat run -n 3 -m pytest tests/ranks -k name``.
 ``MPISTRAT_TEST_RANKS=2`` (or ``2,3``) leaves the other numbers of ranks out.
@@ -14,10 +14,20 @@ SIZES = [int(n) for n in os.environ.get("MPISTRAT_TEST_RANKS", "1,2,3,4").split(
 LIMIT = 600  # seconds; a test that hangs is ended by its own limit long before
 
 
+def launches():
+    """The numbers of ranks, each with what is then selected."""
+    for n in SIZES:
+        if n == 2:
+            yield pytest.param(2, "not full", marks=[pytest.mark.core, pytest.mark.mpich], id="2-core")
+            yield pytest.param(2, "full", marks=pytest.mark.mpich, id="2-rest")
+        else:
+            yield pytest.param(n, "", id=f"{n}")
+
+
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize("n", [pytest.param(n, marks=[pytest.mark.mpich] * (n == 2)) for n in SIZES])
-def test_ranks(n, run_ranks, summarize):
-    arguments = ("-m", "pytest", "tests/ranks", "-p", "no:cacheprovider", "--color=no")
+@pytest.mark.parametrize(("n", "selected"), list(launches()))
+def test_ranks(n, selected, run_ranks, summarize):
+    arguments = ("-m", "pytest", "tests/ranks", "-p", "no:cacheprovider", "--color=no", "-m", selected)
     ended = run_ranks(n, *arguments, limit=LIMIT)
     lines = ended.output.splitlines()
     counts = [match[1] for line in lines if (match := SUMMARY.fullmatch(line))]

@@ -11,13 +11,12 @@ import numpy as np
 
 from mpistrat.collectives.pieces import cut, lay, take
 from mpistrat.runtime import mpi
-from mpistrat.runtime.agreement import FREE_BYTES, Payload
+from mpistrat.runtime.agreement import Payload
 from mpistrat.runtime.arrays import as_bytes
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
-_LARGEST = (1 << 31) - 1
-_CHUNK_BYTES = 1 << 30
 _LENGTH_BYTES = 8
 _SMALL_BYTES = 32 << 10  # of a rank; from here on an MPI library is as fast as slots are
 _CELL_BYTES = 256  # of a rank in the message in which nodes agree
@@ -102,11 +101,11 @@ def checked_axis(value: Any, axis: int) -> int:
 def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """``MPI_Allgather`` and ``MPI_Allgatherv`` (MPI 4.1 section 6.7) of bytes."""
     whole = Gathered.like(rows, lengths)
-    if len(set(lengths)) == 1 and whole.starts[-1] <= _LARGEST:
+    if len(set(lengths)) == 1 and whole.starts[-1] <= topology.limits.gathered_bytes:
         topology.world.Allgather(as_bytes(rows), as_bytes(whole.array))
         return whole.array
     whole.parts[topology.rank][...] = as_bytes(rows)
-    _gather_bytes(topology.world, whole, range(topology.size))
+    _gather_bytes(topology.world, topology.limits, whole, range(topology.size))
     return whole.array
 
 
@@ -142,7 +141,8 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     memory = topology.memory
     assert memory is not None
     data = as_bytes(rows)
-    cell = min(FREE_BYTES // topology.size, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
+    room = topology.limits.with_agreement_bytes // topology.size
+    cell = min(room, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
         topology.meet()
         whole = Gathered.like(rows, lengths_by_mpi(topology, rows))
@@ -155,10 +155,10 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
             return whole.array
     whole.parts[topology.rank][...] = data
     if len(set(topology.ranks_per_node)) > 1:
-        _gather_bytes(topology.world, whole, range(topology.size))
+        _gather_bytes(topology.world, topology.limits, whole, range(topology.size))
         return whole.array
     rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
-    _gather_bytes(topology.rail, whole, rails[memory.rank])
+    _gather_bytes(topology.rail, topology.limits, whole, rails[memory.rank])
     if memory.size > 1:
         _exchange(topology, [[whole.parts[rank] for rank in rail] for rail in rails])
     return whole.array
@@ -210,9 +210,9 @@ def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
     return [int(length) for length in lengths]
 
 
-def _gather_bytes(comm: Any, whole: Gathered, ranks: Sequence[int]) -> None:
+def _gather_bytes(comm: Any, limits: Limits, whole: Gathered, ranks: Sequence[int]) -> None:
     """Of each rank of ``comm``, which is ``ranks`` of the world, its part; its own lies there already."""
-    if whole.starts[-1] <= _LARGEST:
+    if whole.starts[-1] <= limits.gathered_bytes:
         counts = [len(whole.parts[rank]) for rank in ranks]
         starts = [whole.starts[rank] for rank in ranks]
         comm.Allgatherv(mpi.start().IN_PLACE, [as_bytes(whole.array), (counts, starts)])
@@ -220,5 +220,5 @@ def _gather_bytes(comm: Any, whole: Gathered, ranks: Sequence[int]) -> None:
     # Older MPI libraries count to 2^31: each rank's part in turn, in pieces.
     for root, rank in enumerate(ranks):
         part = whole.parts[rank]
-        for start in range(0, len(part), _CHUNK_BYTES):
-            comm.Bcast(part[start : start + _CHUNK_BYTES], root)
+        for start in range(0, len(part), limits.message_bytes):
+            comm.Bcast(part[start : start + limits.message_bytes], root)

@@ -246,7 +246,8 @@ def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, slices: B
         for other in others:
             other[where] = own[where]
 
-    segmented_ring_all_reduce(topology.rail, bucket.combine, own, InMemory(gather, finish, spread))
+    hooks = InMemory(gather, finish, spread)
+    segmented_ring_all_reduce(topology.rail, bucket.combine, own, topology.limits.segment_bytes, hooks)
 
 
 def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:

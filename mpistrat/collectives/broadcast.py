@@ -7,15 +7,11 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from mpistrat.collectives.pieces import Piece, cut, lay, take
-from mpistrat.runtime.agreement import FREE_BYTES, Payload
+from mpistrat.runtime.agreement import Payload
 from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
-# Below 2^31 bytes, where older MPI libraries end.
-_CHUNK_BYTES = 1 << 30
-# From here on an MPI library, which may copy once from process to process, is as fast as slots are.
-_ALONE_BYTES = 32 << 10
 _BYTE = np.dtype(np.uint8)
 
 
@@ -48,13 +44,14 @@ def broadcast(
         with topology.turn(what):
             _by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
-        small = [each for each in data if len(each) < _ALONE_BYTES]
-        large = [each for each in data if len(each) >= _ALONE_BYTES]
+        alone = topology.limits.broadcast_alone_bytes
+        small = [each for each in data if len(each) < alone]
+        large = [each for each in data if len(each) >= alone]
         with topology.turn(what, meets=any(map(len, small))):
             topology.only_meets = not large
             _through_slots(topology, small, root)
             _by_mpi(topology, large, root)
-    elif nbytes <= FREE_BYTES:
+    elif nbytes <= topology.limits.with_agreement_bytes:
         with topology.turn(what, meets=True):
             _with_agreement(topology, data, nbytes, root)
     else:
@@ -65,9 +62,10 @@ def broadcast(
 
 def _by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
     """``MPI_Bcast`` (MPI 4.1 section 6.4)."""
+    step = topology.limits.message_bytes
     for each in data:
-        for start in range(0, len(each), _CHUNK_BYTES):
-            topology.world.Bcast(each[start : start + _CHUNK_BYTES], root)
+        for start in range(0, len(each), step):
+            topology.world.Bcast(each[start : start + step], root)
 
 
 def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:

@@ -10,15 +10,15 @@ import numpy as np
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.exact_sum import Exchange, exact_sum
 from mpistrat.collectives.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, MpiAllReduce, mpi_operation
+from mpistrat.collectives.mpi_all_reduce import MpiAllReduce, mpi_operation
 from mpistrat.collectives.ring import ring_all_reduce
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 
 _BLOCK = 32 << 10  # elements whose digits stay in the cache
 _PIECE_BYTES = 512 << 10
-_RING_BYTES = 64 << 10
 
 _in_memory, _by_mpi = HierarchicalAllReduce(), MpiAllReduce()
 
@@ -42,7 +42,9 @@ class ExactAllReduce(Algorithm):
         return 100e-6 + nbytes / 2e8
 
     def piece_bytes(self, topology: Topology) -> int:
-        return CHUNK_BYTES if topology.memory is None else min(_PIECE_BYTES, topology.memory.slot_bytes)
+        if topology.memory is None:
+            return topology.limits.chunk_bytes
+        return min(_PIECE_BYTES, topology.memory.slot_bytes)
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         """As `Algorithm.reduce`.
@@ -80,7 +82,8 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
     if memory is None:
         if send is receive:
             send = send.copy()  # it is read again where the first pass was not exact
-        exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, _exchange(topology.world))
+        by_mpi = _exchange(topology.world, topology.limits)
+        exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, by_mpi)
         return
     own, rows = memory.slots(send.dtype, len(send))
     own[...] = send
@@ -91,7 +94,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
     if memory.rank < slices:
         first, last = (len(send) * i // slices for i in (memory.rank, memory.rank + 1))
         step = _BLOCK if one_node else max(1, last - first)
-        exchange = None if one_node else _exchange(topology.rail)
+        exchange = None if one_node else _exchange(topology.rail, topology.limits)
         for start in range(first, last, step):
             part = slice(start, min(start + step, last))
             blocks = [_rows(row[part], receive.dtype) for row in rows]
@@ -108,11 +111,11 @@ def _rows(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return _reals(values.astype(dtype, copy=False)).reshape(1, -1)
 
 
-def _exchange(comm: Any) -> Exchange:
+def _exchange(comm: Any, limits: Limits) -> Exchange:
     """Combine over a communicator: what is exchanged has one result in any order."""
 
     def exchange(ufunc: np.ufunc, array: np.ndarray) -> None:
-        if array.nbytes < _RING_BYTES:
+        if array.nbytes < limits.exact_ring_bytes:
             comm.Allreduce(mpi.start().IN_PLACE, array, mpi_operation(ufunc, array.dtype))
         else:
             ring_all_reduce(comm, ufunc, array, np.empty(math.ceil(len(array) / comm.size), array.dtype))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, mpi_operation
+from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -30,7 +30,7 @@ class HierarchicalCopy(Algorithm):
         return inside + between
 
     def piece_bytes(self, topology: Topology) -> int:
-        return CHUNK_BYTES
+        return topology.limits.chunk_bytes
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         MPI = mpi.start()

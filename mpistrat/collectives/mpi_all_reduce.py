@@ -15,7 +15,6 @@ from mpistrat.runtime.topology import Topology
 
 # A piece that stays in the cache between the library's passes over it; it also keeps counts far below
 # 2^31, which older libraries do not go beyond.
-CHUNK_BYTES = 2 << 20
 
 _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
@@ -53,11 +52,11 @@ class MpiAllReduce(Algorithm):
         if nodes == 1:
             return rounds * 1e-6 + 2 * (size - 1) / size * nbytes / 5e9
         bandwidth = 8.5e8 if nodes == 2 else 4e8
-        latency = math.ceil(nbytes / CHUNK_BYTES) * rounds * 5e-5
+        latency = math.ceil(nbytes / topology.limits.chunk_bytes) * rounds * 5e-5
         return agreement_cost(topology) + latency + 2 * (nodes - 1) / nodes * nbytes / bandwidth
 
     def piece_bytes(self, topology: Topology) -> int:
-        return CHUNK_BYTES
+        return topology.limits.chunk_bytes
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         if send.dtype != receive.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.algorithm import agreement_cost
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, MpiAllReduce
+from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
 from mpistrat.runtime.topology import Topology
 
 
@@ -26,7 +26,7 @@ class MpiNonblockingAllReduce(MpiAllReduce):
         nodes = len(topology.nodes)
         if nodes == 1:
             return 2 * super().cost(topology, nbytes)
-        steps = math.ceil(nbytes / CHUNK_BYTES) * 2 * (topology.size - 1) * 5e-6
+        steps = math.ceil(nbytes / topology.limits.chunk_bytes) * 2 * (topology.size - 1) * 5e-6
         return agreement_cost(topology) + 1e-5 + steps + 2 * (nodes - 1) / nodes * nbytes / 7.5e8
 
     def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:

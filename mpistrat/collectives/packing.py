@@ -29,8 +29,7 @@ _results = Buffers()
 SMALL = 4096  # elements: of these new memory is the cheapest
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
-ALONE_BYTES = 64 << 10  # from here on copying an array costs more than a message of its own
-_BETWEEN_NODES = 16  # times as much does a message cost there
+_BETWEEN_NODES = 16  # times as much as on one node does a message cost there
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
@@ -145,7 +144,7 @@ def _limits(
 ) -> tuple[float, float]:
     """From how many bytes on an array is a bucket of its own, and the most of others in one."""
     between_nodes = len(topology.nodes) > 1
-    alone = ALONE_BYTES * _BETWEEN_NODES if between_nodes else ALONE_BYTES
+    alone = topology.limits.alone_bytes * (_BETWEEN_NODES if between_nodes else 1)
     if bytes_per_pack:
         return max(alone, bytes_per_pack), math.inf
     if between_nodes:

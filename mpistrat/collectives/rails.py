@@ -37,9 +37,8 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
             def take(where: slice, total: np.ndarray = total, own: np.ndarray = own) -> None:
                 own[where] = total[where]
 
-            segmented_ring_all_reduce(
-                topology.rail, combine, total, InMemory(gather, spread=take, meanwhile=meanwhile)
-            )
+            hooks = InMemory(gather, spread=take, meanwhile=meanwhile)
+            segmented_ring_all_reduce(topology.rail, combine, total, topology.limits.segment_bytes, hooks)
         _exhaust(meanwhile)
         topology.meet()
     _exhaust(pieces.take(pieces.count - 1))

@@ -11,16 +11,16 @@ import numpy as np
 
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.mpi_all_reduce import CHUNK_BYTES, mpi_operation
+from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.collectives.pieces import cut, lay
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 # Parts below this many bytes go in fewer, larger steps than those of a ring.
 _RING_BYTES = 8 << 10
-_MESSAGE_BYTES = 1 << 30  # below 2^31, where older MPI libraries end
 
 
 def reduce_scatter(
@@ -108,16 +108,17 @@ def _on_two_tiers(
             combine_rows(combine, rows, total[done : done + count])
             done += count
     ends = [0, *itertools.accumulate(map(len, mine))]
-    return _on_rail(topology.rail, combine, [total[first:last] for first, last in itertools.pairwise(ends)])
+    return _on_rail(topology, combine, [total[first:last] for first, last in itertools.pairwise(ends)])
 
 
-def _on_rail(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The combination of all ranks' ``parts[rank]``. The others are overwritten."""
+    comm = topology.rail
     own, longest = parts[comm.rank], max(parts, key=len)
     if comm.size == 1 or not len(longest):
         return own
     if longest.nbytes >= _RING_BYTES:
-        ring_reduce_scatter(comm, combine, parts)
+        _on_ring(comm, topology.limits, combine, parts)
         return own
     total = np.empty_like(own)
     counts = [len(part) for part in parts]
@@ -125,14 +126,14 @@ def _on_rail(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.nd
     return total
 
 
-def ring_reduce_scatter(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray]) -> None:
+def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.ndarray]) -> None:
     """Combine all ranks' ``parts[rank]`` in place, each on the way round a ring that ends at its owner.
 
     The first half of Patarasuk and Yuan (2009): every rank sends all parts but its own once.
     """
     size, rank = comm.size, comm.rank
     longest = max(map(len, parts))
-    step = max(1, _MESSAGE_BYTES // parts[0].itemsize)
+    step = max(1, limits.message_bytes // parts[0].itemsize)
     scratch = np.empty(min(step, longest), parts[0].dtype)
     after, before = (rank + 1) % size, (rank - 1) % size
     for i in range(1, size):
@@ -147,7 +148,7 @@ def ring_reduce_scatter(comm: Any, combine: np.ufunc, parts: Sequence[np.ndarray
 def _by_mpi(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype) -> np.ndarray:
     """``MPI_Reduce_scatter`` (MPI 4.1 section 6.10) in pieces, each with some of every rank's part."""
     total = np.empty(len(parts[topology.rank]), wire)
-    step = max(_RING_BYTES, CHUNK_BYTES // topology.size) // wire.itemsize
+    step = max(_RING_BYTES, topology.limits.chunk_bytes // topology.size) // wire.itemsize
     for start in range(0, max(map(len, parts)), step):
         pieces = [part[start : start + step] for part in parts]
         send = np.concatenate(pieces, dtype=wire)

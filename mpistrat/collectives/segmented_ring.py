@@ -12,8 +12,6 @@ import numpy as np
 
 from mpistrat.runtime.reused import Buffers
 
-# A little less than the 64 KiB up to which Open MPI's TCP sends a message without asking first.
-SEGMENT_BYTES = 60 << 10
 _AHEAD = 16  # receives that wait at a time: the wire carries some while others are added up
 # Own segments overtake those that are passed on, so they are told apart.
 _OWN, _PASSED_ON = 1, 2
@@ -48,7 +46,7 @@ class InMemory(NamedTuple):
 
 
 def segmented_ring_all_reduce(
-    comm: Any, combine: np.ufunc, data: np.ndarray, in_memory: InMemory | None = None
+    comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory | None = None
 ) -> None:
     """As `ring_all_reduce`, of which it has the bits and the bytes, for messages of many segments.
 
@@ -60,9 +58,10 @@ def segmented_ring_all_reduce(
     comm : mpi4py.MPI.Intracomm
     combine : numpy.ufunc
     data : numpy.ndarray, shape (count,)
+    segment_bytes : int
     in_memory : InMemory, optional
     """
-    ring = _Ring(comm, combine, data, in_memory or InMemory())
+    ring = _Ring(comm, combine, data, segment_bytes, in_memory or InMemory())
     try:
         ring.run()
     except BaseException:
@@ -77,12 +76,14 @@ class _Ring:
     ``size - 1`` steps it is combined with this rank's own and sent on; in as many more it is final.
     """
 
-    def __init__(self, comm: Any, combine: np.ufunc, data: np.ndarray, in_memory: InMemory):
+    def __init__(
+        self, comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory
+    ):
         self._combine = combine
         self._data = data
         self._in_memory = in_memory
         self._size, self._rank = comm.size, comm.rank
-        self._parts = _cut(data, comm.size)
+        self._parts = _cut(data, comm.size, segment_bytes)
         self._segments = len(self._parts[0])
         self._combined = (comm.size - 1) * self._segments
         self._send = partial(comm.Isend, dest=(comm.rank + 1) % comm.size)
@@ -150,11 +151,11 @@ class _Ring:
         self._receives[number] = self._receive(target, tag=_OWN if number < self._segments else _PASSED_ON)
 
 
-def _cut(data: np.ndarray, size: int) -> list[list[slice]]:
+def _cut(data: np.ndarray, size: int, segment_bytes: int) -> list[list[slice]]:
     """Parts as `ring_all_reduce` cuts them, each in the same number of segments."""
     ends = [len(data) * i // size for i in range(size + 1)]
     longest = max(last - first for first, last in itertools.pairwise(ends))
-    count = max(1, math.ceil(longest * data.itemsize / SEGMENT_BYTES))
+    count = max(1, math.ceil(longest * data.itemsize / segment_bytes))
     parts = []
     for first, last in itertools.pairwise(ends):
         cuts = [first + (last - first) * i // count for i in range(count + 1)]

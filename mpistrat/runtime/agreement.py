@@ -15,7 +15,6 @@ from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import Operation
 
 PAYLOAD_BYTES = 1 << 20  # of a message between leaders, at most
-FREE_BYTES = 8 << 10  # of one that takes about as long as one without payload
 _DISAGREED = -1
 _TAG = 0
 _HEADER = 16  # bytes of a message before its payload

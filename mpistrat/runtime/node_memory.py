@@ -9,24 +9,9 @@ import numpy as np
 from mpistrat.runtime.shared_memory import share
 
 _HEADER = 8  # bytes that a rank says what it does in
-_SLOT_BYTES = 3 << 20  # two pieces, one after the other
-_WIRE_SLOT_BYTES = 4 << 20  # a piece that keeps the wire between nodes busy
-_FEWEST_SLOT_BYTES = 64 << 10
-# Up to here the same place is taken each time, which stays in the cache.
-_SMALL_BYTES = 1 << 20
 _LINE = 64  # of a cache
 
 _Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
-
-
-def slot_sizes(between_nodes: bool) -> list[int]:
-    """Bytes of a slot, the wanted first, then what to do with where memory is scarce. Equal on all nodes."""
-    size = _WIRE_SLOT_BYTES if between_nodes else _SLOT_BYTES
-    sizes = [size]
-    while size >= 4 * _FEWEST_SLOT_BYTES:
-        size //= 4
-        sizes.append(size)
-    return sizes
 
 
 class NodeMemory:
@@ -50,10 +35,11 @@ class NodeMemory:
         A place for one number, used in the same way.
     """
 
-    def __init__(self, node: Any, slot_bytes: int, between_nodes: bool):
+    def __init__(self, node: Any, slot_bytes: int, between_nodes: bool, same_place_bytes: int):
         self.rank: int = node.rank
         self.size: int = node.size
         self.slot_bytes = slot_bytes
+        self._same_place_bytes = same_place_bytes
         results = (2 if between_nodes else 1) * slot_bytes
         headers = _HEADER * self.size
         shared = share(node, 2 * self.slot_bytes, results + 2 * headers + _HEADER)
@@ -103,7 +89,7 @@ class NodeMemory:
         can be several times slower than reading what has left it.
         """
         place = stride = 0
-        if values.nbytes > _SMALL_BYTES:
+        if values.nbytes > self._same_place_bytes:
             stride = -(-values.nbytes // _LINE) * _LINE
             place = (self._meetings >> 1) % max(1, self.slot_bytes // stride)
         key = (self.generation, values.dtype, len(values), place)

@@ -10,16 +10,18 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat.runtime import environment, failure, mpi
 from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
-from mpistrat.runtime.node_memory import NodeMemory, slot_sizes
+from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.node_memory import NodeMemory
 from mpistrat.runtime.operation import MismatchError, operation
 from mpistrat.runtime.shared_memory import NoSharedMemoryError
 from mpistrat.runtime.turns import Turns
@@ -29,6 +31,8 @@ _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _keyval: int | None = None
+
+Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +52,8 @@ class Topology(Turns):
         communicates on the last three.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
+    limits : Limits
+        Sizes at which collectives change their way.
     in_flight : set
         Asynchronous collectives that are not done.
     costs : dict or None
@@ -64,9 +70,13 @@ class Topology(Turns):
     """
 
     costs: Any = None
+    limits = Limits()
 
-    def __init__(self, parent: Any):
+    def __init__(self, parent: Any, split: Split | None = None, limits: Limits | None = None):
         super().__init__()
+        if limits is not None:
+            self.limits = limits
+        color = None if split is None else _node_of(parent, split)
         MPI = mpi.start()
         environment.agree(parent)
         debug = environment.rc.debug
@@ -75,7 +85,10 @@ class Topology(Turns):
         self.world = world = parent.Dup()
         self.size: int = world.size
         self.rank: int = world.rank
-        self.node = self._ranks_of_node(world)
+        if color is None:
+            self.node = world.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        else:
+            self.node = world.Split(color, key=self.rank)
         self.rail = world.Split(self.node.rank, key=self.rank)
         leader_of = np.empty(self.size, np.int64)
         world.Allgather(np.array([self.node.bcast(self.rank)], np.int64), leader_of)
@@ -93,16 +106,26 @@ class Topology(Turns):
             self._agreement = self._way_to_agree()
 
     @classmethod
-    def of(cls, comm: Any) -> Topology:
-        """The topology of a communicator. Collective over it when asked for the first time.
+    def of(cls, comm: Any, *, split: Split | None = None, limits: Limits | None = None) -> Topology:
+        """Return the topology of a communicator. Collective over it when called for the first time.
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+        split : sequence of sequences of int, or callable, optional
+            How the ranks are grouped into nodes: the ranks of each node, or ``split(comm)``, a number that is equal
+            on the ranks of one node. By default the ranks that share memory are a node.
+        limits : Limits, optional
+            Sizes at which collectives change their way, equal on all ranks.
 
         Raises
         ------
         TypeError
-            If ``comm`` is no intra-communicator of mpi4py.
+            If ``comm`` is not an intra-communicator of mpi4py.
         ValueError
-            If it is the null communicator: this rank is none of its members. On every rank, if an option of
-            ``mpistrat.rc`` cannot be read on one of them, or differs.
+            If it is the null communicator: this rank is not one of its members. If the groups do not have each rank
+            once. If ``split`` or ``limits`` is given for a communicator that has a topology already. On every rank,
+            if an option of ``mpistrat.rc`` cannot be read on one of them, or differs.
         """
         MPI = mpi.start()
         if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
@@ -116,9 +139,11 @@ class Topology(Turns):
             _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)
         topology = comm.Get_attr(_keyval)
         if topology is None:
-            topology = cls(comm)
+            topology = cls(comm, split, limits)
             comm.Set_attr(_keyval, topology)
             topology._greet(MPI)
+        elif split is not None or limits is not None:
+            raise ValueError("split and limits are for a communicator without a topology: this one has one")
         return topology
 
     def _greet(self, MPI: Any) -> None:
@@ -129,16 +154,13 @@ class Topology(Turns):
         if self.size > 1:
             atexit.register(self._say_goodbye)
 
-    @staticmethod
-    def _ranks_of_node(world: Any) -> Any:
-        return world.Split_type(mpi.start().COMM_TYPE_SHARED, key=world.rank)
-
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
         between_nodes = len(self.nodes) > 1
-        for slot_bytes in slot_sizes(between_nodes):
+        problem: NoSharedMemoryError | None = None
+        for slot_bytes in self.limits.slots(between_nodes):
             memory = problem = None
             try:
-                memory = NodeMemory(self.node, slot_bytes, between_nodes)
+                memory = NodeMemory(self.node, slot_bytes, between_nodes, self.limits.same_place_bytes)
             except NoSharedMemoryError as error:
                 problem = error
             if self.world.allreduce(memory is not None, MPI.LAND):
@@ -284,6 +306,16 @@ class Alone(Topology):
         if name in ("parent", "world", "node", "rail"):
             return mpi.start().COMM_SELF
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _node_of(comm: Any, split: Split) -> int:
+    """Return the number of this rank's node."""
+    if callable(split):
+        return split(comm)
+    nodes = [list(ranks) for ranks in split]
+    if sorted(itertools.chain(*nodes)) != list(range(comm.size)):
+        raise ValueError(f"split must have each of {comm.size} ranks once, not {nodes}")
+    return next(i for i, ranks in enumerate(nodes) if comm.rank in ranks)
 
 
 def _error(names: list[str], text: str) -> Exception:

@@ -46,6 +46,7 @@ def run_subject(run_alone, launcher, subject, path, *arguments):
     return run_alone("-m", module, *launcher, "--json", path, *arguments, limit=100).check()
 
 
+@pytest.mark.full
 @pytest.mark.mpich
 @pytest.mark.parametrize(("n", "momentum"), [(1, None), (2, None), (2, "0.9")])
 def test_step(run_alone, launcher, tmp_path, n, momentum):
@@ -91,6 +92,7 @@ def test_overhead(run_alone, launcher, tmp_path):
     assert [row["bytes"] for row in rows if row["case"] == LISTS[1]] == [200 * 256 * 4] * 2
 
 
+@pytest.mark.full
 @pytest.mark.mpich
 def test_startup(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"

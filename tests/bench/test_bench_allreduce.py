@@ -46,6 +46,7 @@ def test_allreduce(run_ranks, tmp_path):
         assert chart.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.core
 @pytest.mark.mpich
 def test_gradients(run_ranks, tmp_path):
     rows = tmp_path / "rows.json"

@@ -8,6 +8,7 @@ import pytest
 OURS = {"mpistrat", "mpistrat, manifest kept"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [1, 3])
 def test_files(run_alone, tmp_path, n):
     folder, rows = tmp_path / "data", tmp_path / "rows.json"

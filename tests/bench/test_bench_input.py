@@ -12,6 +12,7 @@ OURS = {"mpistrat", "mpistrat, prefetch(0)"}
 PLAIN = ("contiguous", "chunks of 1 row", "chunks of 32 rows")
 
 
+@pytest.mark.full
 def test_input(run_alone, tmp_path):
     folder, rows = tmp_path / "data", tmp_path / "rows.json"
     arguments = [

@@ -138,6 +138,7 @@ def test_faults_of_nodes(run_ranks, faults, tmp_path, monkeypatch):
         assert "MiB free of 64 MiB; its ranks need 128 MiB" in findings["shared_memory"][1]["found"]
 
 
+@pytest.mark.full
 @pytest.mark.mpich
 def test_wrong_mpi_option(faults):
     """Three tasks of srun that are three jobs for MPI: one report, with the option that fits."""

@@ -135,12 +135,14 @@ def test_module(write, tmp_path):
     assert (status, err) == (0, "")
 
 
+@pytest.mark.full
 def test_more_ranks_than_cores(write):
     ranks = 2 * len(os.sched_getaffinity(0)) + 1
     program = write("tell(MPI.COMM_WORLD.allreduce(1))")
     assert run("-n", ranks, program) == (0, f"{ranks}\n" * ranks, "")
 
 
+@pytest.mark.full
 def test_default_is_one_rank_per_core(write):
     status, out, _ = run(write("tell(size)"), MPISTRAT_X="1")
     assert (status, len(out.splitlines())) == (0, int(out.splitlines()[0]))
@@ -216,6 +218,7 @@ def test_crash_shows_where(write):
     assert re.search(r"\nmpistrat run: (rank 1|a rank) was killed by signal 11 \(SIGSEGV\)\n$", err)
 
 
+@pytest.mark.full
 def test_standard_input_goes_to_rank_0(write):
     program = write("tell(rank, repr(sys.stdin.read()))")
     assert sorted(run("-n", 2, program, stdin=b"a\nb")[1].splitlines()) == ["0 'a\\nb'", "1 ''"]
@@ -223,6 +226,7 @@ def test_standard_input_goes_to_rank_0(write):
     assert sorted(run("-n", 2, program, stdin=subprocess.DEVNULL)[1].splitlines()) == ["0 ''", "1 ''"]
 
 
+@pytest.mark.full
 def test_long_standard_input(write):
     program = write(
         """
@@ -238,10 +242,12 @@ def test_long_standard_input(write):
     assert run("-n", 2, program, stdin=data) == (0, f"{zlib.crc32(data)}\n", "")
 
 
+@pytest.mark.full
 def test_standard_input_that_nobody_reads(write):
     assert run("-n", 2, write("tell(rank)"), stdin=b"x" * 1_000_000)[0] == 0
 
 
+@pytest.mark.full
 def test_standard_input_from_a_file(write, tmp_path):
     (tmp_path / "input").write_text("from a file")
     program = write("if rank == 0: tell(sys.stdin.read())")
@@ -249,6 +255,7 @@ def test_standard_input_from_a_file(write, tmp_path):
         assert run("-n", 2, program, stdin=file.fileno()) == (0, "from a file\n", "")
 
 
+@pytest.mark.full
 def test_output_comes_at_once_on_a_terminal(write):
     program = write(
         """
@@ -281,6 +288,7 @@ def test_lines_of_ranks_do_not_mix(write):
     assert sorted(out.splitlines()) == sorted(f"line of {rank} {i}" for rank in (0, 1) for i in range(500))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_signals_reach_every_rank(write, name):
     with waiting(write(WAIT), name) as (job, pids):
@@ -330,6 +338,7 @@ def test_no_orphans(write, victim):
         assert gone(pids)
 
 
+@pytest.mark.full
 def test_ranks_are_found_by_process(write):
     with waiting(write(WAIT), "SIGUSR1", ranks=3) as (job, pids):
         launcher = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
@@ -349,6 +358,7 @@ def test_threads_and_other_variables_of_ranks(write):
     assert run("-n", 2, program, **{**unset, "OMP_NUM_THREADS": "7"})[1] == "7 7 7 None\n"
 
 
+@pytest.mark.full
 def test_ranks_are_not_bound_to_cores(write):
     expected = sorted(os.sched_getaffinity(0))
     program = write("tell(*sorted(os.sched_getaffinity(0)))")
@@ -359,6 +369,7 @@ def test_ranks_are_not_bound_to_cores(write):
         assert all(len(line.split()) == 1 for line in bound[1].splitlines())
 
 
+@pytest.mark.full
 def test_inside_of_another_job(write):
     program = write(
         """

@@ -143,6 +143,7 @@ def lists(suffix=True):
     )
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None)
 @given(lists())
 def test_generated_lists(case):

@@ -60,6 +60,7 @@ LARGE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", LARGE)
 def test_launch_of_many_ranks(kind, tmp_path):

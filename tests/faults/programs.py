@@ -299,8 +299,9 @@ def in_the_middle(*args):
 
 def leaves(call, owner, name, fails=in_the_middle, nodes=2, options=None):
     """The last rank leaves the fourth of these calls, by what one of the functions in it then does."""
-    Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % nodes, world.rank))
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
+    comm = WORLD.Dup()
+    Topology.of(comm, split=lambda comm: comm.rank % nodes)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, communication_options=options)
     for _ in range(3):
         call(strategy)
     if RANK == SIZE - 1:

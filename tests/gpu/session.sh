@@ -5,6 +5,7 @@
 # On a machine without a GPU, with MPISTRAT_TEST_GPU= and tests/fakes on PYTHONPATH, a rehearsal.
 # usage: tests/gpu/session.sh FOLDER SECONDS [PART...]      parts, in order: look test bench growth job more direct sanitize
 set -u -o pipefail
+shopt -s globstar
 cd "$(dirname "$0")/../.." || exit 2
 [ $# -ge 2 ] && [ "$2" -gt 0 ] 2>/dev/null || { sed -n 's/^# usage: //p' "$0" >&2; exit 2; }
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
@@ -45,13 +46,13 @@ on() { # NAME LIMIT N COMMAND...: under N ranks
     step "$name" "$limit" python3 -m mpistrat run -n "$@"
 }
 on_gpu() { # of the tests under several ranks, those that need one
-    on "$1" "$2" "$3" -m pytest -q --maxfail=20 tests/ranks/test_gpu_*.py
+    on "$1" "$2" "$3" -m pytest -q --maxfail=20 tests/ranks/**/test_gpu_*.py
 }
 
 look() {
     step machine 20 bash -c 'nvidia-smi; nvidia-smi topo -m; nvidia-smi -q -d COMPUTE,MEMORY | head -60; nproc; df -h /dev/shm; uname -a'
     on info-2 60 2 -m mpistrat info
-    on first-kernel 90 1 -m pytest -q -x tests/ranks/test_gpu_training.py -k half_precision
+    on first-kernel 90 1 -m pytest -q -x tests/ranks/training/test_gpu_training.py -k half_precision
 }
 test_() {
     on_gpu tests-2 270 2
@@ -84,10 +85,10 @@ direct() { # with a CUDA-aware MPI first on PATH and LD_LIBRARY_PATH
     on direct-check 30 2 -m mpistrat check --gpu-direct
     on direct-bench 150 2 -m mpistrat bench allreduce --device cuda --algorithm all --device-pointers --sizes "$sizes" \
         --repetitions 9 --seconds "$seconds" --json "$steps/direct-bench.json"
-    MPISTRAT_GPU_DIRECT=on on direct-tests 180 2 -m pytest -q tests/ranks/test_gpu_moves.py
+    MPISTRAT_GPU_DIRECT=on on direct-tests 180 2 -m pytest -q tests/ranks/collectives/gpu/test_gpu_moves.py
 }
 sanitize() { # kernels were compiled, and kept, by the tests
-    local files=tests/ranks/test_gpu_training.py
+    local files=tests/ranks/training/test_gpu_training.py
     step memcheck 200 compute-sanitizer --tool memcheck --error-exitcode 9 python3 -m pytest -q $files \
         -k 'half_precision or steps_as'
     step racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 python3 -m pytest -q $files -k half_precision

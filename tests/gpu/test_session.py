@@ -40,6 +40,7 @@ def figures_in(folder):
     return {each["what"]: each for each in json.loads((folder / "figures.json").read_text())}
 
 
+@pytest.mark.full
 def test_what_fails_does_not_end_the_rest(session):
     status, output, figures = session(90, "sanitize", "growth")
     if shutil.which("compute-sanitizer") is None:

@@ -47,8 +47,9 @@ hypothesis.settings.load_profile("ranks")
 # Hypothesis draws constants out of the modules that are loaded, so no rank may load one of the package that others do
 # not: rank 0 alone writes and reads files.
 for package in ("collectives", "data", "training"):
-    for module in pkgutil.iter_modules(importlib.import_module(f"mpistrat.{package}").__path__):
-        importlib.import_module(f"mpistrat.{package}.{module.name}")
+    path = importlib.import_module(f"mpistrat.{package}").__path__
+    for module in pkgutil.walk_packages(path, f"mpistrat.{package}."):
+        importlib.import_module(module.name)
 
 
 # --- what a test asks for ------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def test_zeros_anywhere(tmp_path):
         assert ended == "refused" or start not in of_b
 
 
+@pytest.mark.full
 def test_a_bit_anywhere(tmp_path):
     values = {"a": some((3,)), "b/c": some((4, 2), ml_dtypes.bfloat16)}
     write(values, tmp_path / "whole.h5")

@@ -52,6 +52,7 @@ def layouts(tmp_path_factory):
     return made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(
     derandomize=True,

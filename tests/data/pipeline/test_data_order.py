@@ -91,6 +91,7 @@ def test_a_million_million_rows():
     assert len(np.unique(found // 32)) < 5 * 64
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("files", [1, 1000])
 def test_memory_does_not_grow_with_the_number_of_rows(files):
     """Only the numbers of one call, and what is known of the files."""

@@ -128,6 +128,7 @@ def _epoch(dataset, epoch):
     return list(dataset._plan.elements(epoch))
 
 
+@pytest.mark.full
 @many
 @given(
     lengths=FILES,
@@ -164,6 +165,7 @@ def test_what_is_left_comes_once_with_any_replicas_and_batch(lengths, data, drop
     assert place.skipped == min(len(before) + again * other_batch, len(order))
 
 
+@pytest.mark.full
 @many
 @given(
     lengths=FILES,

@@ -7,34 +7,33 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime.topology import Topology
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-LAYOUTS = ["0000", "0011", "0001", "0101", "0123"]
+LAYOUTS = layouts("0000", "0011", "0001", "0101", "0123")
 
 
-def on_nodes(monkeypatch, layout, **options):
-    node = int(layout[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
+def strategy_on(layout, **options):
     return mpistrat.MultiWorkerMirroredStrategy(
-        comm=MPI.COMM_WORLD.Dup(), communication_options=CommunicationOptions(**options)
+        comm=on_nodes(layout), communication_options=CommunicationOptions(**options)
     )
 
 
 # --- by name ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["mpi", "mpi_nonblocking", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"]
 )
-def test_algorithm_by_name(monkeypatch, name):
+def test_algorithm_by_name(name):
     for layout in LAYOUTS:
-        strategy = on_nodes(monkeypatch, layout, implementation=name)
+        strategy = strategy_on(layout, implementation=name)
         for length in (1, 5_000, 300_001):
             for _ in range(2):
                 assert (strategy.reduce("SUM", np.ones(length), axis=None) == SIZE).all()
@@ -92,11 +91,12 @@ def nasty(rank, length, dtype):
     return values.astype(dtype)
 
 
-def test_ordered_gives_the_same_bits_on_every_layout(monkeypatch):
+@pytest.mark.full
+def test_ordered_gives_the_same_bits_on_every_layout():
     found = set()
     for layout in LAYOUTS:
         for bytes_per_pack in (0, 1000):
-            strategy = on_nodes(monkeypatch, layout, implementation="ordered", bytes_per_pack=bytes_per_pack)
+            strategy = strategy_on(layout, implementation="ordered", bytes_per_pack=bytes_per_pack)
             digest = hashlib.sha256()
             for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64):
                 values = [nasty(RANK, length, dtype) for length in (1, 777, 40_001)]
@@ -117,16 +117,17 @@ def test_ordered_gives_the_same_bits_on_every_layout(monkeypatch):
 # --- further operations ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [CollectiveAllReduce, mpistrat.HierarchicalCopyAllReduce, mpistrat.ReductionToOneDevice]
 )
 @pytest.mark.parametrize("algorithm", [None, "mpi", "ordered"])
 @pytest.mark.parametrize(("name", "oracle"), [("MAX", np.max), ("min", np.min), ("Prod", np.prod)])
-def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
+def test_further_operations(kind, algorithm, name, oracle):
     if kind is not CollectiveAllReduce and algorithm:
         return
-    for layout in ("0000", "0101"):
-        strategy = on_nodes(monkeypatch, layout)
+    for layout in layouts("0000", "0101"):
+        strategy = strategy_on(layout)
         ops = kind(algorithm) if algorithm else kind()
         ops = ops._bound_to(strategy.extended._topology)
         for dtype in (np.float32, np.float16, np.int64, np.int8):
@@ -146,8 +147,9 @@ def test_further_operations(monkeypatch, kind, algorithm, name, oracle):
         strategy.comm.Free()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algorithm", [None, "leader", "hierarchical"])
-def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
+def test_all_ranks_get_the_same_bits(algorithm):
     """Of products of complex numbers, and of zeros and NaN with either sign: these are not commutative."""
     rng = np.random.default_rng(RANK)
     signs = np.where(rng.random(300) < 0.5, -1.0, 1.0)
@@ -156,7 +158,7 @@ def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
         "Max": np.concatenate([0 * signs, np.copysign(np.nan, signs)]),
     }
     for layout in LAYOUTS:
-        strategy = on_nodes(monkeypatch, layout)
+        strategy = strategy_on(layout)
         ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
         for name, value in cases.items():
             for _ in range(2):
@@ -165,10 +167,10 @@ def test_all_ranks_get_the_same_bits(monkeypatch, algorithm):
         strategy.comm.Free()
 
 
-def test_a_buffer_and_a_part_of_it_that_is_copied(monkeypatch):
+def test_a_buffer_and_a_part_of_it_that_is_copied():
     """The part is that of the buffer before it was reduced."""
     for layout in LAYOUTS:
-        strategy = on_nodes(monkeypatch, layout)
+        strategy = strategy_on(layout)
         buffer = strategy.experimental_buffers_like(np.zeros((10, 20)))
         for parts in ([buffer, buffer[::2]], [buffer.T, buffer]):
             buffer[...] = 1
@@ -181,7 +183,7 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     """The rank that left refuses all further work, since the others are in the middle of it; so here all leave."""
     if SIZE < 2:
         return
-    strategy = on_nodes(monkeypatch, "0101"[:SIZE], implementation="hierarchical")
+    strategy = strategy_on("0101"[:SIZE], implementation="hierarchical")
     if strategy.extended._topology.memory is None:
         return
 
@@ -207,8 +209,8 @@ def test_buffers_that_no_memory_holds(strategy):
 # --- limited patience ------------------------------------------------------------------------------------
 
 
-def test_limited_patience_where_nobody_is_late(monkeypatch):
-    strategy = on_nodes(monkeypatch, "0011", timeout_seconds=60)
+def test_limited_patience_where_nobody_is_late():
+    strategy = strategy_on("0011", timeout_seconds=60)
     buffer = strategy.experimental_buffers_like(np.zeros(5))
     for _ in range(3):
         assert strategy.reduce("SUM", 1.0, axis=None) == SIZE
@@ -218,6 +220,7 @@ def test_limited_patience_where_nobody_is_late(monkeypatch):
     strategy.comm.Free()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_late_rank_is_named(comm, late):
     if late >= SIZE or SIZE == 1:
@@ -373,7 +376,7 @@ def test_waiting_too_long_ends_the_work(tmp_path):
 
 def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     """Rank 1 leaves a reduction in its third piece, and makes another one of the same shape."""
-    strategy = on_nodes(monkeypatch, "0000")
+    strategy = strategy_on("0000")
     value = np.ones(1_000_000)
     if SIZE == 1 or strategy.extended._topology.memory is None:
         return

@@ -97,6 +97,7 @@ def test_chain_equals_serial_program(ops, rows):
     assert len(dataset) == dataset.cardinality() == len(list(serial(ops, rows, 0)))
 
 
+@pytest.mark.full
 @fast
 @given(chains(), chains(), st.integers(1, 9))
 def test_endless_chain_equals_serial_program(before, after, rows):

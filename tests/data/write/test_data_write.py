@@ -336,6 +336,7 @@ def test_the_command_tells_that_there_is_no_row(tmp_path, run_alone):
 # --- the commands -------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_commands(varied, tmp_path, run_alone):
     def run(*arguments):
         return run_alone("-m", "mpistrat", *arguments)

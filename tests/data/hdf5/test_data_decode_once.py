@@ -90,6 +90,7 @@ def test_every_chunk_is_decoded_once(tmp_path, decodes, compression, chunk, batc
         assert len(decodes) == chunks
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 @pytest.mark.parametrize("chunk", [2, 6, 12])

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.operations import FurtherOp
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.operation import MismatchError
-from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -26,12 +26,10 @@ ARRAYS = {
 }
 
 
-@pytest.fixture(params=["0000", "0001", "0101", "0123"])
-def strategy(request, monkeypatch):
+@pytest.fixture(params=layouts("0000", "0001", "0101", "0123"))
+def strategy(request):
     """On the nodes that a layout puts the ranks on."""
-    node = int(request.param[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
-    made = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    made = mpistrat.MultiWorkerMirroredStrategy(comm=on_nodes(request.param))
     yield made
     made.comm.Free()
 
@@ -99,6 +97,7 @@ def test_ranks_that_differ_all_hear_of_it_and_go_on(strategy):
     assert strategy.reduce("SUM", same, axis=None).tolist() == [SIZE] * 3
 
 
+@pytest.mark.full
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("nbytes", [0, 8, 40_000, 1 << 20])
 def test_ranks_that_differ_by_much(strategy, nbytes):
@@ -159,6 +158,7 @@ def test_a_communicator_that_was_freed():
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 
+@pytest.mark.full
 def test_more_kinds_of_messages_than_are_kept():
     ops = mpistrat.MultiWorkerMirroredStrategy().extended._ops
     for length in [*range(1, 1030), *range(1, 3)]:

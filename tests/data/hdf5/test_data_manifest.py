@@ -213,6 +213,7 @@ def test_a_state_is_of_the_same_files(files, how):
         distributed(files).restore(state)
 
 
+@pytest.mark.full
 def test_a_state_is_small(tmp_path):
     from mpistrat.data.manifest import Manifest
     from mpistrat.data.records_hdf5 import FileRecord

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.operation import MismatchError, operation
 from mpistrat.runtime.topology import Alone, Topology
 
@@ -59,6 +60,44 @@ def test_order_of_ranks_is_that_of_the_communicator():
     assert topology.nodes[0][0] == 0
     assert topology.all_gather_object(RANK) == list(reversed(range(SIZE)))
     reverse.Free()
+
+
+def test_nodes_as_asked_for():
+    """By groups of ranks, and by a function."""
+    half = max(1, SIZE // 2)
+    groups = [group for group in (range(half), range(half, SIZE)) if group]
+    for split, nodes in [
+        (groups, groups),
+        ([[rank] for rank in reversed(range(SIZE))], [[rank] for rank in range(SIZE)]),
+        (lambda comm: comm.rank % 2, [group for group in (range(0, SIZE, 2), range(1, SIZE, 2)) if group]),
+    ]:
+        comm = WORLD.Dup()
+        topology = Topology.of(comm, split=split)
+        assert topology.nodes == tuple(map(tuple, nodes))
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+        assert (strategy.reduce("SUM", np.ones(10_000), axis=None) == SIZE).all()
+        comm.Free()
+
+
+def test_limits_hold_for_one_communicator():
+    comm = WORLD.Dup()
+    topology = Topology.of(comm, limits=Limits(slot_bytes=0))
+    assert topology.limits != Topology.of(WORLD).limits == Limits()
+    assert topology.memory is None
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    assert (strategy.reduce("SUM", np.ones(10_000), axis=None) == SIZE).all()
+    comm.Free()
+
+
+def test_wrong_nodes(topology):
+    comm = WORLD.Dup()
+    for wrong in ([], [range(SIZE), [0]], [range(SIZE + 1)]):
+        with pytest.raises(ValueError, match="once"):
+            Topology.of(comm, split=wrong)
+    for options in ({"split": [range(SIZE)]}, {"limits": Limits()}):
+        with pytest.raises(ValueError, match="has one"):
+            Topology.of(WORLD, **options)
+    comm.Free()
 
 
 def test_objects(topology):

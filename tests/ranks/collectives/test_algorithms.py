@@ -5,37 +5,35 @@ import resource
 import ml_dtypes
 import numpy as np
 import pytest
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import CollectiveAllReduce, packing, segmented_ring
+from mpistrat.collectives import CollectiveAllReduce, segmented_ring
 from mpistrat.collectives.choose import ALGORITHMS
 from mpistrat.collectives.ring import ring_all_reduce
-from mpistrat.runtime import node_memory, shared_memory
+from mpistrat.runtime import shared_memory
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.shared_memory import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
-# Which node each rank is on; of layouts that are the same for this number of ranks one.
-LAYOUTS = ["0000", "0011", "0001", "0101", "0123"]
-LAYOUTS = list({str([text.index(each) for each in text[:SIZE]]): text[:SIZE] for text in LAYOUTS}.values())
 DTYPES = [np.dtype(each) for each in ("f4", "f8", "i4", "i1", "u2", "f2", ml_dtypes.bfloat16, "c8", ">f4")]
 SHAPES = [(3,), (), (5, 7), (0,), (9_001,), (3,), (3,), (2, 2), (30, 100), (17,)]
 
 
-@pytest.fixture(params=LAYOUTS)
-def nodes(request, monkeypatch):
+@pytest.fixture(params=layouts("0000", "0011", "0001", "0101", "0123"))
+def nodes(request):
     """A strategy whose ranks are spread over nodes, and whose pieces are small."""
-    node = int(request.param[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
-    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
-    for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
-        monkeypatch.setattr(node_memory, name, 12_000)
-    monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)
-    monkeypatch.setattr(segmented_ring, "SEGMENT_BYTES", 100)
-    comm = MPI.COMM_WORLD.Dup()
+    comm = on_nodes(
+        request.param,
+        slot_bytes=12_000,
+        slot_bytes_between_nodes=12_000,
+        same_place_bytes=1_000,
+        alone_bytes=1_000,
+        segment_bytes=100,
+    )
     yield mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     comm.Free()
 
@@ -60,14 +58,13 @@ def able(strategy):
 
 @pytest.mark.parametrize("length", [0, 1, 5, 700, 10_007])
 @pytest.mark.parametrize("combine", [np.add, np.maximum], ids=lambda ufunc: ufunc.__name__)
-def test_segmented_ring_has_the_bits_of_the_ring(monkeypatch, combine, length):
+def test_segmented_ring_has_the_bits_of_the_ring(combine, length):
     """With fewer segments than receives that wait, and with many more."""
     comm = MPI.COMM_WORLD.Dup()
     values = np.random.default_rng(RANK).normal(size=length).astype(np.float32)
     expected = values.copy()
     ring_all_reduce(comm, combine, expected, np.empty(length // SIZE + 1, np.float32))
     for nbytes in (20, 400, 100_000):
-        monkeypatch.setattr(segmented_ring, "SEGMENT_BYTES", nbytes)
         for _ in range(2):
             mine, gathered, finished, copies = values.copy(), [], [], np.zeros_like(values)
             rest = iter(range(2))
@@ -76,7 +73,7 @@ def test_segmented_ring_has_the_bits_of_the_ring(monkeypatch, combine, length):
                 copies[where] = mine[where]
 
             hooks = segmented_ring.InMemory(gathered.append, finished.append, spread, rest)
-            segmented_ring.segmented_ring_all_reduce(comm, combine, mine, hooks)
+            segmented_ring.segmented_ring_all_reduce(comm, combine, mine, nbytes, hooks)
             np.testing.assert_array_equal(mine, expected)
             np.testing.assert_array_equal(copies, expected)
             assert sorted(np.r_[tuple(gathered)].tolist()) == list(range(length))
@@ -196,6 +193,7 @@ def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
     if everywhere or RANK == SIZE - 1:
         monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", full)
     comm = MPI.COMM_WORLD.Dup()
+    Topology.of(comm, split=nodes.extended._topology.nodes)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     assert strategy.extended._topology.memory is None
     buffer = strategy.experimental_buffers_like(np.zeros(10))
@@ -222,9 +220,8 @@ def test_little_room_for_shared_memory(monkeypatch):
             raise OSError(28, "No space left on device")
         reserve(descriptor, start, nbytes)
 
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(world.rank % 2)))
     monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", nearly_full)
-    comm = MPI.COMM_WORLD.Dup()
+    comm = on_nodes("0101")
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     memory = strategy.extended._topology.memory
     assert SIZE == 1 or memory.slot_bytes == 64 << 10

@@ -39,6 +39,7 @@ def files(tmp_path_factory):
     return str(folder / "*.h5")
 
 
+@pytest.mark.full
 @settings(
     derandomize=True,
     database=None,

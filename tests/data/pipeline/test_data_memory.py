@@ -25,6 +25,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE], ids=["64 KiB", "32 MiB"])
 @pytest.mark.parametrize("case", LAYOUTS)

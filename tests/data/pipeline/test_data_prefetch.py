@@ -227,6 +227,7 @@ def test_the_program_ends(last, status):
     assert "Fatal" not in ended.stderr
 
 
+@pytest.mark.full
 def test_the_program_ends_while_the_thread_reads():
     program = """
 import h5py, sys, tempfile, time

@@ -9,37 +9,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
 from mpistrat import metrics
-from mpistrat.collectives import CollectiveAllReduce, exact, exact_over_axis, packing
-from mpistrat.runtime import node_memory
-from mpistrat.runtime.topology import Topology
+from mpistrat.collectives import CollectiveAllReduce, exact, exact_over_axis
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-LAYOUTS = {1: ["0"], 2: ["00", "01"], 3: ["000", "001", "012"], 4: ["0000", "0011", "0001", "0101"]}[SIZE]
 EXACT = mpistrat.experimental.CommunicationOptions(implementation="exact")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture(params=[*LAYOUTS, "no memory"])
+@pytest.fixture(params=[*layouts("0000", "0011", "0001", "0101"), "no memory"])
 def nodes(request, monkeypatch):
     """A strategy whose ranks are spread over nodes, and whose pieces are small."""
-    monkeypatch.setattr(exact, "_RING_BYTES", 2_000)
     monkeypatch.setattr(exact, "_BLOCK", 1_000)
-    monkeypatch.setattr(packing, "ALONE_BYTES", 1_000)
-    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
-    for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
-        monkeypatch.setattr(node_memory, name, 12_000)
+    small = {"alone_bytes": 1_000, "exact_ring_bytes": 2_000, "same_place_bytes": 1_000}
     if request.param == "no memory":
-        monkeypatch.setattr(Topology, "_share_memory", lambda self, MPI: None)
+        comm = on_nodes("0000", slot_bytes=0, **small)
     else:
-        node = int(request.param[RANK])
-        monkeypatch.setattr(
-            Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank))
-        )
-    comm = MPI.COMM_WORLD.Dup()
+        comm = on_nodes(request.param, slot_bytes=12_000, slot_bytes_between_nodes=12_000, **small)
     yield mpistrat.MultiWorkerMirroredStrategy(comm=comm, communication_options=EXACT)
     comm.Free()
 
@@ -225,6 +215,7 @@ floats = {
 }
 
 
+@pytest.mark.full
 @settings(derandomize=True, database=None, deadline=None, max_examples=25)
 @given(data=st.data(), width=st.sampled_from([4, 8]))
 def test_any_floats_in_any_grouping(data, width):

@@ -286,6 +286,7 @@ def megabytes():
     return values[RANK], [reduced("SUM", parts) for parts in zip(*values, strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("with_ops", OPS)
 @pytest.mark.parametrize("bytes_per_pack", [0, 1, 100_000, 1 << 30])
 def test_megabytes(by_ops, megabytes, with_ops, bytes_per_pack):

@@ -1,47 +1,57 @@
 """Broadcast, all-gather and reduce-scatter on every layout of nodes, against a serial oracle."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
+from layouts import layouts
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import all_gather as gathering
-from mpistrat.collectives import broadcast as broadcasting
-from mpistrat.collectives import reduce_scatter as scattering
 from mpistrat.collectives.all_gather import all_gather
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.operations import COMBINE, FurtherOp
 from mpistrat.collectives.reduce_scatter import reduce_scatter
-from mpistrat.runtime import node_memory
+from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
-# Which node each rank is on, and whether the ranks of a node share memory; of equal layouts one.
-LAYOUTS = ["0000", "0011", "0001", "0101", "0110", "0123"]
-LAYOUTS = list({str([text.index(each) for each in text[:SIZE]]): text[:SIZE] for text in LAYOUTS}.values())
 SLOT_BYTES = 10_000
+SMALL = Limits(
+    slot_bytes=SLOT_BYTES,
+    slot_bytes_between_nodes=SLOT_BYTES,
+    same_place_bytes=1_000,
+    broadcast_alone_bytes=30_000,
+    message_bytes=5_000,
+    chunk_bytes=20_000,
+)
 
 
-@pytest.fixture(params=[*LAYOUTS, "no shared memory"])
-def topology(request, monkeypatch):
-    """Ranks spread over nodes, with room for small pieces only."""
-    node = 0 if request.param == "no shared memory" else int(request.param[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
-    if request.param == "no shared memory":
-        monkeypatch.setattr(Topology, "_share_memory", lambda self, MPI: None)
-    monkeypatch.setattr(node_memory, "_SMALL_BYTES", 1_000)
-    for name in ("_SLOT_BYTES", "_WIRE_SLOT_BYTES", "_FEWEST_SLOT_BYTES"):
-        monkeypatch.setattr(node_memory, name, SLOT_BYTES)
-    monkeypatch.setattr(broadcasting, "_ALONE_BYTES", 30_000)
-    monkeypatch.setattr(scattering, "_MESSAGE_BYTES", 5_000)
-    monkeypatch.setattr(scattering, "CHUNK_BYTES", 20_000)
-    comm = MPI.COMM_WORLD.Dup()
-    yield Topology.of(comm)
-    comm.Free()
+@pytest.fixture(params=[*layouts("0000", "0011", "0001", "0101", "0110", "0123"), "no shared memory"])
+def make(request):
+    """Call ``make(**limits)`` for a topology of ranks spread over nodes, with room for small pieces only."""
+    comms = []
+
+    def call(**limits):
+        comms.append(MPI.COMM_WORLD.Dup())
+        if request.param == "no shared memory":
+            split, memory = [range(SIZE)], {"slot_bytes": 0}
+        else:
+            split, memory = (lambda comm: int(request.param[comm.rank])), {}
+        return Topology.of(comms[-1], split=split, limits=dataclasses.replace(SMALL, **(memory | limits)))
+
+    yield call
+    for comm in comms:
+        comm.Free()
+
+
+@pytest.fixture
+def topology(make):
+    return make()
 
 
 def some(rank, shape, dtype):
@@ -157,16 +167,14 @@ def test_all_gather_of_what_is_not_contiguous(topology):
         np.testing.assert_array_equal(got, want)
 
 
-def test_all_gather_beyond_what_a_message_can_count(topology, monkeypatch):
-    monkeypatch.setattr(gathering, "_LARGEST", 50_000)
-    monkeypatch.setattr(gathering, "_CHUNK_BYTES", 9_999)
-    monkeypatch.setattr(broadcasting, "_CHUNK_BYTES", 9_999)
+def test_all_gather_beyond_what_a_message_can_count(make):
+    topology = make(gathered_bytes=50_000, message_bytes=9_999)
     check_gather(topology, lambda rank: (10_007 + rank, 2), "f4", 0)
     assert (broadcast(topology, [np.full((10_007, 2), RANK)])[0] == 0).all()
 
 
-def test_all_gather_by_more_ranks_than_fit_the_first_message(topology, monkeypatch):
-    monkeypatch.setattr(gathering, "FREE_BYTES", 8 * SIZE - 1)
+def test_all_gather_by_more_ranks_than_fit_the_first_message(make):
+    topology = make(with_agreement_bytes=8 * SIZE - 1)
     check_gather(topology, lambda rank: (rank, 3), "f4", 0)
     check_gather(topology, lambda rank: (3_000, 3), "f4", 0)
 
