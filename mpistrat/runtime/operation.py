@@ -24,6 +24,15 @@ class ValueMismatchError(ValueError, MismatchError):
     """The ranks are in the same collective with values that do not fit together. Raised on every rank."""
 
 
+class Remark(str):
+    """A part of a description that messages show and the ranks do not compare."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Remark"
+
+
 class Operation:
     """A collective by name and by all that must be equal on all ranks.
 
@@ -31,7 +40,7 @@ class Operation:
     ----------
     name : str
     parts : tuple
-        Names, numbers, and (dtype, shape) pairs.
+        Names, numbers, (dtype, shape) pairs, and remarks, which may differ.
     checksum : numpy.ndarray of int64, shape (2,)
         A CRC-32 of the above and its negative, so that one MAX over the ranks finds the largest and the
         smallest: they are equal where all agree.
