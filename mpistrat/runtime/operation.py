@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from types import FrameType
 from typing import NamedTuple
 
@@ -110,8 +111,14 @@ def _word(part: Hashable) -> str:
         case (np.dtype() as dtype, tuple() as shape):
             return str(dtype) + str(list(shape)).replace(" ", "")
         case tuple():
-            words = [_word(each) for each in part[:_MOST_PARTS]]
-            return ", ".join(words) + (f", ... ({len(part)} in all)" if len(part) > _MOST_PARTS else "")
+            runs = [(word, len(list(same))) for word, same in groupby(map(_word, part))]
+            words = ", ".join(
+                word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS]
+            )
+            if len(runs) <= _MOST_PARTS:
+                return words
+            # Two that differ further on must not look alike.
+            return f"{words}, ... ({len(part)} in all, checksum {zlib.crc32(repr(part).encode()):08x})"
     return str(part)
 
 

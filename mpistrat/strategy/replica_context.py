@@ -140,7 +140,7 @@ class ReplicaContext:
         TypeError
             If a value is no number, or SUM of bool is asked for.
         ValueError
-            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
         RuntimeError
             If this replica context is not the current one.
         """
@@ -187,7 +187,7 @@ class ReplicaContext:
         TypeError
             If a value is no number, or SUM of bool is asked for.
         ValueError
-            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
         RuntimeError
             If this replica context is not the current one.
 
@@ -255,8 +255,8 @@ class ReplicaContext:
         TypeError
             If a value is no array of numbers, or SUM of bool is asked for.
         ValueError
-            If a value is a scalar; on every replica, if shapes or dtypes differ between replicas; if the op
-            is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
+            If a value is a scalar; on every replica, if structures, shapes or dtypes differ between replicas; if
+            the op is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
         RuntimeError
             If this replica context is not the current one.
 
@@ -308,7 +308,8 @@ class ReplicaContext:
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
+            not fit together.
         NotImplementedError
             For IndexedSlices.
         RuntimeError

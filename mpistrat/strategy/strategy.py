@@ -212,8 +212,8 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if shapes
-            or dtypes do not fit together.
+            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if structures,
+            shapes or dtypes differ.
         TypeError
             If a value is no number, SUM of bool; a nested structure with an axis.
         RuntimeError
@@ -261,7 +261,8 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
+            not fit together.
         NotImplementedError
             For IndexedSlices.
         RuntimeError
@@ -376,7 +377,7 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            On every replica, if shapes or dtypes differ between replicas.
+            On every replica, if structures, shapes or dtypes differ between replicas.
         TypeError
             If one holds Python objects.
 

@@ -21,7 +21,8 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.training import load, save, save_async
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-LAYOUTS = list(dict.fromkeys(["0000"[:SIZE], {2: "01", 3: "001", 4: "0011"}.get(SIZE, "0"), "0123"[:SIZE]]))
+# Which node each rank is on.
+LAYOUTS = {1: ["0"], 2: ["00", "01"], 3: ["000", "001"], 4: ["0000", "0011"]}[SIZE]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +343,7 @@ def in_step(strategy):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     first=trees,
     second=trees,
@@ -354,7 +355,7 @@ def in_step(strategy):
 def test_structures(nodes, name, first, second, relation, op, odd, seed):
     call = CALLS[name]
     if call.one_node and len(nodes.extended._topology.nodes) > 1:
-        return
+        pytest.skip("MirroredStrategy works on the ranks of one node")
     if relation == "equal":
         second = first
     elif relation == "close":
@@ -371,9 +372,6 @@ def test_structures(nodes, name, first, second, relation, op, odd, seed):
             call.make(nodes, op, value)
     elif SIZE > 1 and comparable(first, name) != comparable(second, name):
         with pytest.raises(MismatchError):
-            call.make(nodes, op, value)
-    elif SIZE == 1 and refused[-1]:
-        with pytest.raises(call.errors):
             call.make(nodes, op, value)
     else:
         same(call.make(nodes, op, value), build(mine, call.wanted(op)))

@@ -128,7 +128,7 @@ class Optimizer(ABC):
             In cross-replica context.
         ValueError
             If there is no gradient, one does not fit its variable, or the variable is another strategy's; on every
-            replica, if gradients differ in shape or dtype between replicas.
+            replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
         replica = strategies.get_replica_context()
         if replica is None:
@@ -173,14 +173,15 @@ class Optimizer(ABC):
         extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:
-        new = tuple(variable.name for variable in variables if id(variable) not in self._slots)
+        new = [variable for variable in variables if id(variable) not in self._slots]
         if new:  # each creation is a collective of its own
-            topology = variables[0].distribute_strategy.extended._topology
-            structures.agree(topology, "the state of an optimizer", self._name, "for", new)
+            topology = new[0].distribute_strategy.extended._topology
+            names = tuple(variable.name for variable in new)
+            structures.agree(topology, "the state of an optimizer", self._name, "for", names)
         if self._iterations is None:
             with variables[0].distribute_strategy.extended._variables_on_host():
                 self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
-        for variable in variables:
+        for variable in new:
             if id(variable) not in self._slots:
                 made = tuple(
                     Variable(
