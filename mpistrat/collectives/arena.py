@@ -129,9 +129,9 @@ def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None
 
 
 def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Where each of some arrays of an arena begins, in bytes behind the start of this rank's buffers."""
+    """Where each of some arrays of an arena begins, in bytes behind the start of this rank's buffers; 0 if it is empty."""
     origin = _address(arena.memory()) + arena.start
-    return tuple(_address(value) - origin for value in values)
+    return tuple(_address(value) - origin if value.size else 0 for value in values)
 
 
 def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
