@@ -129,7 +129,7 @@ def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None
 
 
 def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Where each of some arrays of an arena begins, in bytes behind the start of this rank's buffers; 0 if it is empty."""
+    """Where arrays of an arena begin, in bytes behind the start of this rank's buffers; 0 for empty ones."""
     origin = _address(arena.memory()) + arena.start
     return tuple(_address(value) - origin if value.size else 0 for value in values)
 
