@@ -6,15 +6,37 @@ None is part of the structure, as in ``tf.nest`` users' programs a missing gradi
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
+IN_A_LIST = "in a list"
+_FLAT: dict[type, str] = {list: IN_A_LIST, tuple: "in a tuple"}
+_EMPTY: dict[type, str] = {list: "in an empty list", tuple: "in an empty tuple"}
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _NAMESPACE = "mpistrat"
 # What optree knows by itself, and what it was told.
 _registered: set[type] = {dict, list, tuple, OrderedDict, defaultdict}
+
+
+class Parts(NamedTuple):
+    """A structure taken apart.
+
+    Attributes
+    ----------
+    leaves : list
+    rebuild : callable
+        Builds the structure from new leaves.
+    form : str or None
+        The structure in words: keys, lengths, places of None. Equal on all ranks if the structure is. None for a leaf.
+    """
+
+    leaves: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    form: str | None
 
 
 def is_nested(value: Any) -> bool:
@@ -41,35 +63,32 @@ def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """
     if not is_nested(structure):
         return [structure], _only
-    if type(structure) in (list, tuple) and not any(map(_is_structure, set(map(type, structure)))):
+    if _is_flat(structure):
         return list(structure), type(structure)
-    import optree
-
-    _register_classes(structure)
-    leaves, spec = optree.tree_flatten(structure, namespace=_NAMESPACE)
-
-    def rebuild(new: list[Any]) -> Any:
-        return optree.tree_unflatten(spec, new)
-
-    return leaves, rebuild
+    leaves, spec = _flatten_nested(structure)
+    return leaves, _builder(spec)
 
 
-def describe(structure: Any) -> str | None:
-    """A structure in words, None for a leaf or a list of leaves.
+def take_apart(structure: Any) -> Parts:
+    """Return the leaves of a structure, the function that rebuilds it, and its form.
 
     Examples
     --------
-    >>> describe({"a": 1, "b": [2]})
-    "PyTreeSpec({'a': *, 'b': [*]})"
+    >>> take_apart({"a": 1, "b": [2]}).form
+    "in {'a': *, 'b': [*]}"
+    >>> take_apart([1, 2]).form, take_apart(()).form, take_apart(1).form
+    ('in a list', 'in an empty tuple', None)
     """
     if not is_nested(structure):
-        return None
-    if type(structure) in (list, tuple) and not any(map(_is_structure, set(map(type, structure)))):
-        return None
-    import optree
-
-    _register_classes(structure)
-    return str(optree.tree_structure(structure, namespace=_NAMESPACE))
+        return Parts([structure], _only, None)
+    if _is_flat(structure):
+        kind = type(structure)
+        return Parts(list(structure), kind, (_FLAT if structure else _EMPTY)[kind])
+    leaves, spec = _flatten_nested(structure)
+    words = str(spec)[len("PyTreeSpec(") : -1].removesuffix(f", namespace={_NAMESPACE!r}")
+    if " at 0x" in words:  # the factory of a defaultdict: another address in every process
+        words = _ADDRESS.sub("", words)
+    return Parts(leaves, _builder(spec), f"in {words}")
 
 
 def holds(leaves: list[Any], kind: type) -> bool:
@@ -95,6 +114,24 @@ def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     if len(specs) > 1:  # optree takes others that are deeper
         raise ValueError(f"the structures differ: {', '.join(map(str, specs))}")
     return optree.tree_map(fn, structure, *others, namespace=_NAMESPACE)
+
+
+def _is_flat(structure: Any) -> bool:
+    """Whether a structure is a list or a tuple of leaves."""
+    return type(structure) in _FLAT and not any(map(_is_structure, set(map(type, structure))))
+
+
+def _flatten_nested(structure: Any) -> tuple[list[Any], Any]:
+    import optree
+
+    _register_classes(structure)
+    return optree.tree_flatten(structure, namespace=_NAMESPACE)
+
+
+def _builder(spec: Any) -> Callable[[list[Any]], Any]:
+    import optree
+
+    return partial(optree.tree_unflatten, spec)
 
 
 def _only(leaves: list[Any]) -> Any:

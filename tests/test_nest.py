@@ -148,13 +148,13 @@ def test_classes_derived_from_containers(value):
     assert again == value
     assert type(again) is type(value)
     assert repr(nest.map_structure(lambda x: x, value)) == repr(again)
-    assert nest.describe(value) == nest.describe(again)
+    assert nest.take_apart(value).form == nest.take_apart(again).form
 
 
 def test_derived_dicts_have_one_order():
     one, other = Settings({"b": 2, "a": 1, 3: 0}), Settings({3: 0, "a": 1, "b": 2})
     assert nest.flatten(one)[0] == nest.flatten(other)[0]
-    assert nest.describe(one) == nest.describe(other)
+    assert nest.take_apart(one).form == nest.take_apart(other).form
 
 
 def test_several_structures():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.collectives import structures
 from mpistrat.collectives.pieces import cut, lay, take
 from mpistrat.runtime import mpi
 from mpistrat.runtime.agreement import Payload
@@ -64,7 +65,8 @@ def all_gather(
     TypeError
         If it holds Python objects.
     """
-    axis = checked_axis(value, axis)
+    with structures.refusals("all_gather", topology, timeout_seconds):
+        axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
     what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
     with topology.turn(what, topology.memory is not None, timeout_seconds):

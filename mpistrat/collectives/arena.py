@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.collectives import structures
 from mpistrat.runtime import mpi
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.operation import operation
@@ -56,20 +57,23 @@ def buffers(
     topology: Topology,
     leaves: Sequence[tuple[np.dtype, tuple[int, ...]]],
     device: Device = Device("cpu"),  # noqa: B008 - a tuple
+    form: Hashable = None,
 ) -> list[Any]:
     """Zeroed arrays of these dtypes and shapes, in one arena. Collective.
 
-    Those on a GPU lie side by side, so that they are one message that need not be packed.
+    Those on a GPU lie side by side, so that they are one message that need not be packed. ``form`` is that of the
+    structure whose leaves they are. The ranks compare it.
 
     Raises
     ------
     TypeError
         If one is to hold Python objects.
     """
-    for dtype, _ in leaves:
-        if dtype.hasobject:
-            raise TypeError(f"buffers cannot hold Python objects ({dtype})")
-    with topology.turn(operation("experimental_buffers_like", tuple(leaves), device.kind)):
+    with structures.refusals("experimental_buffers_like", topology):
+        for dtype, _ in leaves:
+            if dtype.hasobject:
+                raise TypeError(f"buffers cannot hold Python objects ({dtype})")
+    with topology.turn(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
         # Those of one dtype side by side and without gaps: they are reduced in one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
@@ -124,6 +128,12 @@ def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None
     ]
 
 
+def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
+    """Where arrays of an arena begin, in bytes behind the start of this rank's buffers; 0 for empty ones."""
+    origin = _address(arena.memory()) + arena.start
+    return tuple(_address(value) - origin if value.size else 0 for value in values)
+
+
 def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
     """Where arrays of an arena lie, neighbours of one dtype joined.
 
@@ -132,8 +142,11 @@ def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]
     ValueError
         If two of them overlap.
     """
-    origin = _address(arena.memory()) + arena.start
-    pieces = sorted((_address(value) - origin, value.size, value.dtype) for value in values if value.size)
+    pieces = sorted(
+        (place, value.size, value.dtype)
+        for place, value in zip(places(arena, values), values, strict=True)
+        if value.size
+    )
     joined: list[Stretch] = []
     for offset, count, dtype in pieces:
         last = joined[-1] if joined else None

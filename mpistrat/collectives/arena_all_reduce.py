@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import is_
 from typing import NamedTuple
 
@@ -68,9 +68,14 @@ class InPlace(NamedTuple):
 
 
 def plan(
-    topology: Topology, op: Op, home: Arena, values: Sequence[np.ndarray], algorithm: str | None
+    topology: Topology,
+    op: Op,
+    home: Arena,
+    values: Sequence[np.ndarray],
+    algorithm: str | None,
+    form: Hashable,
 ) -> InPlace:
-    """Make the plan of some buffers of one arena."""
+    """Make the plan of some buffers of one arena, which are leaves of a structure of this form."""
     found = arena.stretches(home, values)
     buckets = [_bucket(topology, op, home, stretch, algorithm) for stretch in found]
     stay: list[tuple[Stretch, packing.Bucket]] = []
@@ -79,8 +84,8 @@ def plan(
         (stay if _stays(home, bucket) else go).append((stretch, bucket))
     then = None
     if stay and go:
-        then = _part(topology, op, home, values, algorithm, go, None)
-    return _part(topology, op, home, values, algorithm, stay or go, then)
+        then = _part(topology, op, home, values, algorithm, form, go, None)
+    return _part(topology, op, home, values, algorithm, form, stay or go, then)
 
 
 def _part(
@@ -89,12 +94,14 @@ def _part(
     home: Arena,
     values: Sequence[np.ndarray],
     algorithm: str | None,
+    form: Hashable,
     part: Sequence[tuple[Stretch, packing.Bucket]],
     then: InPlace | None,
 ) -> InPlace:
     found, buckets = tuple(stretch for stretch, _ in part), tuple(bucket for _, bucket in part)
     where = tuple((each.offset, each.length, each.dtype.str) for each in found)
-    operation = Operation("all_reduce", op.name, "of buffers", home.number, where, algorithm)
+    places = arena.places(home, values)
+    operation = Operation("all_reduce", op.name, "of buffers", home.number, form, places, where, algorithm)
     slices: list[list[Block]] = []
     buffers = tuple(weakref.ref(value, lambda _: slices.clear()) for value in values)
     made = InPlace(buffers, home, operation, found, buckets, slices, None, then)

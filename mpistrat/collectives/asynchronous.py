@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import packing
+from mpistrat.collectives import packing, structures
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import mpi
@@ -114,18 +114,21 @@ def all_reduce_async(
     bytes_per_pack: int,
     timeout_seconds: float | None,
     rebuild: Callable[[list[np.ndarray]], Any],
+    form: Hashable = None,
 ) -> PendingAllReduce:
     """Begin an all-reduce of copies of some arrays. Collective: it waits for the ranks to begin it too.
 
-    ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket.
+    ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket. ``form`` is that of the structure whose
+    leaves the arrays are. The ranks compare it.
     """
     for pending in list(topology.in_flight):
         pending.test()  # those that nobody waits for are let go
     key = tuple((value.dtype, value.shape) for value in values)
-    plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
+    with structures.refusals("all_reduce_async", topology, timeout_seconds):
+        plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
     packed = [packing.packed(bucket, values) for bucket in plan.buckets]
     requests = []
-    operation = Operation("all_reduce_async", op.name, key, bytes_per_pack or None)
+    operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
     with topology.turn(operation, timeout_seconds=timeout_seconds):
         what = f"{operation} (collective number {topology.sequence})"
         if topology.size > 1:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from mpistrat.collectives import structures
 from mpistrat.collectives.pieces import Piece, cut, lay, take
 from mpistrat.runtime.agreement import Payload
 from mpistrat.runtime.arrays import as_bytes
@@ -27,9 +28,10 @@ def broadcast(
     TypeError
         If one holds Python objects.
     """
-    for each in values:
-        if each.dtype.hasobject:
-            raise TypeError(f"arrays of Python objects ({each.dtype}) cannot be broadcast")
+    with structures.refusals("broadcast", topology):
+        for each in values:
+            if each.dtype.hasobject:
+                raise TypeError(f"arrays of Python objects ({each.dtype}) cannot be broadcast")
     if topology.rank == root:
         out = [np.array(each, order="C") for each in values]
     else:

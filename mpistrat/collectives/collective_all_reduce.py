@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing, small_all_reduce
-from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing, small_all_reduce, structures
+from mpistrat.collectives.cross_device_ops import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, IndexedSlices, component
+from mpistrat.values import DistributedValues, Mirrored, component
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _ONLY_ARRAYS = {np.ndarray}
@@ -44,6 +44,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
+            cls._compare = CrossDeviceOps._compare  # type: ignore[method-assign]
             cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
             cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays
             cls.all_reduce_array = CrossDeviceOps.all_reduce_array  # type: ignore[method-assign]
@@ -59,29 +60,47 @@ class CollectiveAllReduce(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
-        return self._combine(reduce_op, [component(value) for value, _ in value_destination_pairs], options)
+        values = [component(value) for value, _ in value_destination_pairs]
+        return self._combine(reduce_op, values, options, IN_PAIRS)
 
-    def _combine(self, op: Op, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
+        """As `CrossDeviceOps._compare`, of what the reduction itself does not compare: values that are not sent."""
+        if not values or any(isinstance(value, Mirrored) for value in values):
+            super()._compare(op, form, values, options)
+
+    def _combine(
+        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
+    ) -> list[Any]:
         """Combine this replica's plain values, sparse rows by gathering them."""
         if set(map(type, values)) == _ONLY_ARRAYS:
-            return self._reduce_arrays(op, values, options)
-        dense = [i for i, value in enumerate(values) if not isinstance(value, IndexedSlices)]
+            return self._reduce_arrays(op, values, options, form)
+        kinds = tuple(map(structures.kind, values))
+        hosted, on_gpu, sparse = (
+            [i for i, each in enumerate(kinds) if each == kind]
+            for kind in (structures.HOST, structures.GPU, structures.ROWS)
+        )
         out: list[Any] = list(values)
-        on_gpu = [i for i in dense if arrays.on_gpu(values[i])]
+        with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+            on_host = [arrays.to_host(values[i]) for i in hosted]
+        if sparse or (hosted and on_gpu):  # several operations
+            structures.agree(
+                self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
+            )
         if on_gpu:
-            dense = sorted({*dense} - {*on_gpu})
-            self._reduce_on_gpu(op, on_gpu, out, options)
-        totals = self._reduce_arrays(op, [arrays.to_host(values[i]) for i in dense], options)
-        for i, total in zip(dense, totals, strict=True):
-            out[i] = arrays.from_host(total, values[i])
-        for i, value in enumerate(values):
-            if isinstance(value, IndexedSlices):
-                out[i] = all_reduce_slices(self._ranks, op, value, options.timeout_seconds)
+            self._reduce_on_gpu(op, on_gpu, out, options, form)
+        if hosted or not values:
+            totals = self._reduce_arrays(op, on_host, options, form)
+            for i, total in zip(hosted, totals, strict=True):
+                out[i] = arrays.from_host(total, values[i])
+        for i in sparse:
+            out[i] = all_reduce_slices(self._ranks, op, values[i], options.timeout_seconds)
         return out
 
     all_reduce = _combine
 
-    def _reduce_on_gpu(self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions) -> None:
+    def _reduce_on_gpu(
+        self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
+    ) -> None:
         """Replace the arrays at some places, which live on a GPU, by their reductions."""
         from mpistrat.collectives import gpu_all_reduce  # most programs need none of it
 
@@ -93,6 +112,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             self._bytes_per_pack(values, options),
             self._gpu_route(options),
             options.timeout_seconds,
+            form,
         )
         for i, total in zip(where, totals, strict=True):
             out[i] = arrays.from_cupy(total, out[i])
@@ -106,43 +126,55 @@ class CollectiveAllReduce(CrossDeviceOps):
         return options.bytes_per_pack
 
     def _reduce_arrays(
-        self, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
+        self,
+        op: Op,
+        values: Sequence[np.ndarray],
+        options: CommunicationOptions,
+        form: Hashable = None,
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
         if topology.arenas and not (len(values) == 1 and values[0].base is None):
-            plan = self._plans_in_place.get((op, self._algorithm or options.algorithm, *map(id, values)))
+            plan = self._plans_in_place.get(
+                (op, form, self._algorithm or options.algorithm, *map(id, values))
+            )
             if plan is not None and plan.is_for(values):
                 arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
                 return list(values)
             homes = arena.homes(topology, values)
             if any(homes):
-                return self._reduce_by_home(op, values, homes, options)
-        return self._reduce_anew(topology, op, values, options)
+                return self._reduce_by_home(op, values, homes, options, form)
+        return self._reduce_anew(topology, op, values, options, form)
 
     all_reduce_arrays = _reduce_arrays
 
     def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> np.ndarray:
         """As `all_reduce_arrays`, of one."""
         algorithm = self._algorithm or options.algorithm
-        small = self._small.get((op, options.bytes_per_pack, algorithm, value.dtype, value.shape))
+        small = self._small.get((op, None, options.bytes_per_pack, algorithm, value.dtype, value.shape))
         if small is None or value.base is not None or options.timeout_seconds is not None:
             return self._reduce_arrays(op, (value,), options)[0]
         return small(value)
 
     def _reduce_anew(
-        self, topology: Topology, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
+        self,
+        topology: Topology,
+        op: Op,
+        values: Sequence[np.ndarray],
+        options: CommunicationOptions,
+        form: Hashable,
     ) -> list[np.ndarray]:
         algorithm = self._algorithm or options.algorithm
         # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
         key: tuple[Any, ...]
         if len(values) == 1:
-            key = (op, options.bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
+            key = (op, form, options.bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
             small = self._small.get(key)
             if small is not None and options.timeout_seconds is None:
                 return [small(values[0])]
         else:
             key = (
                 op,
+                form,
                 options.bytes_per_pack,
                 algorithm,
                 tuple(map(_dtype, values)),
@@ -156,13 +188,15 @@ class CollectiveAllReduce(CrossDeviceOps):
             if len(self._plans) > 1024:
                 self._plans.clear()
                 self._small.clear()
-            plan = packing.plan(
-                topology,
-                op,
-                tuple((value.dtype, value.shape) for value in values),
-                self._bytes_per_pack(values, options),
-                algorithm,
-            )
+            with structures.refusals("all_reduce", topology, options.timeout_seconds):
+                plan = packing.plan(
+                    topology,
+                    op,
+                    tuple((value.dtype, value.shape) for value in values),
+                    self._bytes_per_pack(values, options),
+                    algorithm,
+                    form,
+                )
             self._plans[key] = plan
             if small_all_reduce.supports(topology, plan):
                 self._small[key] = small_all_reduce.prepare(topology, plan, tuple(map(_shape, values)))
@@ -174,6 +208,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         values: Sequence[np.ndarray],
         homes: Sequence[arena.Arena | None],
         options: CommunicationOptions,
+        form: Hashable,
     ) -> list[np.ndarray]:
         """Buffers where they are, arena by arena, then the rest."""
         topology, out = self._ranks, list(values)
@@ -185,16 +220,22 @@ class CollectiveAllReduce(CrossDeviceOps):
                 rest.append(i)
             else:
                 groups.setdefault(home.number, (home, []))[1].append(value)
+        if len(groups) + bool(rest) > 1:  # several operations
+            places = tuple("elsewhere" if home is None else f"buffer of {home.number}" for home in homes)
+            structures.agree(
+                topology, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds
+            )
         # First, since they may be parts of the buffers.
         if rest:
-            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options)
+            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options, form)
             for i, total in zip(rest, totals, strict=True):
                 out[i] = total
         for home, buffers in groups.values():
-            key = (op, algorithm, *map(id, buffers))
+            key = (op, form, algorithm, *map(id, buffers))
             plan = self._plans_in_place.get(key)
             if plan is None or not plan.is_for(buffers):
-                plan = arena_all_reduce.plan(topology, op, home, buffers, algorithm)
+                with structures.refusals("all_reduce", topology, options.timeout_seconds):
+                    plan = arena_all_reduce.plan(topology, op, home, buffers, algorithm, form)
                 if len(self._plans_in_place) > 1024:
                     self._plans_in_place.clear()
                 self._plans_in_place[key] = plan

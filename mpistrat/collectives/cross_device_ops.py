@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import moves
+from mpistrat.collectives import moves, structures
 from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
+
+IN_PAIRS = "in pairs"  # the form of what `CrossDeviceOps.batch_reduce` takes
 
 
 class CrossDeviceOps:
@@ -92,11 +94,12 @@ class CrossDeviceOps:
         """
         op = parse_op(reduce_op)
         check_destinations(destinations)
+        options = options or CommunicationOptions()
+        self._compare(op, None, [per_replica_value], options)
         value = _per_replica(op, per_replica_value)
         if isinstance(value, Mirrored):
             return value
-        result = self.reduce_implementation(op, value, destinations, options or CommunicationOptions())
-        return mirrored(result)
+        return mirrored(self.reduce_implementation(op, value, destinations, options))
 
     def batch_reduce(
         self,
@@ -128,11 +131,11 @@ class CrossDeviceOps:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ValueError(f"value_destination_pairs must be pairs (value, destinations), not {pair!r}")
             check_destinations(pair[1])
+        options = options or CommunicationOptions()
+        self._compare(op, IN_PAIRS, [value for value, _ in pairs], options)
         values = [_per_replica(op, value) for value, _ in pairs]
         todo = [(v, pair[1]) for v, pair in zip(values, pairs, strict=True) if not isinstance(v, Mirrored)]
-        done = iter(
-            self.batch_reduce_implementation(op, todo, options or CommunicationOptions()) if todo else ()
-        )
+        done = iter(self.batch_reduce_implementation(op, todo, options) if todo else ())
         return [v if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
@@ -169,18 +172,37 @@ class CrossDeviceOps:
         """Hook of `broadcast`. Returns an array or a Mirrored."""
         return moves.broadcasted(self._ranks, component(tensor))
 
-    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions) -> list[Any]:
-        """Combine this replica's plain values: what strategies call, by way of the hooks."""
+    def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
+        """Raise on every rank if their values differ in form or in the kinds of leaves. Collective."""
+        kinds = tuple(map(structures.kind_across_replicas, values))
+        structures.agree(
+            self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
+        )
+
+    def all_reduce(
+        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
+    ) -> list[Any]:
+        """Combine this replica's plain values: what strategies call, by way of the hooks.
+
+        ``form`` is that of the structure whose leaves the values are. The ranks compare it.
+        """
+        self._compare(op, form, values, options)
         pairs = [(PerReplica((value,)), value) for value in values]
+        if not pairs:
+            return []
         if len(pairs) == 1:
             return [component(self.reduce_implementation(op, *pairs[0], options))]
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
 
     def all_reduce_arrays(
-        self, op: Op, values: Sequence[np.ndarray], options: CommunicationOptions
+        self,
+        op: Op,
+        values: Sequence[np.ndarray],
+        options: CommunicationOptions,
+        form: Hashable = None,
     ) -> list[Any]:
         """As `all_reduce`, of NumPy arrays and nothing else."""
-        return self.all_reduce(op, list(values), options)
+        return self.all_reduce(op, list(values), options, form)
 
     def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> Any:
         """As `all_reduce_arrays`, of one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from mpistrat.collectives import arena, gpu_packing
@@ -28,6 +28,7 @@ def all_reduce(
     bytes_per_pack: int = 0,
     name: str | None = None,
     timeout_seconds: float | None = None,
+    form: Hashable = None,
 ) -> list[Any]:
     """New arrays that hold the reduction of CuPy arrays over the ranks; buffers of an arena hold it themselves.
 
@@ -43,6 +44,8 @@ def all_reduce(
         Of the route to go; or of an algorithm of the host, to which the pinned route goes.
     timeout_seconds : float, optional
         As in `CommunicationOptions`.
+    form : str, optional
+        That of the structure whose leaves the values are. The ranks compare it.
 
     Raises
     ------
@@ -60,7 +63,9 @@ def all_reduce(
     key = tuple((value.dtype, tuple(value.shape)) for value in values)
     with cupy.cuda.Device(device.index):
         jobs, out, where = _jobs(topology, op, values, key, bytes_per_pack)
-        operation = Operation("all_reduce", op.name, "on GPUs", key, where, bytes_per_pack or None, name)
+        operation = Operation(
+            "all_reduce", op.name, "on GPUs", key, form, where, bytes_per_pack or None, name
+        )
         groups = _by_route(topology, device, jobs, name, op)
         algorithm = None if name in ROUTES else name
         meets = bool(groups) and all(
@@ -113,7 +118,8 @@ def _in_place(
     where: list[Any] = []
     for home, members in homes.values():
         stretches = arena.stretches(home, [values[i] for i in members])
-        where.append((home.number, tuple((each.offset, each.length, each.dtype.str) for each in stretches)))
+        pieces = tuple((each.offset, each.length, each.dtype.str) for each in stretches)
+        where.append((home.number, tuple(members), pieces))
         for each in stretches:
             (flat,) = arena.rows(home, each, 1)
             bucket = gpu_packing.bucket(op, ((each.dtype, (each.length,)),), [0], topology.size)

@@ -8,10 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.collectives import all_gather, broadcast, reduce_scatter
+from mpistrat.collectives import all_gather, broadcast, dtypes, reduce_scatter, structures
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
+
+
+def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
+    """Kind, axis, and dtype with the lengths of the other axes: what the ranks compare of an array that they gather.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it cannot be gathered.
+    """
+    array = arrays.native(value)
+    axis = all_gather.checked_axis(array, axis)
+    rest = (*array.shape[:axis], *array.shape[axis + 1 :])
+    return structures.kind(value), axis, (array.dtype, rest)
+
+
+def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
+    """Kind, and dtype with shape: what the ranks compare of an array that they combine and scatter.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it cannot be combined or scattered.
+    """
+    array = arrays.native(value)
+    reduce_scatter.rows_of_ranks(array, 1)
+    dtypes.accumulator(array.dtype, op)
+    return structures.kind(value), (array.dtype, tuple(array.shape))
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
@@ -34,7 +62,9 @@ def broadcasted(topology: Topology, value: Any) -> Any:
         found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
         if found is not None:
             return arrays.from_cupy(found, value)
-    (host,) = broadcast.broadcast(topology, [arrays.to_host(value)])
+    with structures.refusals("broadcast", topology):
+        host = arrays.to_host(value)
+    (host,) = broadcast.broadcast(topology, [host])
     return arrays.from_host(host, value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,8 +97,17 @@ class Plan(NamedTuple):
     meets: bool
 
 
-def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorithm: str | None = None) -> Plan:
+def plan(
+    topology: Topology,
+    op: Op,
+    key: Key,
+    bytes_per_pack: int = 0,
+    algorithm: str | None = None,
+    form: Hashable = None,
+) -> Plan:
     """Cut a list into buckets: the last arrays first, since their gradients are ready first.
+
+    ``form`` is that of the structure whose leaves the arrays are. The ranks compare it.
 
     Raises
     ------
@@ -134,7 +143,7 @@ def plan(topology: Topology, op: Op, key: Key, bytes_per_pack: int = 0, algorith
             empty.append((i, dtypes.result(dtype, op)))
     for dtype, members in open_buckets.items():
         close(dtype, members)
-    operation = Operation("all_reduce", op.name, key, bytes_per_pack or None, algorithm)
+    operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
     meets = bool(buckets) and all(bucket.algorithm.meets for bucket in buckets)
     return Plan(operation, tuple(buckets), tuple(empty), meets)
 

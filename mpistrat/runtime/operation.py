@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from types import FrameType
 from typing import NamedTuple
 
@@ -24,6 +25,15 @@ class ValueMismatchError(ValueError, MismatchError):
     """The ranks are in the same collective with values that do not fit together. Raised on every rank."""
 
 
+class Remark(str):
+    """A part of a description that messages show and the ranks do not compare."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Remark"
+
+
 class Operation:
     """A collective by name and by all that must be equal on all ranks.
 
@@ -31,7 +41,7 @@ class Operation:
     ----------
     name : str
     parts : tuple
-        Names, numbers, and (dtype, shape) pairs.
+        Names, numbers, (dtype, shape) pairs, and remarks, which may differ.
     checksum : numpy.ndarray of int64, shape (2,)
         A CRC-32 of the above and its negative, so that one MAX over the ranks finds the largest and the
         smallest: they are equal where all agree.
@@ -101,8 +111,14 @@ def _word(part: Hashable) -> str:
         case (np.dtype() as dtype, tuple() as shape):
             return str(dtype) + str(list(shape)).replace(" ", "")
         case tuple():
-            words = [_word(each) for each in part[:_MOST_PARTS]]
-            return ", ".join(words) + (f", ... ({len(part)} in all)" if len(part) > _MOST_PARTS else "")
+            runs = [(word, len(list(same))) for word, same in groupby(map(_word, part))]
+            words = ", ".join(
+                word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS]
+            )
+            if len(runs) <= _MOST_PARTS:
+                return words
+            # Two that differ further on must not look alike.
+            return f"{words}, ... ({len(part)} in all, checksum {zlib.crc32(repr(part).encode()):08x})"
     return str(part)
 
 

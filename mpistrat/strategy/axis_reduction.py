@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.collectives import structures
 from mpistrat.runtime.topology import Alone
 from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
-from mpistrat.values import Mirrored, ReduceOp, reducible
+from mpistrat.values import Mirrored, ReduceOp
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
@@ -26,8 +27,6 @@ def reduce_over_axis(
     TypeError
         For a nested structure, or axes in a list.
     """
-    if nest.is_nested(value):
-        raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
     with np.errstate(all="ignore"):  # infinities are values here, as in a sum over replicas
@@ -35,15 +34,27 @@ def reduce_over_axis(
 
 
 def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
-    leaf = reducible(op, value)
-    options = extended._options
-    if options.algorithm == "exact" and has_roundings(op, leaf):
-        topology = Alone() if isinstance(value, Mirrored) else extended._topology
+    topology, options = extended._topology, extended._options
+    form = f"{op.name} over axis {axis}"
+    with structures.refusals("all_reduce", topology, options.timeout_seconds):
+        if nest.is_nested(value):
+            raise TypeError(
+                "reduce over an axis takes one value, not a structure: reduce its parts one by one"
+            )
+    (leaf,) = extended._reducible(op, [value], form)
+    with structures.refusals("all_reduce", topology, options.timeout_seconds):
+        exact = options.algorithm == "exact" and has_roundings(op, leaf)
+        parts = [] if exact else _local_parts(op, leaf, axis)
+    if exact:
+        topology = Alone() if isinstance(value, Mirrored) else topology
         total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
         return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
     if op is ReduceOp.SUM:
-        return sum_of_parts(extended._all_reduce(op, [local_sum(leaf, axis)], None)[0], like=leaf)
-    parts = local_mean_parts(leaf, axis)
+        return sum_of_parts(extended._all_reduce(op, parts, None, form)[0], like=leaf)
     if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
-        parts = extended._all_reduce(ReduceOp.SUM, parts, None)
+        parts = extended._all_reduce(ReduceOp.SUM, parts, None, form)
     return mean_of_parts(parts[0], parts[1], like=leaf)
+
+
+def _local_parts(op: ReduceOp, leaf: Any, axis: int | tuple[int, ...]) -> list[Any]:
+    return [local_sum(leaf, axis)] if op is ReduceOp.SUM else local_mean_parts(leaf, axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -72,14 +72,20 @@ class _DefaultExtended(StrategyExtended):
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
         return kind_on(self._variable_device)
 
-    def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
+    def _all_reduce(
+        self,
+        op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None,
+        form: Hashable = None,
+    ) -> list[Any]:
         return values
 
     def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
         return value
 
     def _all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
     ) -> list[Any]:
         return list(values)
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import context, data, nest
-from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.cross_device_ops import check_destinations
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.replica_context import ReplicaContext
-from mpistrat.values import DistributedValues, Mirrored, ReduceOp, VariableSynchronization, component
+from mpistrat.values import (
+    DistributedValues,
+    Mirrored,
+    ReduceOp,
+    VariableSynchronization,
+    component,
+    reducible,
+)
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
@@ -256,37 +262,36 @@ class StrategyExtended:
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return (self._components(value),)
 
-    def _all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions | None) -> list[Any]:
+    def _all_reduce(
+        self,
+        op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None,
+        form: Hashable = None,
+    ) -> list[Any]:
         if self._device.kind != "cpu":
             on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
             if on_gpu:
                 arrays.require_one_device(on_gpu, self._device)
-        return self._ops.all_reduce(op, values, self._merge(options))
+        return self._ops.all_reduce(op, values, self._merge(options), form)
 
     def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
         merged = self._options if options is None else self._options.merge(options)
         return self._ops.all_reduce_array(op, value, merged)
 
     def _all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
     ) -> list[Any]:
         merged = self._options if options is None else self._options.merge(options)
-        return self._ops.all_reduce_arrays(op, values, merged)
+        return self._ops.all_reduce_arrays(op, values, merged, form)
 
-    def _flatten(
-        self, name: str, value: Any, options: CommunicationOptions | None = None
-    ) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-        if nest.is_nested(value):
-            self._agree_on_structure(name, value, options)
-        return nest.flatten(value)
-
-    def _agree_on_structure(self, name: str, value: Any, options: CommunicationOptions | None = None) -> None:
-        """Raise on every replica if the structures of their values differ: keys must not be mixed up."""
-        words = nest.describe(value)
-        if words is not None and self._topology.size > 1:
-            what = operation(name, "of the structure", words)
-            with self._topology.turn(what, timeout_seconds=self._merge(options).timeout_seconds):
-                pass
+    def _reducible(self, op: ReduceOp, leaves: list[Any], form: Hashable) -> list[Any]:
+        """What this replica contributes to a reduction; the ranks have agreed on which leaves are mirrored."""
+        if nest.holds(leaves, Mirrored):
+            kinds = tuple(map(structures.kind_across_replicas, leaves))
+            seconds = self._options.timeout_seconds
+            structures.agree(self._topology, "all_reduce", op.name, form, kinds, timeout_seconds=seconds)
+        return [reducible(op, leaf) for leaf in leaves]
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         return self._options if options is None else self._options.merge(options)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.collectives import CommunicationOptions, moves
+from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
@@ -137,7 +137,7 @@ class ReplicaContext:
         TypeError
             If a value is no number, or SUM of bool is asked for.
         ValueError
-            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
         RuntimeError
             If this replica context is not the current one.
         """
@@ -147,11 +147,15 @@ class ReplicaContext:
         if type(value) is np.ndarray:
             return self._strategy.extended._all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
-            return self._strategy.extended._all_reduce_arrays(op, value, options)
-        leaves, rebuild = self._strategy.extended._flatten("all_reduce", value, options)
+            return self._strategy.extended._all_reduce_arrays(op, value, options, nest.IN_A_LIST)
+        extended = self._strategy.extended
+        leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
-            leaves = [_own(op, leaf) for leaf in leaves]
-        return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
+            seconds = extended._merge(options).timeout_seconds
+            with structures.refusals("all_reduce", extended._topology, seconds):
+                leaves = [_own(op, leaf) for leaf in leaves]
+        totals = extended._all_reduce(op, leaves, options, form)
+        return rebuild(totals) if leaves else value
 
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
@@ -180,7 +184,7 @@ class ReplicaContext:
         TypeError
             If a value is no number, or SUM of bool is asked for.
         ValueError
-            On every replica, if shapes or dtypes differ between replicas; if the op is unknown.
+            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
         RuntimeError
             If this replica context is not the current one.
 
@@ -198,14 +202,15 @@ class ReplicaContext:
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
         extended = self._strategy.extended
-        leaves, rebuild = extended._flatten("all_reduce_async", value, options)
-        leaves = [_own(op, leaf) for leaf in leaves]
-        for leaf in leaves:
-            if isinstance(leaf, IndexedSlices):
-                raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
         merged = extended._merge(options)
         if merged.algorithm in ("ordered", "exact"):
             raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
+        leaves, rebuild, form = nest.take_apart(value)
+        with structures.refusals("all_reduce_async", extended._topology, merged.timeout_seconds):
+            if nest.holds(leaves, IndexedSlices):
+                raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
+            leaves = [_own(op, leaf) for leaf in leaves]
+            on_host = [arrays.to_host(leaf) for leaf in leaves]
 
         def give_back(totals: list[Any]) -> Any:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
@@ -213,10 +218,11 @@ class ReplicaContext:
         return all_reduce_async(
             extended._topology,
             op,
-            [arrays.to_host(leaf) for leaf in leaves],
+            on_host,
             merged.bytes_per_pack,
             merged.timeout_seconds,
             give_back,
+            form,
         )
 
     def experimental_reduce_scatter(
@@ -246,8 +252,8 @@ class ReplicaContext:
         TypeError
             If a value is no array of numbers, or SUM of bool is asked for.
         ValueError
-            If a value is a scalar; on every replica, if shapes or dtypes differ between replicas; if the op
-            is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
+            If a value is a scalar; on every replica, if structures, shapes or dtypes differ between replicas; if
+            the op is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
         RuntimeError
             If this replica context is not the current one.
 
@@ -270,13 +276,16 @@ class ReplicaContext:
             raise ValueError(
                 f"a reduce-scatter cannot be {merged.algorithm}: use all_reduce, and take the rows"
             )
-        leaves, rebuild = extended._flatten("reduce_scatter", value, options)
-        leaves = [_own(op, leaf) for leaf in leaves]
-        if nest.holds(leaves, IndexedSlices):
-            raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
-        return rebuild(
-            [moves.scattered(extended._topology, op, leaf, merged.timeout_seconds) for leaf in leaves]
-        )
+        topology, seconds = extended._topology, merged.timeout_seconds
+        leaves, rebuild, form = nest.take_apart(value)
+        with structures.refusals("reduce_scatter", topology, seconds):
+            if nest.holds(leaves, IndexedSlices):
+                raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
+            leaves = [_own(op, leaf) for leaf in leaves]
+            described = [moves.described_for_scatter(op, leaf) for leaf in leaves]
+        if form is not None:
+            structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
+        return rebuild([moves.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.
@@ -296,26 +305,33 @@ class ReplicaContext:
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
+            not fit together.
         NotImplementedError
             For IndexedSlices.
         RuntimeError
             If this replica context is not the current one.
         """
         require_replica_context(self)
-        self._strategy.extended._agree_on_structure("all_gather", value, options)
-        return nest.map_structure(lambda leaf: gather(self._strategy, leaf, axis, options), value)
+        return gather(self._strategy, value, axis, options)
 
 
 def gather(
     strategy: context.AnyStrategy, value: Any, axis: int, options: CommunicationOptions | None = None
 ) -> Any:
-    """The replicas' values of one leaf, concatenated."""
-    if isinstance(value, IndexedSlices):
-        raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
-    leaf, extended = component(value), strategy.extended
-    seconds = extended._merge(options).timeout_seconds
-    return moves.gathered(extended._topology, leaf, axis, seconds)
+    """The replicas' values, concatenated leaf by leaf."""
+    topology, seconds = strategy.extended._topology, strategy.extended._merge(options).timeout_seconds
+    if type(value) is np.ndarray:  # fast path: one array is described by its own collective
+        return moves.gathered(topology, value, axis, seconds)
+    leaves, rebuild, form = nest.take_apart(value)
+    with structures.refusals("all_gather", topology, seconds):
+        if nest.holds(leaves, IndexedSlices):
+            raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
+        leaves = [component(leaf) for leaf in leaves]
+        described = [moves.described_for_gather(leaf, axis) for leaf in leaves]
+    if form is not None:
+        structures.agree(topology, "all_gather", form, *described, timeout_seconds=seconds)
+    return rebuild([moves.gathered(topology, leaf, axis, seconds) for leaf in leaves])
 
 
 def _own(op: ReduceOp, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpistrat import context, data, nest
+from mpistrat.collectives import structures
 from mpistrat.collectives.arena import buffers
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
@@ -27,7 +28,6 @@ from mpistrat.values import (
     ReduceOp,
     ValueContext,
     component,
-    reducible,
 )
 from mpistrat.variables import Variable
 
@@ -212,8 +212,8 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if shapes
-            or dtypes do not fit together.
+            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if structures,
+            shapes or dtypes differ.
         TypeError
             If a value is no number, SUM of bool; a nested structure with an axis.
         RuntimeError
@@ -233,14 +233,13 @@ class Strategy(FormerNames):
             return reduce_over_axis(self._extended, op, value, axis)
         if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
             return self._extended._all_reduce_array(op, value, None)
-        leaves, rebuild = self._extended._flatten("all_reduce", value)
-        if not leaves:
-            return value
+        leaves, rebuild, form = nest.take_apart(value)
         if not nest.holds(leaves, DistributedValues):
-            return rebuild(self._extended._all_reduce(op, leaves, None))
-        values = [reducible(op, leaf) for leaf in leaves]
+            totals = self._extended._all_reduce(op, leaves, None, form)
+            return rebuild(totals) if leaves else value
+        values = self._extended._reducible(op, leaves, form)
         todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
-        totals = self._extended._all_reduce(op, [values[i] for i in todo], None) if todo else ()
+        totals = self._extended._all_reduce(op, [values[i] for i in todo], None, form) if todo else []
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
         return rebuild([each.read_value() if isinstance(each, Variable) else each for each in values])
@@ -262,15 +261,15 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if shapes do not fit together.
+            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
+            not fit together.
         NotImplementedError
             For IndexedSlices.
         RuntimeError
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "gather", "use all_gather of the replica context")
-        self._extended._agree_on_structure("all_gather", value)
-        return nest.map_structure(lambda leaf: gather(self, leaf, axis), value)
+        return gather(self, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value that live in this process: always a tuple.
@@ -378,7 +377,7 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            On every replica, if shapes or dtypes differ between replicas.
+            On every replica, if structures, shapes or dtypes differ between replicas.
         TypeError
             If one holds Python objects.
 
@@ -393,16 +392,19 @@ class Strategy(FormerNames):
         >>> total is gradient, float(total[0, 0])
         (True, 2.0)
         """
-        leaves, rebuild = self._extended._flatten("experimental_buffers_like", tree)
-        given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
-        on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
-        if on_gpu and len(on_gpu) < len(leaves):
-            raise ValueError(
-                f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the others"
-            )
-        device = arrays.require_one_device(on_gpu, self._extended._device) if on_gpu else Device("cpu")
-        like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
-        return rebuild(buffers(self._extended._topology, like, device))
+        leaves, rebuild, form = nest.take_apart(tree)
+        topology = self._extended._topology
+        with structures.refusals("experimental_buffers_like", topology):
+            given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+            on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
+            if on_gpu and len(on_gpu) < len(leaves):
+                raise ValueError(
+                    f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the "
+                    "others"
+                )
+            device = arrays.require_one_device(on_gpu, self._extended._device) if on_gpu else Device("cpu")
+            like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
+        return rebuild(buffers(topology, like, device, form))
 
     # --- copies ----------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mpistrat.collectives import structures
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.runtime import arrays
-from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable
 from mpistrat.strategy.checks import require_cross_replica
@@ -236,8 +236,10 @@ def _prepared(
     require_cross_replica(strategy, what, "call it outside of strategy.run")
     topology: Topology = strategy.extended._topology
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
-    with topology.turn(operation(what, "of", tuple(named))):
-        pass
+    structures.agree(topology, what, "of", tuple(named))
+    kinds = tuple((v.synchronization.name, v.aggregation.name) for v in named.values())
+    likes = tuple((v.dtype, tuple(v.shape)) for v in named.values())
+    structures.agree(topology, what, "of", likes, kinds)
     pending_save.finish(topology)
     return named, topology
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives import moves
+from mpistrat.collectives import moves, structures
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import (
@@ -71,9 +71,12 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
         if type(value) is not np.ndarray:
             if isinstance(value, DistributedValues):
-                value = (
-                    component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
-                )
+                with structures.refusals(method, extended._topology):
+                    value = (
+                        component(value)
+                        if op is None or isinstance(value, Variable)
+                        else reducible(op, value)
+                    )
             if isinstance(value, IndexedSlices):
                 self._component._update(method, self._combined_rows(method, op, value))
                 return
@@ -114,17 +117,21 @@ class MirroredVariable(DistributedVariable, Mirrored):
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended
         if op is not None:
-            if method not in _ADDITIVE:
-                raise NotImplementedError(
-                    f"variable {self.name!r}: the {op.name} of what replicas give {method} has no meaning; use "
-                    "aggregation ONLY_FIRST_REPLICA"
-                )
+            with structures.refusals(method, extended._topology):
+                self._require_additive(method, op)
             return extended._all_reduce(op, [rows], None)[0]
         topology = extended._topology
         values, indices = topology.broadcast_object(
             (arrays.to_host(rows.values), arrays.to_host(rows.indices))
         )
         return IndexedSlices(values, indices, rows.dense_shape)
+
+    def _require_additive(self, method: str, op: ReduceOp) -> None:
+        if method not in _ADDITIVE:
+            raise NotImplementedError(
+                f"variable {self.name!r}: the {op.name} of what replicas give {method} has no meaning; use "
+                "aggregation ONLY_FIRST_REPLICA"
+            )
 
     def _update_across_replicas(self, method: str, value: Any) -> None:
         if isinstance(value, PerReplica):

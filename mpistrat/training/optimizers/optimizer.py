@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat import context
 from mpistrat import strategy as strategies
+from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.kernels import FLOATS, EachElement
-from mpistrat.runtime.operation import Operation
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy
-
-_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class Optimizer(ABC):
@@ -131,36 +128,41 @@ class Optimizer(ABC):
             In cross-replica context.
         ValueError
             If there is no gradient, one does not fit its variable, or the variable is another strategy's; on every
-            replica, if gradients differ in shape or dtype between replicas.
+            replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
         replica = strategies.get_replica_context()
         if replica is None:
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        variables = [variable for _, variable in pairs]
-        try:
+        extended = replica.strategy.extended
+        telling = (
+            structures.refusals("all_reduce", extended._topology)
+            if experimental_aggregate_gradients
+            else nullcontext()
+        )
+        with telling:
+            given = list(grads_and_vars)
+            pairs = [(gradient, variable) for gradient, variable in given if gradient is not None]
             if not pairs:
                 raise ValueError("No gradients provided for any variable")
+            variables = [variable for _, variable in pairs]
             for variable in variables:
-                replica.strategy.extended._check_variable(variable, "apply_gradients")
+                extended._check_variable(variable, "apply_gradients")
             gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
-        except (TypeError, ValueError) as error:
-            if experimental_aggregate_gradients:
-                _tell(replica.strategy, error)
-            raise
-        replica.merge_call(self._apply, (gradients, variables, experimental_aggregate_gradients))
+            form = _form(given) if experimental_aggregate_gradients else None
+        replica.merge_call(self._apply, (gradients, variables, form))
 
     def _apply(
-        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], aggregate: bool
+        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], form: Hashable
     ) -> None:
+        """Add up gradients of this form, or take them as they are if it is None, and update the variables."""
         extended = strategy.extended
         step = self.iterations
         # The user's function may fail, here where nobody waits yet.
         rate = float(self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate)
-        if aggregate:
-            gradients = extended._all_reduce(ReduceOp.SUM, gradients, None)
+        if form is not None:
+            gradients = extended._all_reduce(ReduceOp.SUM, gradients, None, form)
         self._create(variables)
         assert self._iterations is not None
         if extended._device.kind == "cuda":
@@ -171,10 +173,15 @@ class Optimizer(ABC):
         extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:
+        new = [variable for variable in variables if id(variable) not in self._slots]
+        if new:  # each creation is a collective of its own
+            topology = new[0].distribute_strategy.extended._topology
+            names = tuple(variable.name for variable in new)
+            structures.agree(topology, "the state of an optimizer", self._name, "for", names)
         if self._iterations is None:
             with variables[0].distribute_strategy.extended._variables_on_host():
                 self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
-        for variable in variables:
+        for variable in new:
             if id(variable) not in self._slots:
                 made = tuple(
                     Variable(
@@ -283,17 +290,14 @@ class Optimizer(ABC):
         self.update(weights, dense, step, rate, *state)
 
 
-def _tell(strategy: context.AnyStrategy, error: Exception) -> None:
-    """Tell the other replicas, which are about to add up their gradients, that this one cannot.
-
-    Raises
-    ------
-    ValueMismatchError
-        On every replica, if not all of them have this error.
-    """
-    text = _ADDRESS.sub("", str(error))  # of one strategy, say, which is elsewhere in every process
-    with strategy.extended._topology.turn(Operation("all_reduce", f"refused: {text}")):
-        pass
+def _form(pairs: Iterable[tuple[Any, Variable]]) -> tuple[str, ...]:
+    """Which variables the gradients are of, and which have none: what the ranks compare."""
+    return tuple(
+        [
+            f"no gradient of {getattr(variable, 'name', '')}" if gradient is None else variable.name
+            for gradient, variable in pairs
+        ]
+    )
 
 
 def _fitting(gradient: Any, variable: Variable) -> Any:
