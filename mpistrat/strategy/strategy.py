@@ -394,7 +394,9 @@ class Strategy(FormerNames):
         (True, 2.0)
         """
         leaves, rebuild = self._extended._flatten("experimental_buffers_like", tree)
-        given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+        for each in leaves:
+            arrays.refuse_masked(component(each))
+        given = [each if hasattr(each, "dtype") else arrays.as_numpy(each) for each in leaves]
         on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
         if on_gpu and len(on_gpu) < len(leaves):
             raise ValueError(

@@ -61,7 +61,9 @@ class LocalVariable(Variable):
         self._array[...] = result
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[key] = component(value)
+        value = component(value)
+        arrays.refuse_masked(value)
+        self._array[key] = value
 
     def _fitting(self, value: Any) -> np.ndarray:
         """A value that may be written here, as an array.
@@ -80,7 +82,7 @@ class LocalVariable(Variable):
         elif isinstance(value, (list, tuple)):
             array = self._numbers(value)
         else:
-            array = np.asarray(arrays.off_gpu(value))
+            array = arrays.as_numpy(value)
         self._check(array.shape, array.dtype)
         return array
 
@@ -108,7 +110,7 @@ class LocalVariable(Variable):
 
     def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
         """Python numbers in a list, which have none either, in that of the variable."""
-        array, dtype = np.asarray(value), self._array.dtype
+        array, dtype = arrays.as_numpy(value), self._array.dtype
         if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
             return array
         if dtype.kind in "iu" and array.size:

@@ -248,6 +248,7 @@ class Variable(ArrayLike):
         self.assign(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        arrays.refuse_masked(value)
         whole = self.read_value()
         whole[key] = value
         self.assign(whole)
@@ -300,9 +301,7 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
         initial_value = initial_value()
     if initial_value is None:
         raise ValueError(f"variable {name!r}: initial_value is needed")
-    if arrays.on_gpu(initial_value):
-        initial_value = arrays.to_host(initial_value)
-    array = np.array(initial_value, dtype=dtype, order="C")
+    array = np.array(arrays.as_numpy(initial_value, dtype), order="C")
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
