@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.gpu_packing import Bucket, Job
 from mpistrat.collectives.gpu_route import Route, tried
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
@@ -143,10 +144,10 @@ def _combine(topology: Topology, memory: RegisteredMemory, number: int, piece: P
     if len(topology.nodes) > 1:
         topology.rail.Allreduce(mpi.start().IN_PLACE, wide, mpi_operation(bucket.combine, bucket.wire))
     if bucket.divisor != 1 and wide.dtype.kind in "iu":
-        np.divide(wide, bucket.divisor, out=total)
+        divide(wide, bucket.divisor, total)
         return
     if bucket.divisor != 1:
-        np.divide(wide, wide.dtype.type(bucket.divisor), out=wide)
+        divide(wide, bucket.divisor, wide)
     if wide is not total:
         total[...] = wide
 

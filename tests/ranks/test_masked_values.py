@@ -158,11 +158,13 @@ def test_datasets_of_arrays(strategy, name):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_files(tmp_path, form):
+def test_files(strategy, tmp_path, form):
+    folder = tmp_path / f"rank {strategy.comm.rank}"
+    folder.mkdir()
     for rows_to_write in (FORMS[form], {"x": FORMS[form]}, iter([{"x": FORMS[form]}])):
         with pytest.raises(TypeError, match="masked"):
-            write_hdf5(tmp_path / "x.h5", rows_to_write)
-    assert not list(tmp_path.iterdir())
+            write_hdf5(folder / "x.h5", rows_to_write)
+    assert not list(folder.iterdir())
 
 
 def test_a_variable_and_a_masked_array_make_a_masked_array(strategy):
