@@ -26,7 +26,9 @@ from mpistrat.variables import distributed
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.variable import Variable
 
-_ADDITIVE = ("scatter_add", "scatter_sub")
+# A sum of rows keeps rows of equal index apart: to add or multiply them one by one is well defined, and a smallest,
+# a largest or a new value would be that of one replica.
+_NOT_OF_REDUCED_ROWS = ("scatter_min", "scatter_max", "scatter_update")
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
@@ -115,7 +117,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
         extended = self._strategy.extended
         if op is not None:
-            if method not in _ADDITIVE:
+            if method in _NOT_OF_REDUCED_ROWS:
                 raise NotImplementedError(
                     f"variable {self.name!r}: the {op.name} of what replicas give {method} has no meaning; use "
                     "aggregation ONLY_FIRST_REPLICA"
