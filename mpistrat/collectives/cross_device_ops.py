@@ -13,7 +13,7 @@ from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 
 
 class CrossDeviceOps:
@@ -94,7 +94,7 @@ class CrossDeviceOps:
         check_destinations(destinations)
         value = _per_replica(op, per_replica_value)
         if isinstance(value, Mirrored):
-            return value
+            return Mirrored((snapshot(value),))
         result = self.reduce_implementation(op, value, destinations, options or CommunicationOptions())
         return mirrored(result)
 
@@ -133,7 +133,7 @@ class CrossDeviceOps:
         done = iter(
             self.batch_reduce_implementation(op, todo, options or CommunicationOptions()) if todo else ()
         )
-        return [v if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
+        return [Mirrored((snapshot(v),)) if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Replica 0's value, on every replica.

@@ -115,6 +115,20 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
     return np.asarray(to_host(value) if on_gpu(value) else value, dtype)
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of an array of any library, or of a variable's value; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        refuse_masked(value)
+        return value.copy()
+    if hasattr(value, "read_value"):
+        return value.read_value()
+    if hasattr(value, "__dlpack__"):
+        from array_api_compat import array_namespace
+
+        return array_namespace(value).asarray(value, copy=True)
+    return value
+
+
 def refuse_masked(value: Any) -> None:
     """Raise for a masked array: NumPy's conversions drop the mask, and the masked values would count.
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
 
 
+NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
+
+
 class ReplicaContext:
     """The identity of a replica, and its collectives.
 
@@ -313,7 +316,7 @@ class ReplicaContext:
 def gather(strategy: Strategy, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
     """The replicas' values of one leaf, concatenated."""
     if isinstance(value, IndexedSlices):
-        raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
+        raise NotImplementedError(NOT_GATHERED)
     leaf, extended = component(value), strategy.extended
     seconds = extended._merge(options).timeout_seconds
     return moves.gathered(extended._topology, leaf, axis, seconds)

@@ -28,8 +28,8 @@ from mpistrat.values import (
     ValueContext,
     component,
     reducible,
+    snapshot,
 )
-from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
@@ -243,7 +243,10 @@ class Strategy(FormerNames):
         totals = self._extended._all_reduce(op, [values[i] for i in todo], None) if todo else ()
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
-        return rebuild([each.read_value() if isinstance(each, Variable) else each for each in values])
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Mirrored):
+                values[i] = snapshot(leaf)
+        return rebuild(values)
 
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' values one after another along an axis, on every replica.
