@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,17 @@ class LocalVariable(Variable):
         made._container = container
         made._array = value
         return made
+
+    def _copied_for(self, container: Variable) -> LocalVariable:
+        """A copy of this component, for a copy of its variable."""
+        made: LocalVariable = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._container = weakref.ref(container)
+        made._hold_copy_of(self)
+        return made
+
+    def _hold_copy_of(self, variable: LocalVariable) -> None:
+        self._array = variable._array.copy()
 
     @property
     def array(self) -> np.ndarray:
