@@ -1,4 +1,4 @@
-"""Nested structures: dicts, lists, tuples, classes derived from these, dataclasses and None, through optree.
+"""Nested structures: mappings, lists, tuples, classes derived from these, dataclasses and None, through optree.
 
 None is part of the structure, as in ``tf.nest`` users' programs a missing gradient is.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ def is_nested(value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_structure(kind: Any) -> bool:
-    return issubclass(kind, (dict, list, tuple, type(None))) or _is_dataclass(kind)
+    return issubclass(kind, (dict, list, tuple, type(None), Mapping)) or _is_dataclass(kind)
 
 
 def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -147,7 +147,7 @@ def _is_dataclass(kind: type) -> bool:
 def _register_classes(value: Any) -> None:
     """Tell optree of the classes in a structure that it takes for leaves: dataclasses, and those of programs' own."""
     kind = type(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         children = list(value.values())
     elif isinstance(value, (list, tuple)):
         children = list(value)
@@ -165,7 +165,7 @@ def _register(kind: type) -> None:
     import optree
 
     known = optree.is_namedtuple_class(kind) or optree.is_structseq_class(kind)
-    if issubclass(kind, dict):
+    if issubclass(kind, Mapping):
         optree.register_pytree_node(kind, _dict_to_children, partial(_dict_of, kind), namespace=_NAMESPACE)
     elif issubclass(kind, (list, tuple)) and not known:
         optree.register_pytree_node(
@@ -185,7 +185,13 @@ def _dict_to_children(value: Any) -> tuple[list[Any], tuple[Any, ...], tuple[Any
 
 
 def _dict_of(kind: Any, keys: Any, children: Any) -> Any:
-    return kind(dict(zip(keys, children, strict=True)))
+    content = dict(zip(keys, children, strict=True))
+    try:
+        return kind(content)
+    except TypeError as error:
+        raise TypeError(
+            f"a {kind.__name__} cannot be made of a dict ({error}): give a dict, or a mapping that takes one"
+        ) from error
 
 
 def _sequence_to_children(value: Any) -> tuple[list[Any], None]:

@@ -13,6 +13,7 @@ import numpy as np
 from mpistrat.collectives import arena, packing, small_all_reduce
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
@@ -259,7 +260,7 @@ def _combine_between_nodes(topology: Topology, bucket: packing.Bucket, slices: B
 
 def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:
     if bucket.divisor != 1:
-        np.divide(total, total.dtype.type(bucket.divisor), out=total)
+        divide(total, bucket.divisor, total)
 
 
 def _reduce_through_copies(topology: Topology, plan: InPlace) -> None:

@@ -13,7 +13,7 @@ from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 
 IN_PAIRS = "in pairs"  # the form of what `CrossDeviceOps.batch_reduce` takes
 
@@ -98,7 +98,7 @@ class CrossDeviceOps:
         self._compare(op, None, [per_replica_value], options)
         value = _per_replica(op, per_replica_value)
         if isinstance(value, Mirrored):
-            return value
+            return Mirrored((snapshot(value),))
         return mirrored(self.reduce_implementation(op, value, destinations, options))
 
     def batch_reduce(
@@ -136,7 +136,7 @@ class CrossDeviceOps:
         values = [_per_replica(op, value) for value, _ in pairs]
         todo = [(v, pair[1]) for v, pair in zip(values, pairs, strict=True) if not isinstance(v, Mirrored)]
         done = iter(self.batch_reduce_implementation(op, todo, options) if todo else ())
-        return [v if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
+        return [Mirrored((snapshot(v),)) if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Replica 0's value, on every replica.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives import dtypes
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.runtime import kernels
 from mpistrat.runtime.device import cupy_for
@@ -131,11 +132,10 @@ def finish(job: PackedBucket, wide: Any) -> None:
         if wide is not total:
             total[...] = wide
         return
-    divisor = (bucket.result if wide.dtype.kind in "iu" else wide.dtype).type(bucket.divisor)
-    if bucket.result == divisor.dtype:
-        np.divide(wide, divisor, out=total)
+    if wide.dtype.kind in "iu" or bucket.result == wide.dtype:
+        divide(wide, bucket.divisor, total)
     else:
-        total[...] = np.divide(wide, divisor)
+        total[...] = divide(wide, bucket.divisor)
 
 
 def _places(bucket: GpuBucket, arrays: Sequence[Any]) -> zip[tuple[int, Any]]:

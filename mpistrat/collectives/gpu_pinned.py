@@ -8,6 +8,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.choose import choose
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.gpu_packing import GpuBucket, PackedBucket
 from mpistrat.collectives.gpu_route import Route
 from mpistrat.runtime.device import Device
@@ -61,12 +62,12 @@ def _pieces(topology: Topology, job: PackedBucket, name: str | None) -> list[Sta
             wide = np.empty(len(send), bucket.wire)
         algorithm.reduce(topology, bucket.combine, send, wide)
         if bucket.divisor != 1 and wide.dtype.kind not in "iu":
-            np.divide(wide, wide.dtype.type(bucket.divisor), out=wide)
+            divide(wide, bucket.divisor, wide)
         if wide is send and bucket.result == bucket.source:
             return down
         total = up[: len(wide) * bucket.result.itemsize].view(bucket.result)
         if bucket.divisor != 1 and wide.dtype.kind in "iu":
-            np.divide(wide, bucket.divisor, out=total)
+            divide(wide, bucket.divisor, total)
         else:
             total[...] = wide
         return up[: total.nbytes]

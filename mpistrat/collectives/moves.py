@@ -22,7 +22,7 @@ def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ..
     ValueError, TypeError
         If it cannot be gathered.
     """
-    array = arrays.native(value)
+    array = arrays.numpy_or_cupy(value)
     axis = all_gather.checked_axis(array, axis)
     rest = (*array.shape[:axis], *array.shape[axis + 1 :])
     return structures.kind(value), axis, (array.dtype, rest)
@@ -36,7 +36,7 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
     ValueError, TypeError
         If it cannot be combined or scattered.
     """
-    array = arrays.native(value)
+    array = arrays.numpy_or_cupy(value)
     reduce_scatter.rows_of_ranks(array, 1)
     dtypes.accumulator(array.dtype, op)
     return structures.kind(value), (array.dtype, tuple(array.shape))

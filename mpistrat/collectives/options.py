@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 from typing import Any
 
 from mpistrat.collectives.choose import ALGORITHMS, GPU_ROUTES
@@ -159,13 +160,26 @@ class CollectiveHints:
     bytes_per_pack : int
     timeout_seconds : float, optional
 
+    Warns
+    -----
+    DeprecationWarning
+        Always: use `CommunicationOptions`.
+
     Examples
     --------
-    >>> CollectiveHints(bytes_per_pack=4)
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     CollectiveHints(bytes_per_pack=4)
     CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation=AUTO)
     """
 
     def __new__(  # type: ignore[misc]  # as in tf.distribute, the old name makes the new thing
         cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None
     ) -> CommunicationOptions:
+        warnings.warn(
+            "CollectiveHints is deprecated: use mpistrat.experimental.CommunicationOptions",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)

@@ -16,6 +16,7 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.algorithm import Algorithm
 from mpistrat.collectives.choose import choose, piece_bytes
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.operation import Operation
@@ -308,8 +309,8 @@ def finish(bucket: Bucket, wide: np.ndarray, total: np.ndarray) -> None:
     """Divide for a mean, and round to the dtype of the result; ``total`` may be ``wide``."""
     if bucket.divisor != 1:
         if wide.dtype.kind in "iu":
-            np.divide(wide, bucket.divisor, out=total)
+            divide(wide, bucket.divisor, total)
             return
-        np.divide(wide, wide.dtype.type(bucket.divisor), out=wide)
+        divide(wide, bucket.divisor, wide)
     if wide is not total:
         total[...] = wide

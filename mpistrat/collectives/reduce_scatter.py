@@ -11,6 +11,7 @@ import numpy as np
 
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.collectives.pieces import cut, lay
@@ -66,7 +67,7 @@ def reduce_scatter(
         else:
             total = _by_mpi(topology, COMBINE[op], parts, wire)
         if op is ReduceOp.MEAN:
-            total = total / total.dtype.type(topology.size)
+            total = divide(total, topology.size)
     return total.astype(dtypes.result(value.dtype, op), copy=False).reshape(
         rows[topology.rank], *value.shape[1:]
     )

@@ -11,6 +11,7 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.cross_device_ops import CrossDeviceOps
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
@@ -105,5 +106,5 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulate = self._accumulate or partial(combined, op)
         total = np.asarray(accumulate([part.astype(wide, copy=False) for part in parts]))
         if op is ReduceOp.MEAN:
-            total = np.asarray(total / len(parts))
+            total = np.asarray(divide(total, len(parts)))
         return total.astype(result, copy=False) if total.dtype == wide or op is ReduceOp.MEAN else total

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.hierarchical import ALL_BY_EACH_BYTES
 from mpistrat.collectives.packing import SMALL, Bucket, Plan, new_array, unpack
 from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
@@ -133,7 +134,7 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
             total = new()
             total[...] = result
             if divisor != 1:
-                ignoring_float_errors(np.divide, total, dtype.type(divisor), total)
+                ignoring_float_errors(divide, total, divisor, total)
             return total
         except MismatchError:
             raise
@@ -168,4 +169,4 @@ def _add_up(bucket: Bucket, rows: list[np.ndarray], total: np.ndarray) -> None:
     for row in rows[2:]:
         bucket.combine(total, row, out=total)
     if bucket.divisor != 1:
-        np.divide(total, total.dtype.type(bucket.divisor), out=total)
+        divide(total, bucket.divisor, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpistrat.collectives import dtypes, moves
+from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import FurtherOp, Op
 from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
@@ -31,5 +32,5 @@ def all_reduce_slices(
     indices = moves.gathered(topology, value.indices, 0, timeout_seconds)
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
-        rows = (wide / topology.size).astype(dtypes.result(value.dtype, op), copy=False)
+        rows = divide(wide, topology.size).astype(dtypes.result(value.dtype, op), copy=False)
     return IndexedSlices(rows, indices, value.dense_shape)

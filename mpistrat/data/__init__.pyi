@@ -10,7 +10,7 @@ from .errors import FilterUnavailableError as FilterUnavailableError
 from .errors import NotFiniteError as NotFiniteError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .iterator import DistributedIterator as DistributedIterator
-from .iterator import Optional as Optional
+from .optional import Optional as Optional
 from .options import AUTOTUNE as AUTOTUNE
 from .options import SHARD_HINT as SHARD_HINT
 from .options import AutoShardPolicy as AutoShardPolicy

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.chain import Chain
+from mpistrat.data.optional import Elements, NextAsOptional
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
 from mpistrat.data.plan import PipelinePlan
 from mpistrat.data.policies import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
@@ -274,11 +275,11 @@ class Dataset(Chain):
             raise TypeError("an endless dataset has no length: use take(), or repeat() with a count")
         return self._plan.length
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> NextAsOptional:
         elements = self._plan.elements(next(self._iterations))
         prefetch = self.options().prefetch
         if not prefetch:
-            return elements
+            return Elements(elements)
         return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, turns=self._turns)
 
     # --- inside the package ---------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.byte_order import in_native_order
+from mpistrat.runtime import arrays
 
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
@@ -31,6 +32,21 @@ def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     for fn in functions:
         element = nest.map_structure(_as_value, call(fn, element))
     return element
+
+
+def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
+    """Return a batch after all functions.
+
+    Raises
+    ------
+    TypeError
+        If the last one returned a masked array.
+    """
+    for fn in functions:
+        batch = call(fn, batch)
+    for leaf in nest.flatten(batch)[0] if functions else ():
+        arrays.refuse_masked(leaf)
+    return batch
 
 
 def stack(elements: Sequence[Any]) -> Any:
@@ -67,7 +83,7 @@ def of_arrays(element: Any) -> Any:
 def as_array(leaf: Any) -> np.ndarray:
     """A leaf as one array, in the byte order of this machine."""
     try:
-        array = np.asarray(leaf)
+        array = arrays.as_numpy(leaf)
     except ValueError as error:
         raise ValueError(
             f"{type(leaf).__name__} does not make one array ({error}): use a tuple for a structure of several"
@@ -88,4 +104,7 @@ def lists_to_arrays(tree: Any) -> Any:
 
 
 def _as_value(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, (np.ndarray, np.generic)) else np.asarray(leaf)[()]
+    if isinstance(leaf, np.generic) or type(leaf) is np.ndarray:
+        return leaf
+    array = arrays.as_numpy(leaf)
+    return leaf if isinstance(leaf, np.ndarray) else array[()]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
 from mpistrat.data.on_device import fetched, handed_over
+from mpistrat.data.optional import NextAsOptional
 from mpistrat.data.passes import Passes
 from mpistrat.data.prefetch import Prefetched
 from mpistrat.data.throughput_log import ThroughputLog
@@ -17,63 +18,8 @@ from mpistrat.data.throughput_log import ThroughputLog
 if TYPE_CHECKING:
     from mpistrat.runtime.device import Device
 
-_NOTHING = object()
 
-
-class Optional:
-    """A batch, or the news that there is none.
-
-    Examples
-    --------
-    >>> Optional.from_value(3).get_value(), Optional.empty().has_value()
-    (3, False)
-    """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any = _NOTHING):
-        self._value = value
-
-    @classmethod
-    def from_value(cls, value: Any) -> Optional:
-        """An optional that holds ``value``."""
-        return cls(value)
-
-    @classmethod
-    def empty(cls) -> Optional:
-        """An optional that holds nothing."""
-        return cls()
-
-    def has_value(self) -> bool:
-        """Whether there is a value.
-
-        Returns
-        -------
-        bool
-        """
-        return self._value is not _NOTHING
-
-    def get_value(self) -> Any:
-        """The value, as often as it is asked for.
-
-        Returns
-        -------
-        object
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        if self._value is _NOTHING:
-            raise ValueError("this optional is empty: the iterator has ended, ask has_value() first")
-        return self._value
-
-    def __repr__(self) -> str:
-        return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
-
-
-class DistributedIterator:
+class DistributedIterator(NextAsOptional):
     """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
 
     Every replica makes the same number of steps; one without rows in a step gets an empty batch. Reading
@@ -163,23 +109,6 @@ class DistributedIterator:
             self._ahead = None
             raise
         return handed_over(self._read_ahead.popleft(), device)
-
-    def get_next_as_optional(self) -> Optional:
-        """The next batch of this replica, or an empty optional after the last step.
-
-        Returns
-        -------
-        Optional
-
-        Raises
-        ------
-        ValueError
-            If called inside a replica function.
-        """
-        try:
-            return Optional(self.get_next())
-        except StopIteration:
-            return Optional()
 
     def state(self) -> dict[str, Any]:
         """How far the epoch has come: a small dict of what JSON can hold.

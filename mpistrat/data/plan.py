@@ -221,9 +221,7 @@ class PipelinePlan:
         return tree
 
     def _map_batch(self, tree: Any) -> Any:
-        for fn in self._batch_maps:
-            tree = elements.call(fn, tree)
-        return tree
+        return elements.mapped_batch(tree, self._batch_maps)
 
     def _map_no_rows(self, tree: Any) -> Any:
         try:

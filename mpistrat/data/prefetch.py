@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from mpistrat import context
+from mpistrat.data.optional import NextAsOptional
 from mpistrat.runtime import threads
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
@@ -44,7 +45,7 @@ class Turns:
         return Turns, ()
 
 
-class Prefetched:
+class Prefetched(NextAsOptional):
     """The elements of an iterator, in order, of which a thread makes some beforehand.
 
     The thread ends with the iterator, at its first error, or when this object is closed or collected. What

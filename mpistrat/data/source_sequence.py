@@ -13,6 +13,7 @@ from mpistrat.data import elements, spec
 from mpistrat.data.byte_order import in_native_order
 from mpistrat.data.contracts import Source
 from mpistrat.data.spec import ArraySpec
+from mpistrat.runtime import arrays
 
 
 class SequenceSource(Source):
@@ -65,6 +66,7 @@ class _ArrayReader:
     def __init__(self, array: Any):
         if not array.shape:
             raise ValueError("from_sequence() needs axis 0 to be the samples, and this array is a scalar")
+        arrays.refuse_masked(array)
         self._array = array
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
@@ -73,8 +75,10 @@ class _ArrayReader:
         wanted, back = np.unique(rows, return_inverse=True)
         cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
         if len(cuts) and hasattr(self._array, "oindex"):
-            return in_native_order(np.asarray(self._array.oindex[wanted])[back])
-        runs = [np.asarray(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
+            return in_native_order(arrays.as_numpy(self._array.oindex[wanted])[back])
+        runs = [
+            arrays.as_numpy(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)
+        ]
         return in_native_order(np.concatenate(runs)[back])
 
 

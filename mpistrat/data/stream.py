@@ -62,8 +62,7 @@ class StreamPlan:
         if not rows:
             return self.empty()
         batch = elements.stack([elements.mapped(row, self._row_maps) for row in rows])
-        for fn in self._batch_maps:
-            batch = elements.call(fn, batch)
+        batch = elements.mapped_batch(batch, self._batch_maps)
         if self._empty is None:
             self._empty = spec.no_rows(batch)
         return batch

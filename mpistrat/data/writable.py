@@ -12,6 +12,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.runtime.arrays import refuse_masked
 
 _UNKNOWN_ROW_BYTES = 4096  # of variable length
 
@@ -121,6 +122,7 @@ def named(tree: Any) -> dict[str, Any]:
         If a part of the structure has no name.
     """
     if not nest.is_nested(tree) or isinstance(tree, list):
+        refuse_masked(tree)
         return {"x": np.asarray(tree) if isinstance(tree, list) else tree}
     if not isinstance(tree, Mapping) or not tree:
         raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
@@ -133,6 +135,7 @@ def named(tree: Any) -> dict[str, Any]:
         elif nest.is_nested(value) and not isinstance(value, list):
             raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
         else:
+            refuse_masked(value)
             found[name] = value if hasattr(value, "shape") else np.asarray(value)
     return found
 

@@ -9,8 +9,18 @@ from mpistrat import strategies
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 
 
-class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy):
+class _AlsoByNewName(type):
+    """Makes ``isinstance`` true for every multi-worker strategy, whichever name it was created by."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        wanted = strategies.MultiWorkerMirroredStrategy if cls is MultiWorkerMirroredStrategy else cls
+        return issubclass(type(instance), wanted)
+
+
+class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy, metaclass=_AlsoByNewName):
     """`mpistrat.MultiWorkerMirroredStrategy`, by its former name and arguments.
+
+    ``isinstance`` is true for strategies of both names.
 
     Parameters
     ----------

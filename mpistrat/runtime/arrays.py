@@ -31,8 +31,7 @@ def to_host(value: Any) -> np.ndarray:
     """
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("masked arrays cannot be combined over replicas: fill or compress them first")
+    refuse_masked(value)
     if isinstance(value, (np.ndarray, *_SCALARS)):
         return np.asarray(value)
     if on_gpu(value):
@@ -115,9 +114,64 @@ def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
     return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
 
 
-def off_gpu(value: Any) -> Any:
-    """A value as it is, but a copy on the host of one on a GPU."""
-    return to_host(value) if on_gpu(value) else value
+def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
+    """Return ``numpy.asarray`` of a value that may live on a GPU.
+
+    Raises
+    ------
+    TypeError
+        As `refuse_masked`.
+    """
+    refuse_masked(value)
+    return np.asarray(to_host(value) if on_gpu(value) else value, dtype)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of an array of any library, or of a variable's value; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        refuse_masked(value)
+        return value.copy()
+    if hasattr(value, "read_value"):
+        return value.read_value()
+    if hasattr(value, "__dlpack__"):
+        from array_api_compat import array_namespace
+
+        return array_namespace(value).asarray(value, copy=True)
+    return value
+
+
+def refuse_masked(value: Any) -> None:
+    """Raise for a masked array: NumPy's conversions drop the mask, and the masked values would count.
+
+    Parameters
+    ----------
+    value : Any
+        Of a list or tuple the elements are looked at, at any depth.
+
+    Raises
+    ------
+    TypeError
+        If a masked array is found.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return
+    if _is_masked(kind):
+        raise TypeError(
+            f"masked arrays cannot be used, as their masked values would count, got one of shape {value.shape}: "
+            "call its filled() or compressed() first"
+        )
+    if issubclass(kind, (list, tuple)):
+        for element_kind in set(map(type, value)):
+            if issubclass(element_kind, (list, tuple)) or _is_masked(element_kind):
+                for element in value:
+                    refuse_masked(element)
+                return
+
+
+def _is_masked(kind: type) -> bool:
+    # numpy.ma is imported at its first use, and most programs never use it.
+    return issubclass(kind, np.ndarray) and kind is not np.ndarray and issubclass(kind, np.ma.MaskedArray)
 
 
 def placed(value: Any, device: Device) -> Any:

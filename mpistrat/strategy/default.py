@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from mpistrat import context, data
+from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.strategy.extended import StrategyExtended
+from mpistrat.strategy.replica_context import NOT_GATHERED
 from mpistrat.strategy.scope import Scope
 from mpistrat.strategy.strategy import Strategy
-from mpistrat.values import Mirrored, ReduceOp, ValueContext, VariableSynchronization
+from mpistrat.values import IndexedSlices, Mirrored, ReduceOp, ValueContext, VariableSynchronization, snapshot
 from mpistrat.variables import Variable, kind_on
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class _DefaultStrategy(Strategy):
         return _DefaultScope(self)
 
     def gather(self, value: Any, axis: int) -> Any:
-        return value
+        return nest.map_structure(_gathered, value)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         return dataset
@@ -79,15 +80,16 @@ class _DefaultExtended(StrategyExtended):
         options: CommunicationOptions | None,
         form: Hashable = None,
     ) -> list[Any]:
-        return values
+        return [self._all_reduce_array(op, value, options) for value in values]
 
-    def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
-        return value
+    def _all_reduce_array(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
+        """A copy, but buffers are reduced where they are."""
+        return value if id(getattr(value, "base", None)) in self._topology.arenas else snapshot(value)
 
     def _all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
     ) -> list[Any]:
-        return list(values)
+        return self._all_reduce(op, list(values), options)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Scope in which new variables go where a variable is: here."""
@@ -101,9 +103,9 @@ class _DefaultExtended(StrategyExtended):
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """The value itself."""
+        """The value, in memory of its own."""
         ReduceOp.parse(reduce_op)
-        return value
+        return snapshot(value)
 
     def batch_reduce_to(
         self,
@@ -112,9 +114,9 @@ class _DefaultExtended(StrategyExtended):
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """The values themselves."""
+        """The values, in memory of their own."""
         ReduceOp.parse(reduce_op)
-        return [value for value, _ in value_destination_pairs]
+        return [snapshot(value) for value, _ in value_destination_pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
         """Not for the default strategy, which has no devices."""
@@ -135,6 +137,12 @@ class _DefaultExtended(StrategyExtended):
     def parameter_devices(self) -> NoReturn:
         """The default strategy has none."""
         raise RuntimeError("parameter_devices: the default strategy has no devices; create a strategy")
+
+
+def _gathered(value: Any) -> Any:
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError(NOT_GATHERED)
+    return snapshot(value)
 
 
 _strategy: list[_DefaultStrategy] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -399,6 +399,15 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
+
+    def experimental_run_steps_on_iterator(
+        self, fn: Callable[..., Any], iterator: Any, iterations: int = 1, initial_loop_values: Any = None
+    ) -> NoReturn:
+        """Raise: there are no loops inside a graph."""
+        raise NotImplementedError(
+            "experimental_run_steps_on_iterator is not provided: call strategy.run(fn, args=(batch,)) for each batch "
+            "of the iterator"
+        )
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import dtypes
+from mpistrat.collectives.division import divide
 from mpistrat.runtime import arrays
 from mpistrat.values import ReduceOp
 
@@ -51,8 +52,7 @@ def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
     dtype = arrays.numpy_or_cupy(like).dtype
-    divisor = count[()] if total.dtype.kind in "iu" else total.dtype.type(count)
-    mean = total / divisor
+    mean = divide(total, count[()])
     if not arrays.on_gpu(mean):
         mean = np.asarray(mean)
     return _given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)

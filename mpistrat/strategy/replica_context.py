@@ -15,6 +15,8 @@ from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
 
+NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
+
 
 class ReplicaContext:
     """The identity of a replica, and its collectives.
@@ -326,7 +328,7 @@ def gather(
     leaves, rebuild, form = nest.take_apart(value)
     with structures.refusals("all_gather", topology, seconds):
         if nest.holds(leaves, IndexedSlices):
-            raise NotImplementedError("IndexedSlices cannot be gathered: gather their values and indices")
+            raise NotImplementedError(NOT_GATHERED)
         leaves = [component(leaf) for leaf in leaves]
         described = [moves.described_for_gather(leaf, axis) for leaf in leaves]
     if form is not None:

@@ -28,8 +28,8 @@ from mpistrat.values import (
     ReduceOp,
     ValueContext,
     component,
+    snapshot,
 )
-from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
@@ -242,7 +242,10 @@ class Strategy(FormerNames):
         totals = self._extended._all_reduce(op, [values[i] for i in todo], None, form) if todo else []
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
-        return rebuild([each.read_value() if isinstance(each, Variable) else each for each in values])
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Mirrored):
+                values[i] = snapshot(leaf)
+        return rebuild(values)
 
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' values one after another along an axis, on every replica.
@@ -395,7 +398,9 @@ class Strategy(FormerNames):
         leaves, rebuild, form = nest.take_apart(tree)
         topology = self._extended._topology
         with structures.refusals("experimental_buffers_like", topology):
-            given = [each if hasattr(each, "dtype") else np.asarray(each) for each in leaves]
+            for each in leaves:
+                arrays.refuse_masked(component(each))
+            given = [each if hasattr(each, "dtype") else arrays.as_numpy(each) for each in leaves]
             on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
             if on_gpu and len(on_gpu) < len(leaves):
                 raise ValueError(

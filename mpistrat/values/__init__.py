@@ -4,6 +4,7 @@ from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component, reducible
 from mpistrat.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from mpistrat.values.indexed_slices import IndexedSlices
+from mpistrat.values.snapshot import snapshot
 from mpistrat.values.value_context import ValueContext
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "VariableSynchronization",
     "component",
     "reducible",
+    "snapshot",
 ]

@@ -67,9 +67,12 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         plain = [x._read() if isinstance(x, ArrayLike) else x for x in inputs]
+        out = kwargs.get("out", ())
+        if method == "at" or out:
+            for each in plain[method == "at" :]:
+                arrays.refuse_masked(each)  # what is written in place has no mask
         if method == "at":
             return self._at(ufunc, inputs[0], plain)
-        out = kwargs.get("out", ())
         if not _ON_HOST.issuperset(map(type, plain)):
             on_gpu = arrays.ufunc_for(ufunc, plain)
             if on_gpu is not ufunc:

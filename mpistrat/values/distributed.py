@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.runtime.arrays import on_gpu, to_cupy
+from mpistrat.runtime.arrays import as_numpy, on_gpu, to_cupy
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.enums import ReduceOp
 
@@ -67,7 +67,7 @@ class PerReplica(DistributedValues):
                 "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
                 "strategy.gather or strategy.experimental_local_results"
             )
-        array = np.asarray(self._component, dtype)
+        array = as_numpy(self._component, dtype)
         if copy is False and array is not self._component:
             raise ValueError(f"a copy is needed to make an array of {array.dtype} out of {self._component!r}")
         return array.copy() if copy else array
@@ -87,7 +87,7 @@ class Mirrored(ArrayLike, DistributedValues):
     __slots__ = ()
 
     def _read(self) -> np.ndarray:
-        return to_cupy(self._component) if on_gpu(self._component) else np.asarray(self._component)
+        return to_cupy(self._component) if on_gpu(self._component) else as_numpy(self._component)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_component":  # not there yet

@@ -40,8 +40,8 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: tuple[int, ...] | None = None):
-        self.values = arrays.numpy_or_cupy(values) if arrays.on_gpu(values) else np.asarray(values)
-        self.indices = arrays.numpy_or_cupy(indices) if arrays.on_gpu(indices) else np.asarray(indices)
+        self.values = arrays.numpy_or_cupy(values) if arrays.on_gpu(values) else arrays.as_numpy(values)
+        self.indices = arrays.numpy_or_cupy(indices) if arrays.on_gpu(indices) else arrays.as_numpy(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
         if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
             raise TypeError(

@@ -76,7 +76,5 @@ class DistributedVariable(Variable, DistributedValues):
     def _own_copy(self) -> np.ndarray:
         return self._component._array
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise NotImplementedError(
-            f"variable {self.name!r} cannot be copied: create another in its strategy's scope from read_value()"
-        )
+    def _hold_copy_of(self, variable: DistributedVariable) -> None:
+        self._component = variable._component._copied_for(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,17 @@ class LocalVariable(Variable):
         made._array = value
         return made
 
+    def _copied_for(self, container: Variable) -> LocalVariable:
+        """A copy of this component, for a copy of its variable."""
+        made: LocalVariable = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._container = weakref.ref(container)
+        made._hold_copy_of(self)
+        return made
+
+    def _hold_copy_of(self, variable: LocalVariable) -> None:
+        self._array = variable._array.copy()
+
     @property
     def array(self) -> np.ndarray:
         """The memory itself: what is written there is the variable's value."""
@@ -56,7 +68,9 @@ class LocalVariable(Variable):
         self._array[...] = result
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[key] = component(value)
+        value = component(value)
+        arrays.refuse_masked(value)
+        self._array[key] = value
 
     def _fitting(self, value: Any) -> np.ndarray:
         """A value that may be written here, as an array.
@@ -75,7 +89,7 @@ class LocalVariable(Variable):
         elif isinstance(value, (list, tuple)):
             array = self._numbers(value)
         else:
-            array = np.asarray(arrays.off_gpu(value))
+            array = arrays.as_numpy(value)
         self._check(array.shape, array.dtype)
         return array
 
@@ -103,7 +117,7 @@ class LocalVariable(Variable):
 
     def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
         """Python numbers in a list, which have none either, in that of the variable."""
-        array, dtype = np.asarray(value), self._array.dtype
+        array, dtype = arrays.as_numpy(value), self._array.dtype
         if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
             return array
         if dtype.kind in "iu" and array.size:

@@ -25,7 +25,9 @@ from mpistrat.values import (
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.variable import Variable
 
-_ADDITIVE = ("scatter_add", "scatter_sub")
+# A sum of rows keeps rows of equal index apart: to add or multiply them one by one is well defined, and a smallest,
+# a largest or a new value would be that of one replica.
+_NOT_OF_REDUCED_ROWS = ("scatter_min", "scatter_max", "scatter_update")
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
@@ -118,7 +120,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         extended = self._strategy.extended
         if op is not None:
             with structures.refusals(method, extended._topology):
-                self._require_additive(method, op)
+                self._require_rows_of_a_reduction(method, op)
             return extended._all_reduce(op, [rows], None)[0]
         topology = extended._topology
         values, indices = topology.broadcast_object(
@@ -126,8 +128,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
         )
         return IndexedSlices(values, indices, rows.dense_shape)
 
-    def _require_additive(self, method: str, op: ReduceOp) -> None:
-        if method not in _ADDITIVE:
+    def _require_rows_of_a_reduction(self, method: str, op: ReduceOp) -> None:
+        if method in _NOT_OF_REDUCED_ROWS:
             raise NotImplementedError(
                 f"variable {self.name!r}: the {op.name} of what replicas give {method} has no meaning; use "
                 "aggregation ONLY_FIRST_REPLICA"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import moves
+from mpistrat.collectives.division import divide
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable
 
@@ -57,6 +58,6 @@ class SyncOnReadVariable(DistributedVariable):
 def _share(value: np.ndarray, replicas: int, dtype: np.dtype) -> np.ndarray:
     """What each replica holds of a sum; integers are rounded towards zero."""
     if value.dtype.kind not in "iu" or dtype.kind not in "iu":
-        return (value / replicas).astype(dtype)
+        return divide(value, replicas).astype(dtype)
     floor = value // replicas
     return (floor + ((value < 0) & (value % replicas != 0))).astype(dtype)

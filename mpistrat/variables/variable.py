@@ -10,11 +10,13 @@ from mpistrat import context
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
+from mpistrat.variables.not_provided import NotProvided
+from mpistrat.variables.reference import Reference
 
 _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
 
-class Variable(ArrayLike):
+class Variable(ArrayLike, NotProvided):
     """An array that keeps its place, and knows what becomes of it on many replicas.
 
     Which kind is made depends on the strategy that is current.
@@ -28,11 +30,11 @@ class Variable(ArrayLike):
     name : str, optional
     dtype : dtype, optional
         By default that of the initial value.
-    synchronization : VariableSynchronization
-        ON_WRITE (also AUTO): all copies are equal at all times. ON_READ: every replica has a copy of its
+    synchronization : VariableSynchronization, optional
+        ON_WRITE (also AUTO and None): all copies are equal at all times. ON_READ: every replica has a copy of its
         own, and reading it in cross-replica context combines them.
-    aggregation : VariableAggregation
-        How the values that replicas assign (ON_WRITE) or hold (ON_READ) are combined.
+    aggregation : VariableAggregation, optional
+        How the values that replicas assign (ON_WRITE) or hold (ON_READ) are combined. None is NONE.
 
     Raises
     ------
@@ -62,8 +64,8 @@ class Variable(ArrayLike):
         *,
         name: str | None = None,
         dtype: Any = None,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        synchronization: VariableSynchronization | None = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | None = VariableAggregation.NONE,
     ) -> Variable:
         if cls is Variable:
             cls = context.current().strategy.extended._variable_kind(synchronization)
@@ -76,12 +78,14 @@ class Variable(ArrayLike):
         *,
         name: str | None = None,
         dtype: Any = None,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        synchronization: VariableSynchronization | None = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | None = VariableAggregation.NONE,
     ):
         strategy = context.current().strategy
         self._strategy: context.AnyStrategy = strategy
         self._synchronization = _checked_synchronization(synchronization)
+        if aggregation is None:
+            aggregation = VariableAggregation.NONE
         if not isinstance(aggregation, VariableAggregation):
             raise TypeError(f"aggregation must be a VariableAggregation, not {aggregation!r}")
         self._aggregation = aggregation
@@ -132,6 +136,22 @@ class Variable(ArrayLike):
         """Where this replica's copy lives."""
         return self._strategy.extended._devices[0]
 
+    def get_shape(self) -> tuple[int, ...]:
+        """Return `shape`."""
+        return self.shape
+
+    def ref(self) -> Reference[Variable]:
+        """Return a reference that is equal to those of this variable alone: for dicts and sets.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> v, w = mpistrat.Variable([1.0]), mpistrat.Variable([1.0])
+        >>> v.ref() == v.ref(), v.ref() == w.ref(), v.ref().deref() is v
+        (True, False, True)
+        """
+        return Reference(self)
+
     # --- reading and writing ---------------------------------------------------------
 
     def read_value(self) -> np.ndarray:
@@ -147,17 +167,79 @@ class Variable(ArrayLike):
         value = self._read()
         return value.copy() if type(value) is np.ndarray else arrays.to_host(value)
 
+    def sparse_read(self, indices: Any, name: str | None = None) -> np.ndarray:
+        """Return a copy of the rows at some indices, of any shape, along axis 0.
+
+        Raises
+        ------
+        ValueError
+            If an index is negative or too large.
+        TypeError
+            If the indices are not integers.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> mpistrat.Variable([[1, 2], [3, 4]]).sparse_read([1, 1])
+        array([[3, 4],
+               [3, 4]])
+        """
+        where = self._checked_indices(indices, 1)
+        array = self._read()
+        return array[arrays.placed(where, arrays.device_of(array))].copy()
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> np.ndarray:
+        """Return a copy of the elements, or slices, whose indices are in the last axis of ``indices``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `sparse_read`; if there are more indices than axes.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> mpistrat.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]])
+        array([2, 3])
+        """
+        where = arrays.as_numpy(indices)
+        axes = where.shape[-1] if where.ndim else 1
+        where = self._checked_indices(where.reshape(*where.shape[:-1], axes), axes)
+        array = self._read()
+        by_axis = arrays.placed(np.moveaxis(where, -1, 0), arrays.device_of(array))
+        return array[tuple(by_axis)].copy()
+
+    def _checked_indices(self, indices: Any, axes: int) -> np.ndarray:
+        """Return indices as an array of int64, which fit the first so many axes."""
+        where = arrays.as_numpy(indices)
+        if where.size and where.dtype.kind not in "iu":
+            raise TypeError(f"variable {self.name!r}: indices must be integers, not {where.dtype}")
+        shape = self.shape[:axes]
+        if len(shape) < axes:
+            raise ValueError(f"variable {self.name!r} has shape {self.shape}: it cannot take {axes} indices")
+        where = where.astype(np.int64)
+        if where.size and not ((where >= 0) & (where < (np.array(shape) if axes > 1 else shape[0]))).all():
+            raise ValueError(
+                f"variable {self.name!r} has shape {self.shape}: indices from {where.min()} to {where.max()} do not "
+                "fit"
+            )
+        return where
+
     def _update(self, method: str, value: Any) -> None:
         """Write by one of the methods of `LocalVariable`, wherever the kind and the context say."""
         raise NotImplementedError
 
-    def assign(self, value: Any, read_value: bool = True) -> Variable:
+    def assign(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Set the value.
 
         Parameters
         ----------
         value : array or number
             Of the variable's shape, and of a dtype that fits into its own.
+        use_locking, name
+            Taken for programs that give them: there are no locks and no graphs.
         read_value : bool
             Return the variable (for chaining) rather than None.
 
@@ -173,41 +255,59 @@ class Variable(ArrayLike):
         self._update("assign", value)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
-    def assign_add(self, delta: Any, read_value: bool = True) -> Variable:
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Add to the value; as `assign`."""
         self._update("assign_add", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
-    def assign_sub(self, delta: Any, read_value: bool = True) -> Variable:
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Subtract from the value; as `assign`."""
         self._update("assign_sub", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Add rows: those of equal index all count."""
         return self._scatter("scatter_add", sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Subtract rows: those of equal index all count."""
         return self._scatter("scatter_sub", sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Multiply rows: those of equal index all count."""
         return self._scatter("scatter_mul", sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Divide rows: those of equal index all count."""
         return self._scatter("scatter_div", sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Keep the smaller of the rows there and these."""
         return self._scatter("scatter_min", sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Keep the larger of the rows there and these."""
         return self._scatter("scatter_max", sparse_delta)
 
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Set rows; of equal indices the last counts."""
         return self._scatter("scatter_update", sparse_delta)
 
@@ -245,6 +345,7 @@ class Variable(ArrayLike):
         self.assign(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        arrays.refuse_masked(value)
         whole = self.read_value()
         whole[key] = value
         self.assign(whole)
@@ -265,10 +366,35 @@ class Variable(ArrayLike):
         own = self._own_copy()
         return own.shape, own.dtype
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Return another variable of this strategy with the same value. Never communicates.
+
+        Raises
+        ------
+        RuntimeError
+            While another strategy is current.
+        """
+        mode = context.current()
+        if mode.strategy is not self._strategy and not context.is_default():
+            raise RuntimeError(
+                f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: copy it in "
+                "its own strategy's scope, or in none"
+            )
+        made: Variable = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._container = None
+        made._hold_copy_of(self)
+        memo[id(self)] = made
+        return made
+
+    def _hold_copy_of(self, variable: Any) -> None:
+        """Hold a copy of this replica's copy of another variable of the same kind."""
+        raise NotImplementedError
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"variable {self.name!r} cannot be pickled or copied: take read_value(), or write it to a file by "
-            "mpistrat.training.save"
+            f"variable {self.name!r} cannot be pickled or copied shallowly: use copy.deepcopy, take read_value(), or "
+            "write it to a file by mpistrat.training.save"
         )
 
     def __format__(self, spec: str) -> str:
@@ -282,7 +408,9 @@ class Variable(ArrayLike):
         return f"<{kind} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
 
 
-def _checked_synchronization(synchronization: VariableSynchronization) -> VariableSynchronization:
+def _checked_synchronization(synchronization: VariableSynchronization | None) -> VariableSynchronization:
+    if synchronization is None:
+        return VariableSynchronization.ON_WRITE
     if not isinstance(synchronization, VariableSynchronization):
         raise TypeError(f"synchronization must be a VariableSynchronization, not {synchronization!r}")
     if synchronization is VariableSynchronization.NONE:
@@ -297,9 +425,7 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
         initial_value = initial_value()
     if initial_value is None:
         raise ValueError(f"variable {name!r}: initial_value is needed")
-    if arrays.on_gpu(initial_value):
-        initial_value = arrays.to_host(initial_value)
-    array = np.array(initial_value, dtype=dtype, order="C")
+    array = np.array(arrays.as_numpy(initial_value, dtype), order="C")
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

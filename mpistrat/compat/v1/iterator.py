@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -50,3 +50,27 @@ class InputIterator:
 
     def __next__(self) -> Any:
         return next(self._iterator)
+
+
+class Calls:
+    """What a function returns, call by call, until it raises StopIteration.
+
+    Parameters
+    ----------
+    fn : callable without arguments
+
+    Examples
+    --------
+    >>> numbers = iter([1, 2])
+    >>> list(Calls(lambda: next(numbers)))
+    [1, 2]
+    """
+
+    def __init__(self, fn: Callable[[], Any]):
+        self._fn = fn
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._fn()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpistrat import strategy as v2
-from mpistrat.compat.v1.iterator import InputIterator
+from mpistrat.compat.v1.iterator import Calls, InputIterator
 from mpistrat.data import Dataset, InputContext, InputReplicationMode
 from mpistrat.strategy.deprecated import warn
 from mpistrat.values import ReduceOp
@@ -44,21 +44,46 @@ class Strategy(v2.Strategy):
 
     def make_input_fn_iterator(
         self,
-        input_fn: Callable[[InputContext], Dataset],
+        input_fn: Callable[[InputContext], Dataset | Callable[[], Any]],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
         """An iterator over the per-replica batches that ``input_fn(InputContext)`` makes. Collective.
+
+        Parameters
+        ----------
+        input_fn : callable
+            Returns a Dataset, or a function without arguments that returns the next batch. The replicas do not
+            compare what such functions return, nor when they end.
+        replication_mode : InputReplicationMode
 
         Raises
         ------
         ValueError
             For a replication mode other than PER_WORKER.
-        TypeError, RuntimeError
+        TypeError
+            On every replica, if one of them got neither, or some got a Dataset and others a function.
+        RuntimeError
             As `distribute_datasets_from_function`.
         """
         if replication_mode is not InputReplicationMode.PER_WORKER:
             raise ValueError(f"Input replication mode not supported: {replication_mode!r}; use PER_WORKER")
-        return InputIterator(self.distribute_datasets_from_function(input_fn))
+        functions: list[Callable[[], Any]] = []
+
+        def dataset_fn(context: InputContext) -> Any:
+            made = input_fn(context)
+            if isinstance(made, Dataset) or not callable(made):
+                return made
+            functions.append(made)
+            return Dataset.range(1).batch(1)  # in its place while the replicas compare theirs
+
+        distributed = self.distribute_datasets_from_function(dataset_fn)
+        if self.agree(not functions):
+            return InputIterator(distributed)
+        if not self.agree(bool(functions)):
+            raise TypeError(
+                "input_fn returned a Dataset on some ranks and a function on others: return the same kind on all"
+            )
+        return InputIterator(Calls(functions[0]))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
         """A dataset over arrays in memory. There are no sessions."""

@@ -42,9 +42,7 @@ class Accuracy(Mean):
         ValueError
             If the shapes do not fit together.
         """
-        super().update_state(
-            self._right(*(np.asarray(arrays.off_gpu(y)) for y in (y_true, y_pred))), sample_weight
-        )
+        super().update_state(self._right(*(arrays.as_numpy(y) for y in (y_true, y_pred))), sample_weight)
 
     def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)

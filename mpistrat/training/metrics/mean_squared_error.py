@@ -41,7 +41,7 @@ class MeanSquaredError(Mean):
         ValueError
             If the shapes differ.
         """
-        y_true, y_pred = (np.asarray(arrays.off_gpu(y), np.float64) for y in (y_true, y_pred))
+        y_true, y_pred = (arrays.as_numpy(y, np.float64) for y in (y_true, y_pred))
         if y_true.shape != y_pred.shape:
             raise ValueError(f"y_true has shape {y_true.shape}, and y_pred {y_pred.shape}")
         super().update_state((y_pred - y_true) ** 2, sample_weight)

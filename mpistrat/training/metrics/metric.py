@@ -100,11 +100,11 @@ def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     ValueError
         If the weights' axes are not the first axes of the values', or 1.
     """
-    values = np.asarray(arrays.off_gpu(values), np.float64)
+    values = arrays.as_numpy(values, np.float64)
     if sample_weight is None:
         weights = np.ones((), np.float64)
     else:
-        weights = np.asarray(arrays.off_gpu(sample_weight), np.float64)
+        weights = arrays.as_numpy(sample_weight, np.float64)
     if weights.ndim < values.ndim:
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
     try:

@@ -177,7 +177,8 @@ def test_options_everywhere():
     options = CommunicationOptions(bytes_per_pack=64, implementation="ring")
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
     value = [np.arange(n, dtype=np.float32) for n in (100, 1, 50, 0)]
-    other = CollectiveHints(bytes_per_pack=8)
+    with pytest.warns(DeprecationWarning, match="CommunicationOptions"):
+        other = CollectiveHints(bytes_per_pack=8)
     for got in (
         all_reduce(strategy, "SUM", value),
         all_reduce(strategy, "SUM", value, other),

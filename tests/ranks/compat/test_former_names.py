@@ -114,7 +114,9 @@ def test_former_names_say_the_new_ones(strategy):
 
 
 def test_hints_are_options():
-    hints = mpistrat.experimental.CollectiveHints(bytes_per_pack=3, timeout_seconds=2.0)
+    with pytest.warns(DeprecationWarning, match="CommunicationOptions") as warned:
+        hints = mpistrat.experimental.CollectiveHints(bytes_per_pack=3, timeout_seconds=2.0)
+    assert warned[0].filename == __file__
     assert hints == mpistrat.experimental.CommunicationOptions(bytes_per_pack=3, timeout_seconds=2.0)
     merged = hints.merge(mpistrat.experimental.CommunicationOptions(implementation="nccl"))
     assert (merged.bytes_per_pack, merged.implementation.name) == (3, "NCCL")

@@ -1,0 +1,117 @@
+"""Batches that may not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_NOTHING = object()
+
+
+class Optional:
+    """A batch, or the end-of-epoch marker.
+
+    Examples
+    --------
+    >>> Optional.from_value(3).get_value(), Optional.empty().has_value()
+    (3, False)
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any = _NOTHING):
+        self._value = value
+
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        """An optional that holds ``value``."""
+        return cls(value)
+
+    @classmethod
+    def empty(cls) -> Optional:
+        """An optional that holds nothing."""
+        return cls()
+
+    def has_value(self) -> bool:
+        """Whether there is a value.
+
+        Returns
+        -------
+        bool
+        """
+        return self._value is not _NOTHING
+
+    def get_value(self) -> Any:
+        """The value, as often as it is asked for.
+
+        Returns
+        -------
+        object
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        if self._value is _NOTHING:
+            raise ValueError("this optional is empty: the iterator has ended, ask has_value() first")
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
+
+
+class NextAsOptional(Iterator[Any]):
+    """An iterator with the methods that those of tf.data have.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> iterator = iter(mpistrat.data.Dataset.range(1))
+    >>> int(iterator.get_next())
+    0
+    >>> iterator.get_next_as_optional().has_value()
+    False
+    """
+
+    def get_next(self) -> Any:
+        """Return the next element.
+
+        Raises
+        ------
+        StopIteration
+            After the last.
+        """
+        return next(self)
+
+    def get_next_as_optional(self) -> Optional:
+        """Return the next element, or an empty optional after the last.
+
+        Returns
+        -------
+        Optional
+
+        Raises
+        ------
+        ValueError
+            If this is an iterator of a distributed dataset, and called inside a replica function.
+        """
+        try:
+            return Optional(self.get_next())
+        except StopIteration:
+            return Optional()
+
+
+class Elements(NextAsOptional):
+    """The elements of an iterator.
+
+    Parameters
+    ----------
+    elements : iterator
+    """
+
+    def __init__(self, elements: Iterator[Any]):
+        self._elements = elements
+
+    def __next__(self) -> Any:
+        return next(self._elements)

@@ -1,0 +1,30 @@
+"""Values that later writes do not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.runtime import arrays
+from mpistrat.values.distributed import component
+from mpistrat.values.indexed_slices import IndexedSlices
+
+
+def snapshot(value: Any) -> Any:
+    """Return this process's component of a value, or the value itself, in memory of its own.
+
+    A reduction that has nothing to combine returns this: its result must not change when the variable or array that
+    it was given does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.zeros(2)
+    >>> total = snapshot(x)
+    >>> x += 1
+    >>> total
+    array([0., 0.])
+    """
+    value = component(value)
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(arrays.copied(value.values), arrays.copied(value.indices), value.dense_shape)
+    return arrays.copied(value)
