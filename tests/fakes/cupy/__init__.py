@@ -126,6 +126,8 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     flags = property(lambda self: self._host.flags)
     strides = property(lambda self: self._host.strides)
     T = property(lambda self: self.transpose())
+    real = property(lambda self: _call(_np.real, self))
+    imag = property(lambda self: _call(_np.imag, self))
     device = property(lambda self: cuda.Device(self._device))
     data = property(lambda self: _Memory(self._host.__array_interface__["data"][0]))
 
@@ -189,7 +191,7 @@ def _call(function, *args, **kwargs):
 
 def _is_view(function, args):
     """Whether nothing has to be done on the GPU."""
-    if function in (_np.ndarray.view, _np.ndarray.transpose, _np.ndim, _np.shape):
+    if function in (_np.ndarray.view, _np.ndarray.transpose, _np.ndim, _np.shape, _np.real, _np.imag):
         return True
     if function is _np.ndarray.reshape:
         return args[0].flags.c_contiguous

@@ -149,7 +149,7 @@ DIGESTS = {
     "float32": "6481251803b588ad",
     "float64": "b1f5157b4fdddb1a",
     "complex64": "202573b5d88239f8",
-    "complex128": "cdba46cfc80c67d2",
+    "complex128": "bd0b07ee029ccdfa",
     "float16": "4b82660cf8ce7faa",
     "bfloat16": "6265874c4840c2cd",
     "metrics": "bf39faa5a6946b66",

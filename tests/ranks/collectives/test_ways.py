@@ -461,6 +461,8 @@ def test_guarantees_are_not_dropped(strategy, name):
         )
 
 
-def test_the_default_strategy_returns_its_input():
+def test_the_default_strategy_returns_a_copy_of_its_input():
     value = np.ones(3)
-    assert mpistrat.get_replica_context().all_reduce("SUM", value) is value
+    total = mpistrat.get_replica_context().all_reduce("SUM", value)
+    value += 1
+    assert total.tolist() == [1, 1, 1]

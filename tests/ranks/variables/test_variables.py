@@ -94,7 +94,6 @@ def test_arguments_that_are_wrong(strategy):
         ({"synchronization": "ON_WRITE"}, TypeError),
         ({"synchronization": 3}, TypeError),
         ({"aggregation": "SUM"}, TypeError),
-        ({"aggregation": None}, TypeError),
         ({"aggregation": mpistrat.ReduceOp.SUM}, TypeError),
         ({"aggregation": Aggregation.MEAN, "dtype": "int32"}, ValueError),
         ({"aggregation": Aggregation.MEAN, "dtype": "bool"}, ValueError),
