@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.runtime.operation import MismatchError
-from mpistrat.runtime.topology import Topology
 from mpistrat.training import load, save, save_async
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-# Which node each rank is on.
-LAYOUTS = {1: ["0"], 2: ["00", "01"], 3: ["000", "001"], 4: ["0000", "0011"]}[SIZE]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,12 +330,10 @@ def fitted(tree, call):
     return found
 
 
-@pytest.fixture(params=LAYOUTS)
-def nodes(request, monkeypatch):
+@pytest.fixture(params=layouts("0000", "0011" if SIZE > 2 else "01"))
+def nodes(request):
     """A strategy whose ranks are spread over nodes."""
-    node = int(request.param[RANK])
-    monkeypatch.setattr(Topology, "_ranks_of_node", staticmethod(lambda world: world.Split(node, world.rank)))
-    comm = MPI.COMM_WORLD.Dup()
+    comm = on_nodes(request.param)
     yield mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     comm.Free()
 
