@@ -1,0 +1,1 @@
+"""``mpistrat check``: what will break a job, found before it runs."""

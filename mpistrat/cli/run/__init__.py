@@ -1,0 +1,1 @@
+"""``mpistrat run``: start a Python program on this machine, one process per rank."""

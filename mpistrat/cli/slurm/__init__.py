@@ -1,0 +1,1 @@
+"""``mpistrat slurm``: what helps with batch jobs."""

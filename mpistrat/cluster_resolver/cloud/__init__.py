@@ -1,0 +1,1 @@
+"""Resolvers for clouds and Kubernetes."""

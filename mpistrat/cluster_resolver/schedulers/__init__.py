@@ -1,0 +1,1 @@
+"""Resolvers for PBS, LSF and Flux."""

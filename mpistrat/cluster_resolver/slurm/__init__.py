@@ -1,0 +1,1 @@
+"""The tasks of a Slurm step, from Slurm's environment."""

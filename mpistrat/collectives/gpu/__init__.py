@@ -1,0 +1,1 @@
+"""Collectives of arrays that live on GPUs."""

@@ -1,0 +1,1 @@
+"""Rings between nodes: plain, in segments, and one for each rail."""

@@ -1,0 +1,1 @@
+"""A dataset shared by the replicas."""

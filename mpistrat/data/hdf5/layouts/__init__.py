@@ -1,0 +1,1 @@
+"""How rows are read where a file keeps them: raw, in chunks, or by h5py."""

@@ -1,0 +1,1 @@
+"""The transforms of a dataset, and the elements that they make."""

@@ -1,0 +1,1 @@
+"""Rows and elements: their shapes, their order, their byte order."""

@@ -1,0 +1,1 @@
+"""This process: its launch, its MPI library, its failure and its end."""

@@ -1,0 +1,1 @@
+"""Saving and leaving when the job is told to stop."""
