@@ -13,6 +13,7 @@ copyright = author
 version = release = __version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser"]
+myst_enable_extensions = ["deflist"]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
 

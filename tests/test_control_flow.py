@@ -8,9 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[1] / "mpistrat"
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
 # HDF5 tells why it cannot open a file in the text of an OSError alone: h5py gives it no number and no class.
-OF_HDF5 = {"data/describe_hdf5.py"}
+OF_HDF5 = {"data/hdf5/open_file.py"}
 # CPython shows a SystemExit that is not caught to no hook.
-OF_CPYTHON = {"runtime/failure.py"}
+OF_CPYTHON = {"runtime/process/failure.py"}
 
 
 def found(is_wrong, allowed=()):

@@ -107,7 +107,7 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     import mpistrat
     from mpistrat.bench.reduction import on_gpu
     from mpistrat.bench.timing import median
-    from mpistrat.collectives.gpu_all_reduce import ROUTES, obstacles
+    from mpistrat.collectives.gpu.all_reduce import ROUTES, obstacles
 
     try:
         strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
@@ -266,7 +266,7 @@ def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
     """
     import numpy as np
 
-    from mpistrat.collectives.choose import ALGORITHMS
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS
     from mpistrat.runtime.device import Device
 
     if "all" in names:

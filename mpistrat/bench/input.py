@@ -148,8 +148,8 @@ class Measurement:
         from mpi4py import MPI
 
         from mpistrat.bench.timing import interleaved, median
-        from mpistrat.data.blocks import BlockOrder, Blocks
-        from mpistrat.data.plan import ORDER_AHEAD_ROWS
+        from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
+        from mpistrat.data.rows.blocks import BlockOrder, Blocks
 
         def batches(order: BlockOrder) -> Callable[[int], None]:
             def find(k: int) -> None:

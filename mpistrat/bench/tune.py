@@ -36,8 +36,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     import mpistrat
     from mpistrat.bench.timing import median
-    from mpistrat.collectives import cost_file
-    from mpistrat.collectives.choose import ALGORITHMS, choose
+    from mpistrat.collectives.algorithms import cost_file
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS, choose
     from mpistrat.runtime.device import Device
     from mpistrat.runtime.topology import Topology
 
@@ -92,7 +92,7 @@ def _all_reduce(strategy: Any, nbytes: int, name: str) -> Callable[[int], object
 def _keep(path: Any, text: str) -> None:
     from pathlib import Path
 
-    from mpistrat.data.atomic import appearing
+    from mpistrat.runtime.atomic_file import appearing
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

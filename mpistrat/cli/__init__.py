@@ -1,7 +1,7 @@
 """What people type: ``mpistrat COMMAND``, or ``python -m mpistrat COMMAND``.
 
-One command is one file, whose ``command`` loads when it is called for. A new one is a new file and a line
-in `COMMANDS`.
+One command is one file, or one folder with a file ``main``; its ``command`` loads when it is used. A new one is
+a new file and a line in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import click
 
 from mpistrat.version import __version__
 
-# Command -> what `mpistrat --help` says about it.
+# Command -> its module, and what `mpistrat --help` says about it.
 COMMANDS = {
-    "run": "Start a Python program on this machine, one process per rank.",
-    "info": "Show what is installed, which MPI is used, and how ranks communicate.",
-    "slurm": "Write batch scripts for SLURM.",
-    "check": "Find what will break a job, under the command line that starts it.",
-    "hosts": "Show who the ranks are, where that is read from, and what MPI says.",
-    "shard": "Divide the rows of HDF5 files over a number of new files.",
-    "data": "Show what HDF5 files hold, and how replicas would share them.",
-    "bench": "Measure.",
+    "run": ("run.main", "Start a Python program on this machine, one process per rank."),
+    "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
+    "slurm": ("slurm.main", "Write batch scripts for SLURM."),
+    "check": ("check.main", "Find what will break a job, under the command line that starts it."),
+    "hosts": ("hosts", "Show who the ranks are, where that is read from, and what MPI says."),
+    "shard": ("shard", "Divide the rows of HDF5 files over a number of new files."),
+    "data": ("data", "Show what HDF5 files hold, and how replicas would share them."),
+    "bench": ("bench", "Measure."),
 }
 
 
@@ -35,12 +35,12 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"mpistrat.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"mpistrat.cli.{COMMANDS[cmd_name][0]}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mpistrat.data.records_hdf5 import FileRecord
+    from mpistrat.data.hdf5.records import FileRecord
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 _SHOWN = 20
@@ -68,7 +68,7 @@ def command(
 
 
 def _files(inputs: tuple[str, ...]) -> list[str]:
-    from mpistrat.data.file_list import FileList
+    from mpistrat.data.hdf5.file_list import FileList
 
     given: list[str] = []
     for each in inputs:
@@ -89,8 +89,8 @@ def _described(
     paths: list[str], datasets: tuple[str, ...]
 ) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
     """The records of the files that are sound, what is wrong with the others, and which datasets are no rows."""
-    from mpistrat.data.contents_hdf5 import contents
-    from mpistrat.data.describe_hdf5 import describe
+    from mpistrat.data.hdf5.describe import describe
+    from mpistrat.data.write.contents import contents
 
     found: dict[str, FileRecord] = {}
     problems: list[str] = []
@@ -121,7 +121,7 @@ def _described(
 
 def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[str]:
     """Those datasets that can be described by themselves; what is wrong with the others goes to the problems."""
-    from mpistrat.data.describe_hdf5 import describe
+    from mpistrat.data.hdf5.describe import describe
 
     readable = []
     for name in names:
@@ -136,7 +136,7 @@ def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[st
 
 def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
     """Type of every dataset, and the ways in which it is stored, with the number of files."""
-    from mpistrat.data.describe_hdf5 import way_of_reading
+    from mpistrat.data.hdf5.describe import way_of_reading
 
     if not records:
         return []
@@ -160,8 +160,8 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
 
 def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
     """Steps per epoch under each policy, and how uneven the shares of files are."""
-    from mpistrat.data.policies import MOST_IMBALANCE, deal, imbalance
-    from mpistrat.data.split import piece
+    from mpistrat.data.distribute.autoshard import MOST_IMBALANCE, deal, imbalance
+    from mpistrat.data.rows.split import piece
 
     def by_file(balance: bool) -> int | None:
         if len(rows) < replicas or batch_size < replicas:

@@ -53,7 +53,7 @@ def command(no_mpi: bool) -> None:
 
 def _wait_for_rank_0() -> None:
     """The first rank that ends with an error ends the others, and rank 0 may still be printing."""
-    from mpistrat.runtime import mpi
+    from mpistrat.runtime.process import mpi
 
     sys.stdout.flush()
     mpi.start().COMM_WORLD.Barrier()
@@ -61,7 +61,7 @@ def _wait_for_rank_0() -> None:
 
 def _row(placement: Placement) -> list[str]:
     """One rank of the table of ranks."""
-    from mpistrat.runtime import affinity
+    from mpistrat.runtime.process import affinity
 
     cores = affinity.cores()
     values = [getattr(placement, name) for name in _OF_RANKS]
@@ -72,7 +72,7 @@ def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement
     """What MPI says of this rank, the rows of all ranks, and the first rank's contradictions. Collective."""
     from mpistrat.cluster_resolver import MpiClusterResolver
     from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
-    from mpistrat.runtime import mpi
+    from mpistrat.runtime.process import mpi
     from mpistrat.runtime.topology import Topology
 
     world = mpi.start().COMM_WORLD

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from mpistrat.cli import machine
-from mpistrat.cli.checks.library import loaded_library
-from mpistrat.runtime import affinity, environment
-from mpistrat.runtime.launch import launcher_variables
+from mpistrat.cli.check.checks.library import loaded_library
+from mpistrat.cli.run import machine
+from mpistrat.runtime import environment
+from mpistrat.runtime.process import affinity
+from mpistrat.runtime.process.launch import launcher_variables
 from mpistrat.version import __version__
 
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
@@ -89,15 +90,15 @@ def _version(name: str) -> str:
 
 def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     """Fill in what MPI says. The rank of this process, and the table of algorithms."""
-    from mpistrat.runtime import mpi
+    from mpistrat.runtime.process import mpi
 
     try:
         MPI = mpi.start()
     except (ImportError, RuntimeError) as error:  # no libmpi; or each task is alone, which the text explains
         library["library"] = f"not usable: {error}"
         return 0, "none without MPI"
-    from mpistrat.collectives import costs
-    from mpistrat.collectives.choose import describe
+    from mpistrat.collectives.algorithms import costs
+    from mpistrat.collectives.algorithms.choose import describe
     from mpistrat.runtime.topology import Topology
 
     try:
@@ -124,7 +125,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 def _routes(topology: Any) -> tuple[str, str]:
     """How arrays on the ranks' GPUs are reduced, and why not otherwise; and what the MPI library moves between GPUs."""
     from mpistrat.cluster_resolver.ranks.own_device import own_device
-    from mpistrat.collectives.gpu_all_reduce import obstacles
+    from mpistrat.collectives.gpu.all_reduce import obstacles
 
     try:
         device = own_device(topology, "cuda").use()
@@ -144,7 +145,7 @@ def _routes(topology: Any) -> tuple[str, str]:
 def _devices() -> str:
     """What this node has beside its processors."""
     from mpistrat.runtime.device import cupy_for, gpu_count
-    from mpistrat.runtime.device_bounds import bounds
+    from mpistrat.runtime.gpu.bounds import bounds
 
     try:
         count = gpu_count("a GPU")

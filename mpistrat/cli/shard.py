@@ -46,8 +46,8 @@ def command(
     Contiguous storage unless --chunk or --compress asks for chunks. The new files appear when all are complete;
     files that exist are never replaced.
     """
-    from mpistrat.data.file_list import FileList
-    from mpistrat.data.shard_hdf5 import shard
+    from mpistrat.data.hdf5.file_list import FileList
+    from mpistrat.data.write.reshard import shard
 
     try:
         made = shard(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpistrat.cluster_resolver import lsf_job, pbs_job, slurm_step
-from mpistrat.cluster_resolver.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.launcher import Launched, launched
-from mpistrat.cluster_resolver.lsf import LsfClusterResolver, by_jsrun
-from mpistrat.cluster_resolver.mpi import MpiClusterResolver
-from mpistrat.cluster_resolver.pbs import PbsClusterResolver
+from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
+from mpistrat.cluster_resolver.mpi.launcher import Launched, launched
+from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.slurm import SlurmClusterResolver
+from mpistrat.cluster_resolver.schedulers.flux import FluxClusterResolver
+from mpistrat.cluster_resolver.schedulers.lsf import LsfClusterResolver, by_jsrun
+from mpistrat.cluster_resolver.schedulers.pbs import PbsClusterResolver
+from mpistrat.cluster_resolver.slurm import step as slurm_step
+from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
-from mpistrat.runtime.launchers import FLUX, HYDRA, JSRUN, PMIX
+from mpistrat.runtime.process.launchers import FLUX, HYDRA, JSRUN, PMIX
 
 _OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
 _SRUN = slurm_step.SIZE

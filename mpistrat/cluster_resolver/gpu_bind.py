@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from mpistrat.runtime.launchers import JSRUN
+from mpistrat.runtime.process.launchers import JSRUN
 
 _BIND = "SLURMD_TRES_BIND"
 _MASKS = re.compile(r"\bmask_gpu:((?:(?:0x)?[0-9a-fA-F]+(?:\*\d+)?(?:,|$))+)")

@@ -11,11 +11,11 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.pieces import cut, lay, take
-from mpistrat.runtime import mpi
-from mpistrat.runtime.agreement import Payload
+from mpistrat.runtime.agreement.agreement import Payload
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _LENGTH_BYTES = 8

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives import structures
-from mpistrat.runtime import mpi
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device, cupy_for
-from mpistrat.runtime.operation import operation
-from mpistrat.runtime.shared_memory import NoSharedMemoryError, share
+from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _ALIGNMENT = 64  # a cache line

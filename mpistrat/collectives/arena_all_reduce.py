@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mpistrat.collectives import arena, packing, small_all_reduce
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.division import divide
-from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.operations import Op
-from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
-from mpistrat.runtime.operation import Operation
+from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
+from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
 
 _target = weakref.ref.__call__

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import packing, structures
-from mpistrat.collectives.mpi_all_reduce import mpi_operation
+from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.operations import Op
-from mpistrat.runtime import mpi
-from mpistrat.runtime.operation import Operation, call_site
+from mpistrat.runtime.agreement.operation import Operation, call_site
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _REQUEST_BYTES = 1 << 30  # of one request; older libraries count to 2^31

@@ -8,9 +8,9 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.pieces import Piece, cut, lay, take
-from mpistrat.runtime.agreement import Payload
+from mpistrat.runtime.agreement.agreement import Payload
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.arrays import as_bytes
-from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
 _BYTE = np.dtype(np.uint8)

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.choose import choose
-from mpistrat.collectives.exact_sum import exact_sum
+from mpistrat.collectives.algorithms.choose import choose
+from mpistrat.collectives.algorithms.exact_sum import exact_sum
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 
 _OUTPUTS = 32 << 10  # that are summed together

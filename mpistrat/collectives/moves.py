@@ -45,7 +45,7 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
     """As `all_gather.all_gather`, given back as what it was."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives import gpu_all_gather  # most programs need none of it
+        from mpistrat.collectives.gpu import all_gather as gpu_all_gather  # most programs need none of it
 
         found = gpu_all_gather.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
         if found is not None:
@@ -57,7 +57,7 @@ def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float |
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Replica 0's value, given back as what this replica's was."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives import gpu_broadcast  # most programs need none of it
+        from mpistrat.collectives.gpu import broadcast as gpu_broadcast  # most programs need none of it
 
         found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
         if found is not None:
@@ -71,7 +71,9 @@ def broadcasted(topology: Topology, value: Any) -> Any:
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """As `reduce_scatter.reduce_scatter`, given back as what it was."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives import gpu_reduce_scatter  # most programs need none of it
+        from mpistrat.collectives.gpu import (
+            reduce_scatter as gpu_reduce_scatter,  # most programs need none of it
+        )
 
         found = gpu_reduce_scatter.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
         if found is not None:

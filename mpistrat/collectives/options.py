@@ -6,7 +6,7 @@ import enum
 import warnings
 from typing import Any
 
-from mpistrat.collectives.choose import ALGORITHMS, GPU_ROUTES
+from mpistrat.collectives.algorithms.choose import ALGORITHMS, GPU_ROUTES
 from mpistrat.runtime.environment import Options, rc
 
 _NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives import dtypes
-from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.choose import choose, piece_bytes
+from mpistrat.collectives.algorithms.choose import choose, piece_bytes
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.operation import Operation
-from mpistrat.runtime.reused import Buffers
+from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import dtypes
+from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.division import divide
-from mpistrat.collectives.mpi_all_reduce import mpi_operation
 from mpistrat.collectives.operations import COMBINE, Op
 from mpistrat.collectives.pieces import cut, lay
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.algorithms.hierarchical import ALL_BY_EACH_BYTES
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.division import divide
-from mpistrat.collectives.hierarchical import ALL_BY_EACH_BYTES
 from mpistrat.collectives.packing import SMALL, Bucket, Plan, new_array, unpack
-from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
-from mpistrat.runtime.node_memory import NodeMemory
-from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.topology import Topology
 
 Reduce = Callable[[Any], Any]

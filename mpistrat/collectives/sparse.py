@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpistrat.collectives import dtypes, moves
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import FurtherOp, Op
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from mpistrat.runtime import arrays
-from mpistrat.runtime.operation import Remark, operation
+from mpistrat.runtime.agreement.operation import Remark, operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, Mirrored, component
 

@@ -1,5 +1,8 @@
 from .dataset import Dataset as Dataset
 from .dataset import IterableDataset as IterableDataset
+from .distribute.autoshard import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from .distribute.autoshard import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from .distribute.iterator import DistributedIterator as DistributedIterator
 from .distributed import DistributedDataset as DistributedDataset
 from .errors import ChecksumError as ChecksumError
 from .errors import DataFileError as DataFileError
@@ -9,8 +12,6 @@ from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
 from .errors import NotFiniteError as NotFiniteError
 from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
-from .iterator import DistributedIterator as DistributedIterator
-from .optional import Optional as Optional
 from .options import AUTOTUNE as AUTOTUNE
 from .options import SHARD_HINT as SHARD_HINT
 from .options import AutoShardPolicy as AutoShardPolicy
@@ -19,7 +20,6 @@ from .options import InputContext as InputContext
 from .options import InputOptions as InputOptions
 from .options import InputReplicationMode as InputReplicationMode
 from .options import Options as Options
-from .policies import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-from .policies import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
-from .spec import ArraySpec as ArraySpec
-from .write_hdf5 import write_hdf5 as write_hdf5
+from .pipeline.optional import Optional as Optional
+from .rows.spec import ArraySpec as ArraySpec
+from .write.write import write_hdf5 as write_hdf5

@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.data.chain import Chain
-from mpistrat.data.optional import Elements, NextAsOptional
+from mpistrat.data.distribute.autoshard import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
+from mpistrat.data.distribute.until_all_end import divide_until_all_end
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
-from mpistrat.data.plan import PipelinePlan
-from mpistrat.data.policies import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
-from mpistrat.data.prefetch import Prefetched, Turns
-from mpistrat.data.source_arrays import ArraySource, RangeSource
-from mpistrat.data.source_sequence import SequenceSource
-from mpistrat.data.stream import StreamPlan
-from mpistrat.data.until_all_end import divide_until_all_end
+from mpistrat.data.pipeline.chain import Chain
+from mpistrat.data.pipeline.optional import Elements, NextAsOptional
+from mpistrat.data.pipeline.plan import PipelinePlan
+from mpistrat.data.pipeline.prefetch import Prefetched, Turns
+from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.sources.arrays import ArraySource, RangeSource
+from mpistrat.data.sources.sequence import SequenceSource
 
 if TYPE_CHECKING:
-    from mpistrat.data.contracts import Peers, Source
     from mpistrat.data.options import Options
-    from mpistrat.data.source_iterable import IterableSource
-    from mpistrat.data.transforms import Transform
+    from mpistrat.data.pipeline.transforms import Transform
+    from mpistrat.data.rows.contracts import Peers, Source
+    from mpistrat.data.sources.iterable import IterableSource
 
 
 class Dataset(Chain):
@@ -181,7 +181,7 @@ class Dataset(Chain):
         [array([[1, 2],
                [3, 4]]), array([[5, 6]])]
         """
-        from mpistrat.data.source_iterable import IterableSource
+        from mpistrat.data.sources.iterable import IterableSource
 
         return IterableDataset(IterableSource(iterable))
 
@@ -242,7 +242,7 @@ class Dataset(Chain):
         [array([0, 1, 2, 0]), array([1])]
         >>> folder.cleanup()
         """
-        from mpistrat.data.source_hdf5 import Hdf5Source
+        from mpistrat.data.sources.hdf5 import Hdf5Source
 
         return cls(Hdf5Source.open(files, datasets, manifest, check_finite))
 

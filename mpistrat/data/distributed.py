@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.iterator import DistributedIterator
+from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.distribute.iterator import DistributedIterator
+from mpistrat.data.distribute.passes import Passes
 from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
-from mpistrat.data.passes import Passes
-from mpistrat.data.policies import Division
-from mpistrat.data.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.device import Device
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpistrat.data.contracts import Peers
 from mpistrat.data.dataset import Dataset
+from mpistrat.data.distribute.autoshard import UNKNOWN_CARDINALITY, Division, OwnDataset
+from mpistrat.data.distribute.until_all_end import OwnUntilAllEnd
 from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
-from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, OwnDataset
-from mpistrat.data.transforms import drawn_seeds, with_drawn_seeds
-from mpistrat.data.until_all_end import OwnUntilAllEnd
+from mpistrat.data.pipeline.transforms import drawn_seeds, with_drawn_seeds
+from mpistrat.data.rows.contracts import Peers
 
 
 class DistributedDatasetsFromFunction(DistributedDataset):

@@ -2,9 +2,9 @@
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from mpistrat.training.preemption import PreemptionCheckpointHandler
-from mpistrat.training.preemption_config import TerminationConfig
-from mpistrat.training.preemption_watcher import PreemptionWatcher
+from mpistrat.training.preemption.config import TerminationConfig
+from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
+from mpistrat.training.preemption.watcher import PreemptionWatcher
 from mpistrat.values import ValueContext
 
 CollectiveCommunication = CommunicationImplementation

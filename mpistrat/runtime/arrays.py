@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import pinned
 from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.gpu import pinned
 
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
 _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged

@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(option: Option[Any], values: list[Any]) -> str:
-    from mpistrat.runtime.operation import ranks_in_words  # which needs NumPy
+    from mpistrat.runtime.agreement.operation import ranks_in_words  # which needs NumPy
 
     groups: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import environment, failure, mpi
-from mpistrat.runtime.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
+from mpistrat.runtime import environment
+from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
+from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.node_memory import NodeMemory
-from mpistrat.runtime.operation import MismatchError, operation
-from mpistrat.runtime.shared_memory import NoSharedMemoryError
-from mpistrat.runtime.turns import Turns
+from mpistrat.runtime.memory.node import NodeMemory
+from mpistrat.runtime.memory.shared import NoSharedMemoryError
+from mpistrat.runtime.process import failure, mpi
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")

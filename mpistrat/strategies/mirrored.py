@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.cluster_resolver.ranks.own_device import own_device
-from mpistrat.collectives import CrossDeviceOps, costs
-from mpistrat.runtime import mpi
+from mpistrat.collectives import CrossDeviceOps
+from mpistrat.collectives.algorithms import costs
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Strategy, StrategyExtended
 

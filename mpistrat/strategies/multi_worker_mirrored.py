@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
-from mpistrat.collectives import CommunicationOptions, costs
-from mpistrat.runtime import affinity, mpi
+from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives.algorithms import costs
+from mpistrat.runtime.process import affinity, mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Strategy, StrategyExtended
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 
 

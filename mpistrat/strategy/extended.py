@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
-from mpistrat.collectives.cross_device_ops import check_destinations
+from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology

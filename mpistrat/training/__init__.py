@@ -1,7 +1,7 @@
 """What a training script needs around a strategy."""
 
-from mpistrat.training.checkpoint import load, save, save_async
-from mpistrat.training.pending_save import PendingSave
+from mpistrat.training.checkpoint.pending_save import PendingSave
+from mpistrat.training.checkpoint.variables import load, save, save_async
 from mpistrat.training.progress import progress
 
 __all__ = ["PendingSave", "load", "progress", "save", "save_async"]

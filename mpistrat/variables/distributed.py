@@ -11,7 +11,7 @@ import numpy as np
 from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import kind_on

@@ -10,7 +10,7 @@ from mpistrat.bench import sizes
 from mpistrat.bench.reduction import networks
 from mpistrat.bench.reduction.bounds import least_bytes
 from mpistrat.bench.reduction.networks import NETWORKS
-from mpistrat.collectives import cost_file
+from mpistrat.collectives.algorithms import cost_file
 
 PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", "one call"}
 BUFFER = {"mpistrat", "mpistrat, hierarchical", "one call"}
@@ -114,7 +114,7 @@ def test_least_bytes():
 
 CHOSEN = """
 import numpy as np, mpistrat
-from mpistrat.collectives.choose import choose
+from mpistrat.collectives.algorithms.choose import choose
 from mpistrat.runtime.device import Device
 topology = mpistrat.MultiWorkerMirroredStrategy().extended._topology
 names = [choose(topology, nbytes, np.dtype("f4"), Device("cpu")).name for nbytes in (1000, 100_000)]

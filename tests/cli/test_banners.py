@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpistrat.cli.banners import Death, Filter, of_stderr, of_stdout
+from mpistrat.cli.run.banners import Death, Filter, of_stderr, of_stdout
 
 DASHES = "-" * 74 + "\n"
 EQUALS = "=" * 83 + "\n"

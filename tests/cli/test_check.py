@@ -24,19 +24,19 @@ if rank == "1":
     if "hidden-gpu" in faults:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "clock" in faults:
-        from mpistrat.cli.checks import clocks
+        from mpistrat.cli.check.checks import clocks
         clocks.now = lambda: time.time() + 30
     if "library" in faults:
-        from mpistrat.cli.checks import library
+        from mpistrat.cli.check.checks import library
         describe = library.describe
         library.describe = lambda text: {**describe(text), "library": "MPI of another kind 1.0"}
-    if "aborts" in faults and "mpistrat.cli.checks.child" in sys.orig_argv:
-        from mpistrat.cli.checks import clocks
+    if "aborts" in faults and "mpistrat.cli.check.checks.child" in sys.orig_argv:
+        from mpistrat.cli.check.checks import clocks
         def abort():
             from mpi4py import MPI
             MPI.COMM_WORLD.Abort(3)
         clocks.now = abort
-    if "silent" in faults and "mpistrat.cli.checks.child" in sys.orig_argv:
+    if "silent" in faults and "mpistrat.cli.check.checks.child" in sys.orig_argv:
         time.sleep(60)
 """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.cli.checks import (
+from mpistrat.cli.check.checks import (
     CHECKS,
     binding,
     clocks,
@@ -21,9 +21,9 @@ from mpistrat.cli.checks import (
     shared_memory,
     start,
 )
-from mpistrat.cli.checks.finding import START, Blame, CheckedJob, CheckOptions, Trouble, Verdict
-from mpistrat.cli.checks.mailbox import Inbox, Outbox, key_of
-from mpistrat.cli.checks.talk import rounds
+from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Trouble, Verdict
+from mpistrat.cli.check.checks.mailbox import Inbox, Outbox, key_of
+from mpistrat.cli.check.checks.talk import rounds
 from mpistrat.cluster_resolver import Placement
 
 OK, LOOK, FIX, UNKNOWN = Verdict

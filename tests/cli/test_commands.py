@@ -25,7 +25,7 @@ def invoke(*arguments):
 def test_help_lists_the_commands():
     result = invoke("--help")
     assert result.exit_code == 0
-    for name, line in COMMANDS.items():
+    for name, (_, line) in COMMANDS.items():
         assert name in result.output
         assert line in " ".join(result.output.split())
     assert invoke("--version").output == f"mpistrat, version {__version__}\n"
@@ -121,7 +121,7 @@ def test_info_on_several_ranks(run_ranks):
 
 def test_info_without_mpi(monkeypatch):
     """It is asked for where something is wrong: it says so, and goes on."""
-    from mpistrat.runtime import mpi
+    from mpistrat.runtime.process import mpi
 
     def start():
         raise RuntimeError("cannot load MPI library")

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from mpistrat.cli import machine
-from mpistrat.cli.job import Machine, plan
-from mpistrat.cli.launcher import Launcher
+from mpistrat.cli.run import machine
+from mpistrat.cli.run.job import Machine, plan
+from mpistrat.cli.run.launcher import Launcher
 
 OPEN_MPI_5 = Launcher("/opt/bin/mpirun", "openmpi", (5, 0, 11))
 OPEN_MPI_4 = Launcher("/usr/bin/mpirun", "openmpi", (4, 1, 4))

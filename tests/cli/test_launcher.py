@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mpistrat.cli import launcher
-from mpistrat.cli.launcher import Launcher, check, find, identify
+from mpistrat.cli.run import launcher
+from mpistrat.cli.run.launcher import Launcher, check, find, identify
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution\0"
 MPICH = "MPICH Version:      5.0.2\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.cli import leftovers
+from mpistrat.cli.run import leftovers
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path("/dev/shm")

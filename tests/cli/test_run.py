@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.cli import processes
-from mpistrat.cli.launcher import find
+from mpistrat.cli.run import processes
+from mpistrat.cli.run.launcher import find
 
 ROOT = Path(__file__).parents[2]
 FAMILY = find().family

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mpistrat.cli import commands, launcher
+from mpistrat.cli import commands
+from mpistrat.cli.run import launcher
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "gpu", "hetjob", "mpich", "requeue")

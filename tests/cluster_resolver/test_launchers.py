@@ -250,7 +250,7 @@ class TestOwnLaunchers:
 
     def test_started_by_ssh(self, monkeypatch):
         """mpiexec hands on the name of the node on which it was called."""
-        monkeypatch.setattr("mpistrat.cluster_resolver.launched.own_host", lambda: "b.cluster.org")
+        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "b.cluster.org")
         slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
         told = {name: value for name, value in HYDRA.items() if name != "PMI_HOSTNAME"}
         for name in [each for each in os.environ if each.startswith(("SLURM", "OMPI_", "PMI"))]:
@@ -274,7 +274,7 @@ class TestOwnLaunchers:
     @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
     def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
         """Neither this machine nor the one on which mpiexec was called is that rank's."""
-        monkeypatch.setattr("mpistrat.cluster_resolver.launched.own_host", lambda: "a")
+        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "a")
         told = {each: value for each, value in MPIRUNS[mpi].items() if each != "PMI_HOSTNAME"}
         placement = resolve({**around, **told, "SLURMD_NODENAME": name}).placement
         check(placement)

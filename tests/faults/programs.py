@@ -12,11 +12,11 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives.exact import ExactAllReduce
-from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
-from mpistrat.collectives.ordered import OrderedAllReduce
-from mpistrat.runtime.agreement import NodeAgreement
-from mpistrat.runtime.node_memory import NodeMemory
+from mpistrat.collectives.algorithms.exact import ExactAllReduce
+from mpistrat.collectives.algorithms.mpi import MpiAllReduce
+from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
+from mpistrat.runtime.agreement.agreement import NodeAgreement
+from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from mpistrat.optimizers import SGD, Adam
-from mpistrat.runtime.kernels import copy_each
+from mpistrat.runtime.gpu.kernels import copy_each
 
 
 def seconds(action: Callable[[], object], repetitions: int) -> float:

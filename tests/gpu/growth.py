@@ -18,7 +18,7 @@ import cupy
 import numpy as np
 
 import mpistrat
-from mpistrat.collectives.gpu_all_reduce import obstacles
+from mpistrat.collectives.gpu.all_reduce import obstacles
 from mpistrat.experimental import CommunicationOptions
 
 LENGTHS = (1, 1000, 70_001, 3_000_001)  # elements: of each in turn, and lists of all

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mpistrat.runtime import affinity
+from mpistrat.runtime.process import affinity
 
 PROGRAM = """
 import os, warnings

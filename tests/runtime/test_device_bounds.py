@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpistrat.runtime import device_bounds
-from mpistrat.runtime.device_bounds import Bounds
+from mpistrat.runtime.gpu import bounds as device_bounds
+from mpistrat.runtime.gpu.bounds import Bounds
 
 
 @pytest.fixture

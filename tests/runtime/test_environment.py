@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mpistrat
-from mpistrat.collectives.choose import ALGORITHMS
+from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.runtime import environment
 from mpistrat.runtime.environment import OptionError
 

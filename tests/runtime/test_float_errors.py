@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpistrat.runtime import float_errors
+from mpistrat.runtime.process import float_errors
 
 
 @pytest.mark.parametrize("ignoring", [float_errors.ignoring(), float_errors._under_errstate])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpistrat.runtime.launch import (
+from mpistrat.runtime.process.launch import (
     Started,
     check_singleton,
     launcher_variables,

@@ -4,8 +4,8 @@ import ast
 from pathlib import Path
 
 from mpistrat.cluster_resolver import resolve
-from mpistrat.runtime.launch import launcher_variables, started_tasks, without_launcher
-from mpistrat.runtime.launchers import JSRUN, LAUNCHERS, MPIRUN, PALS
+from mpistrat.runtime.process.launch import launcher_variables, started_tasks, without_launcher
+from mpistrat.runtime.process.launchers import JSRUN, LAUNCHERS, MPIRUN, PALS
 
 ROOT = Path(__file__).parents[2] / "mpistrat"
 NUMBERS = {
@@ -20,7 +20,8 @@ def test_no_other_file_names_them():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for path in ROOT.rglob("*.py")
-        if path.relative_to(ROOT).as_posix() not in ("runtime/launchers.py", "runtime/launch.py")
+        if path.relative_to(ROOT).as_posix()
+        not in ("runtime/process/launchers.py", "runtime/process/launch.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in NUMBERS
     ]

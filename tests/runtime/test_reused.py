@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from mpistrat.runtime import reused
-from mpistrat.runtime.reused import Buffers
+from mpistrat.runtime.memory import buffer_pool as reused
+from mpistrat.runtime.memory.buffer_pool import Buffers
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ import cluster as clusters
 import pytest
 from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, with_digits
 
-from mpistrat.cli.launcher import library_of
-from mpistrat.runtime.launch import srun_plugin
+from mpistrat.cli.run.launcher import library_of
+from mpistrat.runtime.process.launch import srun_plugin
 
 SECONDS = pytest.StashKey[list[str]]()
 

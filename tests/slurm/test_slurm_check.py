@@ -10,7 +10,7 @@ import namespaces
 import pytest
 from jobs import HALF_A_MESSAGE
 
-from mpistrat.cli.launcher import library_of
+from mpistrat.cli.run.launcher import library_of
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
 

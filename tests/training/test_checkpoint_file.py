@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.training import checkpoint_write
-from mpistrat.training.checkpoint_format import checksum
-from mpistrat.training.checkpoint_read import read
-from mpistrat.training.checkpoint_write import write
-from mpistrat.training.disk_writer import disk_writer
-from mpistrat.training.sparse_file import SparseFile
+from mpistrat.training.checkpoint import write as checkpoint_write
+from mpistrat.training.checkpoint.disk_writer import disk_writer
+from mpistrat.training.checkpoint.format import checksum
+from mpistrat.training.checkpoint.read import read
+from mpistrat.training.checkpoint.sparse_file import SparseFile
+from mpistrat.training.checkpoint.write import write
 
 DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ">f4", ">i2", "S3", [("a", "i4"), ("b", "f8", 2)]]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.bench.report import LIBRARY, Report
-from mpistrat.runtime.device_bounds import bounds
+from mpistrat.runtime.gpu.bounds import bounds
 
 ARRAY, BOUND = "array on a GPU", "bound"
 CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
@@ -87,7 +87,7 @@ def _ways(
     import cupy
 
     from mpistrat.experimental import CommunicationOptions
-    from mpistrat.runtime import mpi
+    from mpistrat.runtime.process import mpi
 
     MPI = mpi.start()
     ways: dict[tuple[str, str], GpuWay] = {}
@@ -128,7 +128,7 @@ def _ways(
         receive[...] = cupy.asarray(total)
 
     def down_and_up(send: Any, receive: Any) -> None:
-        from mpistrat.runtime import pinned
+        from mpistrat.runtime.gpu import pinned
 
         step, source, target = pinned.CHUNK_BYTES, int(send.data.ptr), int(receive.data.ptr)
         work = [

@@ -1,6 +1,6 @@
 """Tries which operations of the MPI library work on the memory of GPUs: a program of its own, for one may end it.
 
-mpistrat run -n 2 -m mpistrat.cli.gpu_probe
+mpistrat run -n 2 -m mpistrat.cli.check.gpu_probe
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _ELEMENTS = (5, 100_003)  # what goes by one message and what goes by several
 def main() -> int:
     """Try each operation; what came out is printed and kept. The exit status is 1 if something is missing."""
     from mpistrat.cluster_resolver.ranks.own_device import own_device
-    from mpistrat.collectives import gpu_verdicts
-    from mpistrat.runtime import mpi
+    from mpistrat.collectives.gpu import verdicts as gpu_verdicts
     from mpistrat.runtime.device import cupy_for
+    from mpistrat.runtime.process import mpi
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(mpi.start().COMM_WORLD)
@@ -51,7 +51,7 @@ def main() -> int:
 def _try(topology: Any, cupy: Any, operation: str) -> str:
     import numpy as np
 
-    from mpistrat.collectives import gpu_verdicts
+    from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 
     for elements in _ELEMENTS:
         error = ""
@@ -76,7 +76,7 @@ def _values(rank: int, elements: int, to: int = 0) -> Any:
 def _all_to_all(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
     import numpy as np
 
-    from mpistrat.collectives import gpu_pointers
+    from mpistrat.collectives.gpu import pointers as gpu_pointers
 
     size, rank = topology.size, topology.rank
     send = cupy.asarray(np.concatenate([_values(rank, elements, to) for to in range(size)]))
@@ -88,7 +88,7 @@ def _all_to_all(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
 def _all_gather(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
     import numpy as np
 
-    from mpistrat.collectives import gpu_pointers
+    from mpistrat.collectives.gpu import pointers as gpu_pointers
 
     receive = cupy.zeros(topology.size * elements, np.float32)
     gpu_pointers.all_gather(topology, cupy.asarray(_values(topology.rank, elements)), receive)
@@ -98,7 +98,7 @@ def _all_gather(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
 def _all_gather_uneven(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
     import numpy as np
 
-    from mpistrat.collectives import gpu_pointers
+    from mpistrat.collectives.gpu import pointers as gpu_pointers
 
     counts = [elements + rank if rank % 3 else 0 for rank in range(topology.size)]
     receive = cupy.zeros(sum(counts), np.float32)
@@ -108,7 +108,7 @@ def _all_gather_uneven(topology: Any, cupy: Any, elements: int) -> tuple[Any, An
 
 
 def _broadcast(topology: Any, cupy: Any, elements: int) -> tuple[Any, Any]:
-    from mpistrat.collectives import gpu_pointers
+    from mpistrat.collectives.gpu import pointers as gpu_pointers
 
     root = topology.size - 1
     data = cupy.asarray(_values(topology.rank, elements))

@@ -13,7 +13,7 @@ from mpistrat.bench import launch
 from mpistrat.cli import table
 
 if TYPE_CHECKING:
-    from mpistrat.cli.checks.finding import Check, CheckedJob, Finding
+    from mpistrat.cli.check.checks.finding import Check, CheckedJob, Finding
 
 _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
 
@@ -49,10 +49,10 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     """
     if gpu_direct:
         raise SystemExit(_probe(limit))
-    from mpistrat.cli.checks import CHECKS
-    from mpistrat.cli.checks.finding import CheckOptions, Verdict
-    from mpistrat.cli.checks.mailbox import key_of
-    from mpistrat.cli.checks.watch import Watcher
+    from mpistrat.cli.check.checks import CHECKS
+    from mpistrat.cli.check.checks.finding import CheckOptions, Verdict
+    from mpistrat.cli.check.checks.mailbox import key_of
+    from mpistrat.cli.check.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
 
     try:
@@ -75,10 +75,10 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
 def _probe(limit: float) -> int:
     """Under several ranks here, else under two in a process of its own: a library may crash over it."""
     if launch.under_several_ranks():
-        from mpistrat.cli import gpu_probe
+        from mpistrat.cli.check import gpu_probe
 
         return gpu_probe.main()
-    program = launch.command(2, None, ["-m", "mpistrat.cli.gpu_probe"])
+    program = launch.command(2, None, ["-m", "mpistrat.cli.check.gpu_probe"])
     try:
         status = subprocess.run(program, env=launch.environment(), timeout=limit).returncode
     except subprocess.TimeoutExpired:

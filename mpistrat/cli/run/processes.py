@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpistrat.runtime.launchers import HYDRA, OPEN_MPI
+from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpistrat.cli import banners, leftovers, processes
-from mpistrat.cli.banners import Death
-from mpistrat.cli.job import Job
-from mpistrat.cli.typed import Input
+from mpistrat.cli.run import banners, leftovers, processes
+from mpistrat.cli.run.banners import Death
+from mpistrat.cli.run.job import Job
+from mpistrat.cli.run.typed import Input
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mpistrat.cli.slurm_write import write
+from mpistrat.cli.slurm.write import write
 
 
 @click.group()

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from mpistrat.cli import launcher
-from mpistrat.cli.slurm_script import Resources, Script, text
-from mpistrat.runtime.launch import srun_plugin
+from mpistrat.cli.run import launcher
+from mpistrat.cli.slurm.script import Resources, Script, text
+from mpistrat.runtime.process.launch import srun_plugin
 
 _COUNT = click.IntRange(min=1)
 

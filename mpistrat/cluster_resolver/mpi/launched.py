@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpistrat.cluster_resolver import gpus, layout, slurm_step
+from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.hostlist import expand_hostlist
-from mpistrat.cluster_resolver.launcher import Launched
+from mpistrat.cluster_resolver.mpi.launcher import Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.slurm import step as slurm_step
+from mpistrat.cluster_resolver.slurm.hostlist import expand_hostlist
 from mpistrat.cluster_resolver.variables import own_host, parsed, position_of
-from mpistrat.runtime.launchers import FLUX, OPEN_MPI
+from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
 
 class LaunchedClusterResolver(ClusterResolver):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpistrat.cluster_resolver.variables import first_of
-from mpistrat.runtime.launchers import MPIRUN, LauncherVariables
+from mpistrat.runtime.process.launchers import MPIRUN, LauncherVariables
 
 
 class Launched(NamedTuple):

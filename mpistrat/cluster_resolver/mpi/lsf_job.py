@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpistrat.cluster_resolver.allocation import Allocation, from_lines
 from mpistrat.cluster_resolver.variables import parsed
-from mpistrat.runtime.launchers import JSRUN
+from mpistrat.runtime.process.launchers import JSRUN
 
 JOB = "LSB_JOBID"
 HOSTS = "LSB_MCPU_HOSTS"

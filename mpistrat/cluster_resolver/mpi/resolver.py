@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.cluster_resolver import gpus, lsf_job, pbs_job, slurm_job, slurm_step
+from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.allocation import Allocation
-from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.launcher import Launched, launched
+from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.mpi.launcher import Launched, launched
 from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.slurm import job as slurm_job
+from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import own_host
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from mpistrat.cluster_resolver import SimpleClusterResolver
 from mpistrat.cluster_resolver.choose import resolve
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
-from mpistrat.cluster_resolver.launched import LaunchedClusterResolver
-from mpistrat.cluster_resolver.mpi import placement_in
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
+from mpistrat.cluster_resolver.mpi.resolver import placement_in
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.runtime import mpi
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger(__name__)

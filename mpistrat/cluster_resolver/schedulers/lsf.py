@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpistrat.cluster_resolver import lsf_job
-from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.launcher import Launched, launched, told
-from mpistrat.cluster_resolver.mpi import ALONE
+from mpistrat.cluster_resolver.mpi import lsf_job
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.mpi.launcher import Launched, launched, told
+from mpistrat.cluster_resolver.mpi.resolver import ALONE
 from mpistrat.cluster_resolver.variables import required
-from mpistrat.runtime.launchers import JSRUN
+from mpistrat.runtime.process.launchers import JSRUN
 
 
 class LsfClusterResolver(LaunchedClusterResolver):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpistrat.cluster_resolver import pbs_job
-from mpistrat.cluster_resolver.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.launcher import launched
-from mpistrat.cluster_resolver.mpi import ALONE
+from mpistrat.cluster_resolver.mpi import pbs_job
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.mpi.launcher import launched
+from mpistrat.cluster_resolver.mpi.resolver import ALONE
 from mpistrat.cluster_resolver.variables import required
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.allocation import Allocation
-from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
-from mpistrat.cluster_resolver.slurm_step import GROUPS, NODELIST, groups
+from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
+from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST, groups
 from mpistrat.cluster_resolver.variables import integer, parsed
 
 

@@ -6,11 +6,13 @@ import operator
 import os
 from collections.abc import Mapping, MutableMapping
 
-from mpistrat.cluster_resolver import gpus, layout, slurm_job, slurm_step
+from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.gpu_bind import among
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.slurm import job as slurm_job
+from mpistrat.cluster_resolver.slurm import step as slurm_step
 
 
 class SlurmClusterResolver(ClusterResolver):

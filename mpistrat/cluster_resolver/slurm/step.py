@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
-from mpistrat.cluster_resolver.hostlist import expand_counts, expand_hostlist
+from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
 from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
-from mpistrat.runtime.launchers import SRUN
+from mpistrat.runtime.process.launchers import SRUN
 
 _SRUN = "srun sets it for every task that it starts; is this program started by srun?"
 NODELIST = "SLURM_STEP_NODELIST"

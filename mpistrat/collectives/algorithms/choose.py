@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpistrat.collectives import costs
-from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.exact import ExactAllReduce
-from mpistrat.collectives.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.hierarchical_copy import HierarchicalCopy
-from mpistrat.collectives.identity import Identity
-from mpistrat.collectives.leader import LeaderAllReduce
-from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
-from mpistrat.collectives.mpi_nonblocking import MpiNonblockingAllReduce
-from mpistrat.collectives.ordered import OrderedAllReduce
+from mpistrat.collectives.algorithms import costs
+from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.exact import ExactAllReduce
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.algorithms.hierarchical_copy import HierarchicalCopy
+from mpistrat.collectives.algorithms.identity import Identity
+from mpistrat.collectives.algorithms.leader import LeaderAllReduce
+from mpistrat.collectives.algorithms.mpi import MpiAllReduce
+from mpistrat.collectives.algorithms.mpi_nonblocking import MpiNonblockingAllReduce
+from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

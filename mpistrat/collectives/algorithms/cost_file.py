@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpistrat.runtime import mpi
 from mpistrat.runtime.environment import Options, rc
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending

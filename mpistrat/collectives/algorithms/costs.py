@@ -6,7 +6,7 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 
@@ -16,7 +16,7 @@ def heed(topology: Topology) -> None:
     if topology.costs is None:
         found, tuned = None, rc.tuned  # read on every rank, so that all raise
         if topology.rank == 0 and topology.size > 1 and tuned:
-            from mpistrat.collectives import cost_file
+            from mpistrat.collectives.algorithms import cost_file
 
             found = cost_file.read(topology)
         topology.costs = topology.broadcast_object(found) or {}

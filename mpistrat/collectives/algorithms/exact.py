@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.exact_sum import Exchange, exact_sum
-from mpistrat.collectives.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.mpi_all_reduce import MpiAllReduce, mpi_operation
-from mpistrat.collectives.ring import ring_all_reduce
-from mpistrat.runtime import mpi
+from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.exact_sum import Exchange, exact_sum
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
+from mpistrat.collectives.rings.ring import ring_all_reduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _BLOCK = 32 << 10  # elements whose digits stay in the cache

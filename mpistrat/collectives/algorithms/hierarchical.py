@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import WHOLE, Algorithm, agreement_cost
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, agreement_cost
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.rails import all_reduce_on_rails
+from mpistrat.collectives.rings.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

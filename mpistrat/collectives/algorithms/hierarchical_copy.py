@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.mpi_all_reduce import mpi_operation
-from mpistrat.runtime import mpi
+from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

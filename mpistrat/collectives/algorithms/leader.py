@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.runtime.agreement import PAYLOAD_BYTES, Payload
+from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

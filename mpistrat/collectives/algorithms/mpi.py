@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm, agreement_cost
-from mpistrat.runtime import mpi
+from mpistrat.collectives.algorithms.contract import Algorithm, agreement_cost
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # A piece that stays in the cache between the library's passes over it; it also keeps counts far below

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import agreement_cost
-from mpistrat.collectives.mpi_all_reduce import MpiAllReduce
+from mpistrat.collectives.algorithms.contract import agreement_cost
+from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.runtime.topology import Topology
 
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.hierarchical import HierarchicalAllReduce
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from mpistrat.collectives import arena, gpu_packing
-from mpistrat.collectives.gpu_direct import GpuDirectRoute
-from mpistrat.collectives.gpu_nccl import NcclRoute
-from mpistrat.collectives.gpu_packing import PackedBucket
-from mpistrat.collectives.gpu_pinned import PinnedRoute
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives import arena
+from mpistrat.collectives.gpu import packing as gpu_packing
+from mpistrat.collectives.gpu.direct import GpuDirectRoute
+from mpistrat.collectives.gpu.nccl import NcclRoute
+from mpistrat.collectives.gpu.packing import PackedBucket
+from mpistrat.collectives.gpu.pinned import PinnedRoute
+from mpistrat.collectives.gpu.route import Route
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
-from mpistrat.runtime.operation import Operation
 from mpistrat.runtime.topology import Topology
 
 # In the order of preference; the last is possible everywhere.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.collectives import gpu_pointers
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.kernels import as_bits, copy_each
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.gpu.kernels import as_bits, copy_each
 from mpistrat.runtime.topology import Topology
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import gpu_pointers
-from mpistrat.collectives.gpu_combine import combine_on_gpu
-from mpistrat.collectives.gpu_packing import PackedBucket, finish, widened
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu.combine import combine_on_gpu
+from mpistrat.collectives.gpu.packing import PackedBucket, finish, widened
+from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu_packing import PackedBucket, finish, widened
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.gpu.packing import PackedBucket, finish, widened
+from mpistrat.collectives.gpu.route import Route
+from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.device import cupy_for, gpu_count
-from mpistrat.runtime.operation import ranks_in_words
 from mpistrat.runtime.topology import Topology
 
 _TYPES = {

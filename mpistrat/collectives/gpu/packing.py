@@ -12,8 +12,8 @@ import numpy as np
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
-from mpistrat.runtime import kernels
 from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.gpu import kernels
 from mpistrat.values import ReduceOp
 
 PACK_BYTES = 64 << 20  # of a message of several arrays

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpistrat.collectives.algorithm import Algorithm
-from mpistrat.collectives.choose import choose
+from mpistrat.collectives.algorithms.choose import choose
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.division import divide
-from mpistrat.collectives.gpu_packing import GpuBucket, PackedBucket
-from mpistrat.collectives.gpu_route import Route
+from mpistrat.collectives.gpu.packing import GpuBucket, PackedBucket
+from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
+from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.runtime.topology import Topology
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import gpu_verdicts
-from mpistrat.runtime import mpi
+from mpistrat.collectives.gpu import verdicts as gpu_verdicts
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.environment import Options, rc
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 PIECE_BYTES = 64 << 20

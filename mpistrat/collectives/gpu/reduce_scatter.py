@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import gpu_packing, gpu_pointers
-from mpistrat.collectives.gpu_combine import combine_on_gpu
+from mpistrat.collectives.gpu import packing as gpu_packing
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.kernels import copy_each
-from mpistrat.runtime.operation import operation
+from mpistrat.runtime.gpu.kernels import copy_each
 from mpistrat.runtime.topology import Topology
 
 

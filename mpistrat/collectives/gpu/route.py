@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu_packing import GpuBucket, PackedBucket
+from mpistrat.collectives.gpu.packing import GpuBucket, PackedBucket
 from mpistrat.runtime.topology import Topology
 
 

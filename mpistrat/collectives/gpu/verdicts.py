@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime import mpi
 from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Moves only: reductions and what is not blocking are never asked for.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing, small_all_reduce, structures
-from mpistrat.collectives.cross_device_ops import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.operations import Op
+from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
@@ -102,7 +102,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
     ) -> None:
         """Replace the arrays at some places, which live on a GPU, by their reductions."""
-        from mpistrat.collectives import gpu_all_reduce  # most programs need none of it
+        from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs need none of it
 
         values = [arrays.to_cupy(out[i]) for i in where]
         totals = gpu_all_reduce.all_reduce(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
+from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.collectives.collective_all_reduce import CollectiveAllReduce
+from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 
 
@@ -38,7 +38,7 @@ class NcclAllReduce(CollectiveAllReduce):
     def __init__(self, num_packs: int = 1):
         if num_packs < 0:
             raise ValueError(f"num_packs must not be negative, not {num_packs}")
-        from mpistrat.collectives.gpu_nccl import nccl_for  # most programs need none of it
+        from mpistrat.collectives.gpu.nccl import nccl_for  # most programs need none of it
 
         nccl_for("NcclAllReduce")
         super().__init__()

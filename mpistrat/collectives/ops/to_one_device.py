@@ -10,13 +10,13 @@ import numpy as np
 
 from mpistrat.collectives import dtypes
 from mpistrat.collectives.broadcast import broadcast
-from mpistrat.collectives.cross_device_ops import CrossDeviceOps
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.collectives.ops.base import CrossDeviceOps
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.operation import operation
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
+from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.topology import Topology
 
 _BLOCK_BYTES = 128 << 10  # copied between two looks at the wire

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.reused import Buffers
+from mpistrat.runtime.memory.buffer_pool import Buffers
 
 _AHEAD = 16  # receives that wait at a time: the wire carries some while others are added up
 # Own segments overtake those that are passed on, so they are told apart.

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpistrat.data.contracts import Peers, Source
 from mpistrat.data.options import AUTOTUNE, MOST_PREFETCH, PREFETCH, AutoShardPolicy
-from mpistrat.data.plan import PipelinePlan
-from mpistrat.data.split import piece
-from mpistrat.data.transforms import Batch, Shard, Skip, Take, Transform, length_of
+from mpistrat.data.pipeline.plan import PipelinePlan
+from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, length_of
+from mpistrat.data.rows.contracts import Peers, Source
+from mpistrat.data.rows.split import piece
 
 INFINITE_CARDINALITY = -1
 """What `Dataset.cardinality` says of an endless dataset."""

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context
-from mpistrat.data.on_device import fetched, handed_over
-from mpistrat.data.optional import NextAsOptional
-from mpistrat.data.passes import Passes
-from mpistrat.data.prefetch import Prefetched
-from mpistrat.data.throughput_log import ThroughputLog
+from mpistrat.data.distribute.on_device import fetched, handed_over
+from mpistrat.data.distribute.passes import Passes
+from mpistrat.data.distribute.throughput_log import ThroughputLog
+from mpistrat.data.pipeline.optional import NextAsOptional
+from mpistrat.data.pipeline.prefetch import Prefetched
 
 if TYPE_CHECKING:
     from mpistrat.runtime.device import Device

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.device_feed import Sent, feed, received
+from mpistrat.runtime.gpu.feed import Sent, feed, received
 
 _KINDS = "biufc"
 _FURTHER = ("bfloat16",)

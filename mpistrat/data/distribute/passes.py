@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpistrat.data import spec
-from mpistrat.data.contracts import Peers
+from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.distribute.state import Position, resumed, state_of
+from mpistrat.data.distribute.throughput_log import ThroughputLog
 from mpistrat.data.options import AUTOTUNE
-from mpistrat.data.policies import Division
-from mpistrat.data.prefetch import Turns
-from mpistrat.data.state import Position, resumed, state_of
-from mpistrat.data.throughput_log import ThroughputLog
+from mpistrat.data.pipeline.prefetch import Turns
+from mpistrat.data.rows import spec
+from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.device import Device
 
 

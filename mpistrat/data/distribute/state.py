@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpistrat.data.manifest import unpacked
-from mpistrat.data.policies import Division
-from mpistrat.data.transforms import Batch, Shuffle, Transform, with_seeds
+from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.hdf5.manifest import unpacked
+from mpistrat.data.pipeline.transforms import Batch, Shuffle, Transform, with_seeds
 
 _VERSION = 1
 _FILES_SHOWN = 3

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.contracts import Peers
+from mpistrat.data.rows.contracts import Peers
 
 _log = logging.getLogger("mpistrat.data")
 _TAG = 7301

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat import nest
-from mpistrat.data import spec
-from mpistrat.data.contracts import Peers
+from mpistrat.data.distribute.autoshard import UNKNOWN_CARDINALITY, Division, with_hints
 from mpistrat.data.options import AutoShardPolicy
-from mpistrat.data.policies import UNKNOWN_CARDINALITY, Division, with_hints
-from mpistrat.data.split import piece
-from mpistrat.data.stream import StreamPlan
-from mpistrat.data.transforms import Transform
+from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.pipeline.transforms import Transform
+from mpistrat.data.rows import spec
+from mpistrat.data.rows.contracts import Peers
+from mpistrat.data.rows.split import piece
 
 
 class _Streamed(Division):

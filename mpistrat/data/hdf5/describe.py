@@ -11,20 +11,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.data import codecs_hdf5
-from mpistrat.data.byte_order import native
 from mpistrat.data.errors import (
     DataFileError,
     DatasetMismatchError,
     DatasetNotFoundError,
     FilterUnavailableError,
 )
-from mpistrat.data.locate_hdf5 import Locator
-from mpistrat.data.open_hdf5 import opened, reason
-from mpistrat.data.records_hdf5 import Chunked as Chunked
-from mpistrat.data.records_hdf5 import Column as Column
-from mpistrat.data.records_hdf5 import FileRecord as FileRecord
-from mpistrat.data.records_hdf5 import Joined, Layout, ThroughHdf5
+from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5.locate import Locator
+from mpistrat.data.hdf5.open_file import opened, reason
+from mpistrat.data.hdf5.records import Chunked as Chunked
+from mpistrat.data.hdf5.records import Column as Column
+from mpistrat.data.hdf5.records import FileRecord as FileRecord
+from mpistrat.data.hdf5.records import Joined, Layout, ThroughHdf5
+from mpistrat.data.rows.byte_order import native
 
 _NAMES_SHOWN = 20
 

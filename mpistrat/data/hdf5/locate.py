@@ -9,10 +9,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.data import codecs_hdf5, virtual_hdf5
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.records_hdf5 import Chunked, Contiguous, Extent, Layout, OtherFile, ThroughHdf5
-from mpistrat.data.unwritten_hdf5 import never_written
+from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5 import virtual as virtual_hdf5
+from mpistrat.data.hdf5.records import Chunked, Contiguous, Extent, Layout, OtherFile, ThroughHdf5
+from mpistrat.data.hdf5.unwritten import never_written
 
 _WHOLE_FILE = h5py.h5f.UNLIMITED
 

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from mpistrat.data import manifest_file
-from mpistrat.data.blocks import Blocks, WholeChunks, chunk_rows_of
-from mpistrat.data.contracts import Peers
 from mpistrat.data.errors import (
     DataFileError,
     DatasetMismatchError,
     EmptyDatasetError,
     FilterUnavailableError,
 )
-from mpistrat.data.file_list import FileList
+from mpistrat.data.hdf5 import manifest_file
+from mpistrat.data.hdf5.file_list import FileList
+from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
+from mpistrat.data.rows.contracts import Peers
 
 if TYPE_CHECKING:
-    from mpistrat.data.records_hdf5 import FileRecord
+    from mpistrat.data.hdf5.records import FileRecord
 
 _log = logging.getLogger("mpistrat.data")
 _MOST_IN_IDENTITY = 64 << 10
@@ -224,7 +224,7 @@ class Manifests:
             return DataFileError(f"{self.files}: {type(error).__name__}: {error}; fix: see the error")
 
     def _describe(self, number: int) -> FileRecord:
-        from mpistrat.data.describe_hdf5 import describe
+        from mpistrat.data.hdf5.describe import describe
 
         if number not in self._known:
             self._known[number] = describe(self.files.paths()[number], self._names)

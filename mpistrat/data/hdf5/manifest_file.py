@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.data.atomic import appearing
 from mpistrat.data.errors import DataFileError
+from mpistrat.runtime.atomic_file import appearing
 
 if TYPE_CHECKING:
-    from mpistrat.data.records_hdf5 import FileRecord
+    from mpistrat.data.hdf5.records import FileRecord
 
 _FORMAT = "mpistrat manifest"
 _VERSION = 1
@@ -19,7 +19,7 @@ _VERSION = 1
 
 def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequence[FileRecord]) -> None:
     """Keep the records of these files, whose paths are stored relative to this one."""
-    from mpistrat.data.records_hdf5 import to_json
+    from mpistrat.data.hdf5.records import to_json
 
     folder = os.path.dirname(path)
     kept = {
@@ -48,7 +48,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
     DataFileError
         If it is no manifest, or that of other files or datasets.
     """
-    from mpistrat.data.records_hdf5 import from_json
+    from mpistrat.data.hdf5.records import from_json
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def check(path: str, file: str, record: FileRecord) -> None:
 
 
 def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
-    from mpistrat.data.records_hdf5 import joined_path
+    from mpistrat.data.hdf5.records import joined_path
 
     yield file, record.size, record.mtime_ns
     for column in record.columns:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import h5py
 
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.writers import who_writes
+from mpistrat.data.hdf5.file_lock import who_writes
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.data.descriptors import Descriptor, Descriptors
 from mpistrat.data.errors import ChecksumError, DataFileError
-from mpistrat.data.read_chunks import DecodedChunks
-from mpistrat.data.read_direct import RowReader, rows_of
-from mpistrat.data.read_through_h5py import OpenFiles
-from mpistrat.data.records_hdf5 import FileRecord, ThroughHdf5, joined_path, to_json
+from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
+from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Descriptors
+from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
+from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
+from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json
 
 _LAYOUTS_KEPT = 256
 
@@ -112,7 +112,7 @@ class Reader:
 
     def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
         """Whether a file that was written to after it was described, or has another time on this node, is the same."""
-        from mpistrat.data.describe_hdf5 import describe
+        from mpistrat.data.hdf5.describe import describe
 
         if self._written.get(name) != mtime_ns:
             try:

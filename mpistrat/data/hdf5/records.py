@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data.blocks import WholeChunks
+from mpistrat.data.rows.blocks import WholeChunks
 
 
 class OtherFile(NamedTuple):

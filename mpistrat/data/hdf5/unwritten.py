@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.records_hdf5 import ThroughHdf5
+from mpistrat.data.hdf5.records import ThroughHdf5
 
 
 def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:

@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
-from mpistrat.data.open_hdf5 import opened
-from mpistrat.data.records_hdf5 import Joined, Layout, Part, ThroughHdf5
-from mpistrat.data.unwritten_hdf5 import never_written
+from mpistrat.data.hdf5.open_file import opened
+from mpistrat.data.hdf5.records import Joined, Layout, Part, ThroughHdf5
+from mpistrat.data.hdf5.unwritten import never_written
 
 # The layout of a dataset of a file, and what errors call it: `Locator.locate`.
 Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"

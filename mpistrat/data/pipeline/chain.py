@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpistrat.data.options import SHARD_HINT, Options
-from mpistrat.data.transforms import (
+from mpistrat.data.pipeline.transforms import (
     Batch,
     Map,
     Repeat,

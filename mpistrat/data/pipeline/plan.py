@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data import elements, spec
-from mpistrat.data.advice import Advice
-from mpistrat.data.contracts import Source
-from mpistrat.data.transforms import Batch, Map, Order, Segment, Transform
+from mpistrat.data.pipeline.readahead import Advice
+from mpistrat.data.pipeline.transforms import Batch, Map, Order, Segment, Transform
+from mpistrat.data.rows import elements, spec
+from mpistrat.data.rows.contracts import Source
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024

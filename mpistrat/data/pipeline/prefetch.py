@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from mpistrat import context
-from mpistrat.data.optional import NextAsOptional
-from mpistrat.runtime import threads
+from mpistrat.data.pipeline.optional import NextAsOptional
+from mpistrat.runtime.agreement import threads
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpistrat.data.contracts import Source
-from mpistrat.data.transforms import BlocksShuffled
+from mpistrat.data.pipeline.transforms import BlocksShuffled
+from mpistrat.data.rows.contracts import Source
 
 
 class Advice:

@@ -10,9 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data import elements, spec
-from mpistrat.data.source_iterable import IterableSource
-from mpistrat.data.transforms import (
+from mpistrat.data.pipeline.transforms import (
     Batch,
     Map,
     Repeat,
@@ -22,6 +20,8 @@ from mpistrat.data.transforms import (
     Take,
     Transform,
 )
+from mpistrat.data.rows import elements, spec
+from mpistrat.data.sources.iterable import IterableSource
 
 _OPEN_AT_ONCE = 2
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mpistrat.data.blocks import BlockOrder, Blocks
-from mpistrat.data.feistel import Feistel, round_keys
 from mpistrat.data.options import SHARD_HINT
-from mpistrat.data.permutation import Permutations
+from mpistrat.data.pipeline.permutation import Permutations
+from mpistrat.data.rows.blocks import BlockOrder, Blocks
+from mpistrat.data.rows.feistel import Feistel, round_keys
 
 # Positions in the numbers that were asked for, their numbers in the input, the input's iteration.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"

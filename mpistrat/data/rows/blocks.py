@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.data.feistel import Feistel, round_keys
+from mpistrat.data.rows.feistel import Feistel, round_keys
 
 MOST_DECODED = 48 << 20
 """Bytes of decoded chunks that a reader keeps because only some of their rows were wanted.

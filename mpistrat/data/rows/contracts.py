@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from mpistrat.data.blocks import Blocks
+    from mpistrat.data.rows.blocks import Blocks
 
 
 class Peers(Protocol):

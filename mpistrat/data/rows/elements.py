@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.byte_order import in_native_order
+from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.runtime import arrays
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data import elements
-from mpistrat.data.contracts import Source
-from mpistrat.data.spec import ArraySpec
+from mpistrat.data.rows import elements
+from mpistrat.data.rows.contracts import Source
+from mpistrat.data.rows.spec import ArraySpec
 
 
 class ArraySource(Source):

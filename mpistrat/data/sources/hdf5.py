@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.blocks import Blocks
-from mpistrat.data.contracts import Peers, Source
 from mpistrat.data.errors import NotFiniteError
-from mpistrat.data.file_list import FileList
-from mpistrat.data.finite import first_not_finite
-from mpistrat.data.manifest import Manifest, Manifests
-from mpistrat.data.read_hdf5 import Reader
-from mpistrat.data.spec import ArraySpec
-from mpistrat.runtime import launch, mpi
-from mpistrat.runtime.reused import Buffers
+from mpistrat.data.hdf5.file_list import FileList
+from mpistrat.data.hdf5.manifest import Manifest, Manifests
+from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.rows.blocks import Blocks
+from mpistrat.data.rows.contracts import Peers, Source
+from mpistrat.data.rows.finite import first_not_finite
+from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.runtime.process import launch, mpi
 
 _AT_ONCE_BYTES = 4 << 20
 

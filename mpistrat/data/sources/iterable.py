@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mpistrat.data import elements
-from mpistrat.data.contracts import Peers
+from mpistrat.data.rows import elements
+from mpistrat.data.rows.contracts import Peers
 
 
 class IterableSource:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data import elements, spec
-from mpistrat.data.byte_order import in_native_order
-from mpistrat.data.contracts import Source
-from mpistrat.data.spec import ArraySpec
+from mpistrat.data.rows import elements, spec
+from mpistrat.data.rows.byte_order import in_native_order
+from mpistrat.data.rows.contracts import Source
+from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime import arrays
 
 

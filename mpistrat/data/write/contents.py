@@ -8,7 +8,7 @@ from typing import NamedTuple
 import h5py
 
 from mpistrat.data.errors import EmptyDatasetError
-from mpistrat.data.open_hdf5 import opened
+from mpistrat.data.hdf5.open_file import opened
 
 
 class Contents(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.data.contents_hdf5 import contents
-from mpistrat.data.describe_hdf5 import describe
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError
-from mpistrat.data.open_hdf5 import open_file, opened
-from mpistrat.data.writable import NewColumn, WritableRows
-from mpistrat.data.write_hdf5 import Storage, check_targets, write_rows
+from mpistrat.data.hdf5.describe import describe
+from mpistrat.data.hdf5.open_file import open_file, opened
+from mpistrat.data.write.contents import contents
+from mpistrat.data.write.writable import NewColumn, WritableRows
+from mpistrat.data.write.write import Storage, check_targets, write_rows
 
 
 def shard(

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from mpistrat.data.atomic import publish, to_disk
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
-from mpistrat.data.split import piece
-from mpistrat.data.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
+from mpistrat.data.rows.split import piece
+from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
+from mpistrat.runtime.atomic_file import publish, to_disk
 
 _BLOCK_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime import mpi
-from mpistrat.runtime.node_memory import NodeMemory
-from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.memory.node import NodeMemory
+from mpistrat.runtime.process import mpi
 
 PAYLOAD_BYTES = 1 << 20  # of a message between leaders, at most
 _DISAGREED = -1

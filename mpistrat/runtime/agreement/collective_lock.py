@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from mpistrat.runtime import arrival, float_errors, threads
-from mpistrat.runtime.abandoned import anyone_in_turn
-from mpistrat.runtime.agreement import Agreement, Payload, TwoTierAgreement
-from mpistrat.runtime.node_memory import NodeMemory
-from mpistrat.runtime.operation import (
+from mpistrat.runtime.agreement import arrival, threads
+from mpistrat.runtime.agreement.abandoned import anyone_in_turn
+from mpistrat.runtime.agreement.agreement import Agreement, Payload, TwoTierAgreement
+from mpistrat.runtime.agreement.operation import (
     MismatchError,
     Operation,
     Said,
@@ -23,6 +22,8 @@ from mpistrat.runtime.operation import (
     mismatch,
     ranks_in_words,
 )
+from mpistrat.runtime.memory.node import NodeMemory
+from mpistrat.runtime.process import float_errors
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime import pinned
 from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.gpu import pinned
 
 _CHUNKS = 4  # of the ring of pinned memory: a thread fills one while the others are copied
 _ALIGNMENT = 256  # of what lies in one of them

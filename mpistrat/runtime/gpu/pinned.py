@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.reused import Buffers
+from mpistrat.runtime.memory.buffer_pool import Buffers
 
 CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
 _WITH_BFLOAT16 = 14

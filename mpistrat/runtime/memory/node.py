@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime.shared_memory import share
+from mpistrat.runtime.memory.shared import share
 
 _HEADER = 8  # bytes that a rank says what it does in
 _LINE = 64  # of a cache

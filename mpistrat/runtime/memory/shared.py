@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime import private_file
+from mpistrat.runtime.process import private_file
 
 _FOLDER = "/dev/shm"
 _TOKEN_BYTES = 16

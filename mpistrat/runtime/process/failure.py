@@ -21,7 +21,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from mpistrat.runtime import private_file
+from mpistrat.runtime.process import private_file
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 

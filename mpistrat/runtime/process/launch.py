@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpistrat.runtime.launchers import FLUX, HYDRA, JSRUN, LAUNCHERS, MPIRUN, MVAPICH, OPEN_MPI, PALS, SRUN
+from mpistrat.runtime.process.launchers import (
+    FLUX,
+    HYDRA,
+    JSRUN,
+    LAUNCHERS,
+    MPIRUN,
+    MVAPICH,
+    OPEN_MPI,
+    PALS,
+    SRUN,
+)
 
 
 class AloneError(RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.runtime import failure, launch, log
+from mpistrat.runtime.process import failure, launch, log
 
 _mpi: Any = None
 

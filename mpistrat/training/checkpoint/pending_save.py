@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.room import Room
+from mpistrat.training.checkpoint.buffers import Room
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class PendingSave:
         """Copy the values, and let a thread write them. An error is kept for when all ranks can know of it."""
         try:
             # Not in the thread: the program may be at its end there.
-            from mpistrat.training.checkpoint_write import write
+            from mpistrat.training.checkpoint.write import write
 
             staged = room.copies(values)
         except Exception as error:

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.describe_hdf5 import opened
-from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.data.hdf5.describe import opened
+from mpistrat.training.checkpoint.format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _FIX = "fix: load an earlier checkpoint, or copy this one again"

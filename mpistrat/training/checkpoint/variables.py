@@ -15,9 +15,9 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.training import pending_save
-from mpistrat.training.pending_save import PendingSave
-from mpistrat.training.room import Room
+from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint.buffers import Room
+from mpistrat.training.checkpoint.pending_save import PendingSave
 
 
 def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
@@ -255,14 +255,14 @@ def _values(named: Mapping[str, Variable], topology: Topology) -> dict[str, np.n
 
 
 def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    from mpistrat.training.checkpoint_write import write
+    from mpistrat.training.checkpoint.write import write
 
     write(values, path)
 
 
 def _read(values: Mapping[str, np.ndarray], path: Path) -> tuple[str, bool] | None:
     """Fill the arrays from a file; what is damaged, and whether a checksum says so."""
-    from mpistrat.training.checkpoint_read import read
+    from mpistrat.training.checkpoint.read import read
 
     try:
         read(values, path)

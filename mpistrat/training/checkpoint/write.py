@@ -15,10 +15,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.data.atomic import appearing
-from mpistrat.training.checkpoint_format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
-from mpistrat.training.disk_writer import disk_writer
-from mpistrat.training.sparse_file import SparseFile
+from mpistrat.runtime.atomic_file import appearing
+from mpistrat.training.checkpoint.disk_writer import disk_writer
+from mpistrat.training.checkpoint.format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.training.checkpoint.sparse_file import SparseFile
 
 _PIECE = 4 << 20
 _MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute

@@ -13,7 +13,7 @@ from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.kernels import FLOATS, EachElement
+from mpistrat.runtime.gpu.kernels import FLOATS, EachElement
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpistrat.runtime.kernels import EachElement
+from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.training.optimizers.blocks import ELEMENTS, blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.values import IndexedSlices

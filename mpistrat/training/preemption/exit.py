@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from mpistrat.runtime.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
+from mpistrat.runtime.process.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
 
 # A job that is put back is ended at once, scontrol with it, which would then not say that all went well.
 _KEPT = ("/bin/sh", "-c", 'trap "" TERM; exec "$0" "$@"')

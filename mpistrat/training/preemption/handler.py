@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.cluster_resolver.ranks.cross_check import asked_once
-from mpistrat.runtime import mpi
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.training import preemption_exit
-from mpistrat.training.checkpoint import load, named_variables, save
-from mpistrat.training.pending_save import finish_all
-from mpistrat.training.preemption_config import TerminationConfig
-from mpistrat.training.preemption_pace import Pace
-from mpistrat.training.preemption_watcher import PreemptionWatcher
+from mpistrat.training.checkpoint.pending_save import finish_all
+from mpistrat.training.checkpoint.variables import load, named_variables, save
+from mpistrat.training.preemption import exit as preemption_exit
+from mpistrat.training.preemption.config import TerminationConfig
+from mpistrat.training.preemption.durations import Pace
+from mpistrat.training.preemption.watcher import PreemptionWatcher
 
 FILE = "preemption.h5"
 _COUNT = "PreemptionCheckpointHandler.total_run_calls"

@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.data import AutoShardPolicy, Dataset, Options, describe_hdf5
+from mpistrat.data import AutoShardPolicy, Dataset, Options
+from mpistrat.data.hdf5 import describe as describe_hdf5
 
 WORLD = MPI.COMM_WORLD
 RANK = WORLD.rank

@@ -21,8 +21,8 @@ from mpistrat.data import (
     InputReplicationMode,
     Options,
 )
-from mpistrat.data.contracts import Source
-from mpistrat.data.split import piece
+from mpistrat.data.rows.contracts import Source
+from mpistrat.data.rows.split import piece
 
 fast = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 

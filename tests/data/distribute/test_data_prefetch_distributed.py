@@ -20,9 +20,9 @@ from mpistrat.data import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
     Options,
-    prefetch,
 )
-from mpistrat.runtime import threads
+from mpistrat.data.pipeline import prefetch
+from mpistrat.runtime.agreement import threads
 
 
 def readers():

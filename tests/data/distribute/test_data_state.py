@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset
-from mpistrat.data.blocks import Blocks
-from mpistrat.data.contracts import Source
-from mpistrat.data.policies import deal, divide, imbalance
-from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.data.distribute.autoshard import deal, divide, imbalance
+from mpistrat.data.distribute.state import Position, resumed, state_of
+from mpistrat.data.rows.blocks import Blocks
+from mpistrat.data.rows.contracts import Source
 
 many = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 

@@ -7,11 +7,13 @@ import h5py
 import numpy as np
 import pytest
 
-from mpistrat.data import AutoShardPolicy, Dataset, blocks, codecs_hdf5
-from mpistrat.data.blocks import BlockOrder, Blocks, WholeChunks
-from mpistrat.data.policies import divide
-from mpistrat.data.read_through_h5py import _OpenColumn
-from mpistrat.data.state import Position, resumed, state_of
+from mpistrat.data import AutoShardPolicy, Dataset
+from mpistrat.data.distribute.autoshard import divide
+from mpistrat.data.distribute.state import Position, resumed, state_of
+from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5.layouts.through_h5py import _OpenColumn
+from mpistrat.data.rows import blocks
+from mpistrat.data.rows.blocks import BlockOrder, Blocks, WholeChunks
 
 ROW = 1 << 10  # bytes
 KEPT = 48 << 10  # in place of 48 MiB, as all is a thousandth here

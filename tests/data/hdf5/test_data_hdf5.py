@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import mpistrat
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset, Options
-from mpistrat.data.read_hdf5 import Reader
-from mpistrat.data.read_rows import ContiguousRows
+from mpistrat.data.hdf5.layouts.raw import ContiguousRows
+from mpistrat.data.hdf5.reader import Reader
 
 LAYOUTS = {
     "contiguous": {},
@@ -96,7 +96,7 @@ def test_replicas_share_files(layouts, replicas, size):
 
 
 def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
-    from mpistrat.data import describe_hdf5
+    from mpistrat.data.hdf5 import describe as describe_hdf5
 
     for i in range(6):
         write(tmp_path / f"{i}.h5", 3 + i)

@@ -15,8 +15,8 @@ from mpistrat.data import (
     DatasetMismatchError,
     DistributedDataset,
     Options,
-    describe_hdf5,
 )
+from mpistrat.data.hdf5 import describe as describe_hdf5
 
 
 @pytest.fixture
@@ -215,8 +215,8 @@ def test_a_state_is_of_the_same_files(files, how):
 
 @pytest.mark.full
 def test_a_state_is_small(tmp_path):
-    from mpistrat.data.manifest import Manifest
-    from mpistrat.data.records_hdf5 import FileRecord
+    from mpistrat.data.hdf5.manifest import Manifest
+    from mpistrat.data.hdf5.records import FileRecord
 
     def identity(files, rows):
         records = [FileRecord(rows[i], 0, rows[i], ()) for i in range(files)]

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import DataFileError, Dataset
-from mpistrat.data.codecs_hdf5 import fletcher32
-from mpistrat.data.describe_hdf5 import describe, way_of_reading
-from mpistrat.data.descriptors import Descriptor
-from mpistrat.data.read_rows import scatter
-from mpistrat.data.records_hdf5 import Chunked, from_json, to_json
+from mpistrat.data.hdf5.codecs import fletcher32
+from mpistrat.data.hdf5.describe import describe, way_of_reading
+from mpistrat.data.hdf5.layouts.descriptors import Descriptor
+from mpistrat.data.hdf5.layouts.raw import scatter
+from mpistrat.data.hdf5.records import Chunked, from_json, to_json
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
 pytest.importorskip("zstandard")

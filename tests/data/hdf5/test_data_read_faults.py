@@ -14,7 +14,7 @@ from mpistrat.data import (
     DatasetNotFoundError,
     DistributedDataset,
 )
-from mpistrat.data.describe_hdf5 import describe, way_of_reading
+from mpistrat.data.hdf5.describe import describe, way_of_reading
 
 
 def stored(path, **how):

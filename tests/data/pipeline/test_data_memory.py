@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import AUTOTUNE, AutoShardPolicy, Dataset
-from mpistrat.data.policies import divide
+from mpistrat.data.distribute.autoshard import divide
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
 BEYOND, GROWTH = 64 << 20, 16 << 20

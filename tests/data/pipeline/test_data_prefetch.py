@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.data import prefetch
-from mpistrat.data.prefetch import Prefetched
-from mpistrat.runtime import threads
-from mpistrat.runtime.reused import Buffers
+from mpistrat.data.pipeline import prefetch
+from mpistrat.data.pipeline.prefetch import Prefetched
+from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.memory.buffer_pool import Buffers
 
 
 def readers():
@@ -205,7 +205,7 @@ def ends(program, *arguments):
 
 ENDLESS = """
 import itertools, os, sys, time
-from mpistrat.data.prefetch import Prefetched
+from mpistrat.data.pipeline.prefetch import Prefetched
 ahead = Prefetched(itertools.count(), 2)
 assert next(ahead) == 0
 """
@@ -232,7 +232,7 @@ def test_the_program_ends_while_the_thread_reads():
     program = """
 import h5py, sys, tempfile, time
 from mpistrat.data import Dataset
-from mpistrat.data.prefetch import Prefetched
+from mpistrat.data.pipeline.prefetch import Prefetched
 path = tempfile.mkdtemp() + "/a.h5"
 with h5py.File(path, "w") as f:
     f.create_dataset("x", data=[[i] * 1000 for i in range(3000)], chunks=(10, 1000), compression=sys.argv[1])

@@ -3,9 +3,9 @@
 import pytest
 from mpi4py import MPI
 
-from mpistrat.cli.checks import network
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
-from mpistrat.cli.checks.talk import Talk
+from mpistrat.cli.check.checks import network
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Verdict
+from mpistrat.cli.check.checks.talk import Talk
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.ranks(min=2)

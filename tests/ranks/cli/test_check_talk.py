@@ -5,9 +5,9 @@ import time
 import pytest
 from mpi4py import MPI
 
-from mpistrat.cli.checks import clocks, layout, network
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Verdict
-from mpistrat.cli.checks.talk import SilenceError, Talk
+from mpistrat.cli.check.checks import clocks, layout, network
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Verdict
+from mpistrat.cli.check.checks.talk import SilenceError, Talk
 from mpistrat.runtime.topology import Topology
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -9,12 +9,13 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import CollectiveAllReduce, segmented_ring
-from mpistrat.collectives.choose import ALGORITHMS
-from mpistrat.collectives.ring import ring_all_reduce
-from mpistrat.runtime import shared_memory
+from mpistrat.collectives import CollectiveAllReduce
+from mpistrat.collectives.algorithms.choose import ALGORITHMS
+from mpistrat.collectives.rings import segmented as segmented_ring
+from mpistrat.collectives.rings.ring import ring_all_reduce
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.shared_memory import NoSharedMemoryError
+from mpistrat.runtime.memory import shared as shared_memory
+from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -191,7 +192,7 @@ def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
         raise OSError(28, "No space left on device")
 
     if everywhere or RANK == SIZE - 1:
-        monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", full)
+        monkeypatch.setattr("mpistrat.runtime.memory.shared._reserve", full)
     comm = MPI.COMM_WORLD.Dup()
     Topology.of(comm, split=nodes.extended._topology.nodes)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
@@ -220,7 +221,7 @@ def test_little_room_for_shared_memory(monkeypatch):
             raise OSError(28, "No space left on device")
         reserve(descriptor, start, nbytes)
 
-    monkeypatch.setattr("mpistrat.runtime.shared_memory._reserve", nearly_full)
+    monkeypatch.setattr("mpistrat.runtime.memory.shared._reserve", nearly_full)
     comm = on_nodes("0101")
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     memory = strategy.extended._topology.memory

@@ -14,7 +14,8 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat import metrics
-from mpistrat.collectives import CollectiveAllReduce, exact, exact_over_axis
+from mpistrat.collectives import CollectiveAllReduce, exact_over_axis
+from mpistrat.collectives.algorithms import exact
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 EXACT = mpistrat.experimental.CommunicationOptions(implementation="exact")

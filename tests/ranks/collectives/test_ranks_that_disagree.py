@@ -9,7 +9,7 @@ from every_way import all_reduce, rows_of, ways
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime.operation import MismatchError, ValueMismatchError
+from mpistrat.runtime.agreement.operation import MismatchError, ValueMismatchError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

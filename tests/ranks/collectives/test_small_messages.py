@@ -10,7 +10,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives.operations import FurtherOp
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.values import ReduceOp
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

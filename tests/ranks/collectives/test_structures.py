@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
-from mpistrat.runtime.operation import MismatchError
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training import load, save, save_async
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank

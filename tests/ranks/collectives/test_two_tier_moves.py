@@ -13,8 +13,8 @@ from mpistrat.collectives.all_gather import all_gather
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.collectives.operations import COMBINE, FurtherOp
 from mpistrat.collectives.reduce_scatter import reduce_scatter
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 

@@ -5,7 +5,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime import device_feed, pinned
+from mpistrat.runtime.gpu import feed as device_feed
+from mpistrat.runtime.gpu import pinned
 
 SIZE = MPI.COMM_WORLD.size
 ROWS = 240

@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.operation import MismatchError, operation
 from mpistrat.runtime.topology import Alone, Topology
 
 WORLD = MPI.COMM_WORLD

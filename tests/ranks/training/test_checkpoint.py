@@ -12,7 +12,8 @@ import pytest
 import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.experimental import PreemptionCheckpointHandler
-from mpistrat.training import load, pending_save, save, save_async
+from mpistrat.training import load, save, save_async
+from mpistrat.training.checkpoint import pending_save
 
 SYNC, AGG = mpistrat.VariableSynchronization, mpistrat.VariableAggregation
 

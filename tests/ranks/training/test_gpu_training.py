@@ -8,7 +8,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat import VariableAggregation, VariableSynchronization
 from mpistrat.optimizers import SGD, Adam, AdamW
-from mpistrat.runtime import kernels
+from mpistrat.runtime.gpu import kernels
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 OPTIMIZERS = {

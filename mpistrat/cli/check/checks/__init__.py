@@ -1,6 +1,6 @@
 """What `mpistrat check` looks at. A new check is a file beside this one and a line in `CHECKS`."""
 
-from mpistrat.cli.checks import (
+from mpistrat.cli.check.checks import (
     binding,
     clocks,
     data,
@@ -11,7 +11,7 @@ from mpistrat.cli.checks import (
     shared_memory,
     start,
 )
-from mpistrat.cli.checks.finding import Check
+from mpistrat.cli.check.checks.finding import Check
 
 CHECKS = (
     Check("start", "one MPI job", start.judge),

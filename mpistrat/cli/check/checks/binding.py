@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
-from mpistrat.runtime import affinity
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.runtime.process import affinity
 
 
 def local(options: CheckOptions) -> dict[str, Any] | None:

@@ -14,10 +14,10 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from mpistrat.cli.checks import CHECKS
-from mpistrat.cli.checks.finding import START, Alone, Blame, CheckOptions, Trouble
-from mpistrat.cli.checks.library import LEVELS
-from mpistrat.cli.checks.talk import SilenceError, Talk
+from mpistrat.cli.check.checks import CHECKS
+from mpistrat.cli.check.checks.finding import START, Alone, Blame, CheckOptions, Trouble
+from mpistrat.cli.check.checks.library import LEVELS
+from mpistrat.cli.check.checks.talk import SilenceError, Talk
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,7 +64,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
     wire.stage(START)
     from mpi4py import MPI
 
-    from mpistrat.runtime.launch import AloneError, check_singleton
+    from mpistrat.runtime.process.launch import AloneError, check_singleton
 
     if not MPI.Is_initialized():
         MPI.Init_thread()

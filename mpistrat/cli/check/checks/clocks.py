@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
-from mpistrat.cli.checks.talk import Talk
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.talk import Talk
 
 # The clock of this rank. Tests put another one here: no program can set a machine's own.
 now: Callable[[], float] = time.time

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
 
 _PATIENCE = 3.0  # seconds that a new file may take to be seen on other nodes
 _LITTLE = 2**30

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from mpistrat.cli.checks.talk import Talk
+    from mpistrat.cli.check.checks.talk import Talk
 
 
 START = "the start of MPI"  # a stage of the checks
@@ -175,7 +175,7 @@ def ranks(numbers: Iterable[int]) -> str:
     >>> ranks([2]), ranks([0, 1, 2, 5])
     ('rank 2', 'ranks 0-2,5')
     """
-    from mpistrat.runtime.affinity import ranges
+    from mpistrat.runtime.process.affinity import ranges
 
     numbers = list(numbers)
     return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
 
 _ASK = (
     "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
-from mpistrat.cli.checks.talk import Talk
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.talk import Talk
 
 
 def talk(talk: Talk, options: CheckOptions) -> Any:
     """In what the environment and MPI contradict each other: of the first rank where they do."""
     from mpistrat.cluster_resolver import resolve
     from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
-    from mpistrat.cluster_resolver.mpi import placement_in
+    from mpistrat.cluster_resolver.mpi.resolver import placement_in
 
     said: list[str] | None = None
     try:

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
-from mpistrat.runtime.launchers import SRUN
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
+from mpistrat.runtime.process.launchers import SRUN
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -37,7 +37,7 @@ def local(options: CheckOptions) -> dict[str, Any]:
 
 def describe(library: str) -> dict[str, str]:
     """A library by family and name, from the string of ``MPI.Get_library_version()``."""
-    from mpistrat.runtime.launch import library_family
+    from mpistrat.runtime.process.launch import library_family
 
     name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
     return {"family": library_family(library), "library": " ".join(name.split())}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cluster_resolver import Placement
-from mpistrat.runtime.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
+from mpistrat.runtime.process.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
 
 _RUN = "run"  # says which inbox is that of this launch
 

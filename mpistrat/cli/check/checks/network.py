@@ -6,8 +6,8 @@ import time
 from statistics import median, median_high
 from typing import Any, NamedTuple
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
-from mpistrat.cli.checks.talk import Talk, rounds
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.talk import Talk, rounds
 
 _ROUNDS = 16
 _TRIPS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
 
 PATH = "/dev/shm"
 _LEAST = 128 * 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mpistrat.cli.checks.finding import START, CheckedJob, Finding, Verdict, ranks
+from mpistrat.cli.check.checks.finding import START, CheckedJob, Finding, Verdict, ranks
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _AT_MOST = 6
@@ -36,7 +36,7 @@ def _troubles(job: CheckedJob) -> list[str]:
 
 
 def _advice(job: CheckedJob) -> str:
-    from mpistrat.runtime.launch import srun_plugin
+    from mpistrat.runtime.process.launch import srun_plugin
 
     libraries = {facts["family"] for facts in job.of("library").values() if "family" in facts}
     if len(libraries) > 1:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from mpistrat.cli.checks import library
-from mpistrat.cli.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
-from mpistrat.cli.checks.mailbox import Inbox, Outbox
+from mpistrat.cli.check.checks import library
+from mpistrat.cli.check.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
+from mpistrat.cli.check.checks.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
 _GATHER = 3.0  # seconds that the others' letters may take
@@ -103,7 +103,7 @@ class Watcher:
             os.set_inheritable(writer, True)
             # The launcher's own descriptors (PMI_FD) are the checks' as well.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mpistrat.cli.checks.child", *arguments],
+                [sys.executable, "-m", "mpistrat.cli.check.checks.child", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

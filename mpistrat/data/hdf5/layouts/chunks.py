@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data import blocks, codecs_hdf5
-from mpistrat.data.byte_order import native
-from mpistrat.data.descriptors import Descriptor, Files
-from mpistrat.data.records_hdf5 import Chunked
+from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
+from mpistrat.data.hdf5.records import Chunked
+from mpistrat.data.rows import blocks
+from mpistrat.data.rows.byte_order import native
 
 _MOST_THREADS = 4
 _NICE = 10  # a tenth of the processor time of another thread on the same core

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpistrat.data.byte_order import native
-from mpistrat.data.descriptors import Files
-from mpistrat.data.read_chunks import ChunkedRows, DecodedChunks
-from mpistrat.data.read_rows import ContiguousRows, RowsOfChunks
-from mpistrat.data.records_hdf5 import Chunked, Column, Contiguous, Joined, Layout
+from mpistrat.data.hdf5.layouts.chunks import ChunkedRows, DecodedChunks
+from mpistrat.data.hdf5.layouts.descriptors import Files
+from mpistrat.data.hdf5.layouts.raw import ContiguousRows, RowsOfChunks
+from mpistrat.data.hdf5.records import Chunked, Column, Contiguous, Joined, Layout
+from mpistrat.data.rows.byte_order import native
 
 
 class RowReader(Protocol):

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from mpistrat.data.descriptors import Descriptor, Files
-from mpistrat.data.records_hdf5 import Chunked, Contiguous
+from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
+from mpistrat.data.hdf5.records import Chunked, Contiguous
 from mpistrat.runtime.arrays import as_bytes
 
 _GAP = 16 << 10  # reading these bytes takes no longer than asking once more

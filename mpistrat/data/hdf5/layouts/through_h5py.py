@@ -7,11 +7,11 @@ from collections import OrderedDict
 import h5py
 import numpy as np
 
-from mpistrat.data.byte_order import native
 from mpistrat.data.errors import ChecksumError, DataFileError
-from mpistrat.data.open_hdf5 import open_file
-from mpistrat.data.read_chunks import DecodedChunks
-from mpistrat.data.records_hdf5 import Column, FileRecord
+from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
+from mpistrat.data.hdf5.open_file import open_file
+from mpistrat.data.hdf5.records import Column, FileRecord
+from mpistrat.data.rows.byte_order import native
 
 _MOST_CACHE = 64 << 20
 _CACHE_SLOTS = 521

@@ -6,8 +6,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import gpu_packing
-from mpistrat.collectives.gpu_nccl import NcclRoute
+from mpistrat.collectives.gpu import packing as gpu_packing
+from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
@@ -201,7 +201,7 @@ def test_further_operations(cupy, name):
 
 
 def test_pieces_are_packed_in_one_launch(cupy, monkeypatch):
-    from mpistrat.runtime import kernels
+    from mpistrat.runtime.gpu import kernels
 
     launches = []
     original = kernels.EachElement.__call__

@@ -11,9 +11,10 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import gpu_pointers, gpu_verdicts
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime import pinned
+from mpistrat.runtime.gpu import pinned
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 USER_SAYS_CUDA_AWARE = os.environ.get("MPISTRAT_GPU_DIRECT") == "on"
@@ -61,9 +62,9 @@ def test_moves_of_device_pointers(cupy, cache, monkeypatch, op):
     """On a GPU where the environment says that this MPI library can (MPISTRAT_GPU_DIRECT=on)."""
     if not (is_cuda_aware(cupy) or USER_SAYS_CUDA_AWARE):
         return
-    monkeypatch.setattr("mpistrat.collectives.gpu_pointers._idle", {})
+    monkeypatch.setattr("mpistrat.collectives.gpu.pointers._idle", {})
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "on")
-    monkeypatch.setattr("mpistrat.collectives.gpu_pointers.PIECE_BYTES", 40_000)
+    monkeypatch.setattr("mpistrat.collectives.gpu.pointers.PIECE_BYTES", 40_000)
     strategy, host = by_moves("gpu_direct"), strategy_with(implementation="ordered")
     for dtype in DTYPES:
         mine = values_of(RANK, dtype)
@@ -265,8 +266,8 @@ def test_each_operation_is_trusted_for_itself(cupy, cache, monkeypatch):
 
 
 def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
-    from mpistrat.cli import gpu_probe
-    from mpistrat.collectives import gpu_verdicts
+    from mpistrat.cli.check import gpu_probe
+    from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 
     if SIZE == 1 or not is_cuda_aware(cupy):
         return
