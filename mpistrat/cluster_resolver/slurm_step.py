@@ -24,6 +24,8 @@ COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 SIZE = "SLURM_STEP_NUM_TASKS"
 RANK = "SLURM_PROCID"
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
+JOB_COUNTS = "SLURM_TASKS_PER_NODE"
+JOB_NODELIST = "SLURM_JOB_NODELIST"
 _ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 
 
@@ -74,6 +76,15 @@ def own_rank(environ: Mapping[str, str]) -> int:
     rank = integer(environ, RANK)
     assert rank is not None
     return rank
+
+
+def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """An environment with the variables of the step; where a batch script is the job's only task, those of its job."""
+    if any(environ.get(name) for name in (SIZE, COUNTS, NODELIST)) or environ.get("SLURM_HET_SIZE"):
+        return environ
+    if environ.get(JOB_COUNTS) != "1" or not environ.get(JOB_NODELIST) or environ.get(RANK) != "0":
+        return environ
+    return {**environ, SIZE: "1", COUNTS: "1", NODELIST: environ[JOB_NODELIST]}
 
 
 def num_tasks(environ: Mapping[str, str]) -> int:
