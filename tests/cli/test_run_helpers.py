@@ -47,15 +47,16 @@ def start(tmp_path):
     jobs = []
 
     def start(status, holds, ranks=2):
-        jobs.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "mpistrat", "run", "-n", str(ranks), str(program), str(status), holds],
-                stdin=subprocess.DEVNULL,
-                stdout=open(tmp_path / "out", "w+b"),
-                stderr=open(tmp_path / "err", "w+b"),
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+        with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+            jobs.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "mpistrat", "run", "-n", str(ranks), str(program), str(status), holds],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                )
             )
-        )
         return jobs[-1]
 
     yield start
