@@ -32,7 +32,9 @@ _USUAL = (
 _TICK = 0.25  # seconds between looks at what no descriptor tells
 _SHORT_TICK = 0.01  # while rank 0 waits for its input to be opened
 _PATIENCE = 0.5  # seconds that a text may be held back
-_ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes when its ranks have ended, and then to end
+_ALL_ENDED = (
+    2.0  # seconds that a launcher may wait for other processes when its ranks have ended, and then to end
+)
 _BLOCK = 1 << 16
 _SET_PDEATHSIG = 1  # prctl
 
@@ -91,7 +93,9 @@ class _Relay:
                 self._streams[pipe.fileno()] = (target, banners.Filter(unwanted))
         self._of_launcher = set(self._streams)
         if self._output is not None:
-            for descriptor, target, unwanted in zip(self._output.descriptors, (1, 2), ((), stderr), strict=True):
+            for descriptor, target, unwanted in zip(
+                self._output.descriptors, (1, 2), ((), stderr), strict=True
+            ):
                 self._streams[descriptor] = (target, banners.Filter(unwanted))
         self._filters = [unwanted for _, unwanted in self._streams.values()]
 
@@ -132,10 +136,9 @@ class _Relay:
                     heard[descriptor] = now
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
-                if ended and not any(descriptor in self._streams for descriptor in ready):
-                    # Another process keeps the pipes open.
-                    if self._released or self._process.returncode:
-                        break
+                drained = ended and self._streams.keys().isdisjoint(ready)
+                if drained and (self._released or self._process.returncode):
+                    break  # another process keeps the pipes open
                 for descriptor, (target, unwanted) in self._streams.items():
                     if unwanted.holds and now - heard[descriptor] > _PATIENCE:
                         self._write(target, unwanted.flush())

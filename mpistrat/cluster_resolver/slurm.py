@@ -16,8 +16,9 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 class SlurmClusterResolver(ClusterResolver):
     """The tasks that ``srun`` started, read from ``SLURM_*`` and nothing else.
 
-    A batch script that runs without ``srun`` is one task if its job has one. Nodes and tasks are in Slurm's order. Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a
-    batch job these variables describe the launcher's daemons: there `resolve` finds the right ones.
+    A batch script that runs without ``srun`` is one task if its job has one. Nodes and tasks are in Slurm's order.
+    Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a batch job these variables describe the
+    launcher's daemons: there `resolve` finds the right ones.
 
     Parameters
     ----------

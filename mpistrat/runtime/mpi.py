@@ -30,7 +30,9 @@ def start() -> Any:
         if MPI.Is_finalized():
             raise RuntimeError(_FINALIZED)
         if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
-            MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE)
+            MPI.Init_thread(
+                getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
+            )
             if rc.finalize is None or rc.finalize:
                 _starter = os.getpid()
         launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)

@@ -7,7 +7,13 @@ from mpistrat.runtime.launch import Started, started_tasks
 from mpistrat.runtime.left_over_step import left_over
 
 # What Slurm gives the batch script of a job, and what is left of the step that sbatch was called in.
-OWN = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_GTIDS": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+OWN = {
+    "SLURM_JOB_ID": "9",
+    "SLURM_PROCID": "0",
+    "SLURM_GTIDS": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_LOCALID": "0",
+}
 
 
 def script(step, job):
