@@ -8,7 +8,7 @@ from typing import NamedTuple
 import h5py
 
 from mpistrat.data.describe_hdf5 import opened
-from mpistrat.data.errors import EmptyDatasetError
+from mpistrat.data.errors import EmptyDatasetError, naming
 
 
 class Contents(NamedTuple):
@@ -50,7 +50,7 @@ def contents(path: str) -> Contents:
         else:
             single[name] = "has no data space" if item.shape is None else "is a scalar"
 
-    with opened(path) as file:
+    with opened(path) as file, naming(f"file {path!r}"):
         file.visititems(look)
     if not arrays:
         has = f"no dataset with rows, only the scalars {sorted(single)}" if single else "no dataset at all"

@@ -18,6 +18,8 @@ from mpistrat.data.errors import (
     DatasetMismatchError,
     DatasetNotFoundError,
     FilterUnavailableError,
+    naming,
+    reason_of,
 )
 from mpistrat.data.locate_hdf5 import Locator
 from mpistrat.data.records_hdf5 import Chunked as Chunked
@@ -41,7 +43,8 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
         found = os.stat(path)
         columns, lengths = [], []
         for name in names:
-            column, length = _column(path, file, name)
+            with naming(f"file {path!r}, dataset {name!r}"):
+                column, length = _column(path, file, name)
             columns.append(column)
             lengths.append(length)
         for name, length in zip(names, lengths, strict=True):
@@ -60,7 +63,8 @@ def opened(path: str) -> Iterator[h5py.File]:
     try:
         yield file
     finally:
-        file.close()
+        with naming(f"file {path!r}"):
+            file.close()
 
 
 def open_file(path: str) -> h5py.File:
@@ -79,15 +83,15 @@ def open_file(path: str) -> h5py.File:
         raise DataFileError(
             f"file {path!r}: it is being written by {who_writes(path)}; fix: wait until that has ended"
         ) from None
-    except OSError as error:
+    except Exception as error:
         if size == 0:
             what = "it is empty (0 bytes)"
         elif "truncated" in str(error):
-            what = f"it is truncated ({size} bytes: {_reason(error)})"
+            what = f"it is truncated ({size} bytes: {reason_of(error)})"
         elif not h5py.is_hdf5(path):
             what = f"it is not an HDF5 file ({size} bytes)"
         else:
-            what = f"HDF5 cannot open it ({size} bytes: {_reason(error)})"
+            what = f"HDF5 cannot open it ({size} bytes: {reason_of(error)})"
         raise DataFileError(f"file {path!r}: {what}; fix: copy or write it again") from error
 
 
@@ -138,15 +142,18 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     try:
         found = file[name]
-    except (KeyError, OSError, RuntimeError) as error:  # the last of links in a circle
+    except Exception as error:  # RuntimeError of links in a circle; any kind of a damaged file
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
             raise DatasetNotFoundError(
                 f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
-                f"cannot be followed ({_reason(error)}); fix: put that file where the link points"
+                f"cannot be followed ({reason_of(error)}); fix: put that file where the link points"
             ) from None
+        names = _names(file)
+        if isinstance(link, h5py.HardLink):
+            raise
         raise DatasetNotFoundError(
-            f"file {path!r} has no dataset {name!r}; it has {_names(file)}; fix: name one of these"
+            f"file {path!r} has no dataset {name!r}; it has {names}; fix: name one of these"
         ) from None
     if isinstance(found, h5py.Dataset):
         return found
@@ -189,12 +196,6 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
                 "installed; fix: pip install hdf5plugin, or set HDF5_PLUGIN_PATH to where the filter is"
             )
     return plist.get_nfilters() > 0, checksum
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error.args[0]) if error.args else str(error)
-    first, _, rest = text.partition("(")
-    return rest.rstrip(")") if rest else first
 
 
 def way_of_reading(column: Column) -> str:
