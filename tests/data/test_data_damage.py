@@ -12,9 +12,11 @@ from mpistrat.data import (
     Dataset,
     DatasetMismatchError,
     DatasetNotFoundError,
+    DistributedDataset,
     EmptyDatasetError,
     FilterUnavailableError,
 )
+from mpistrat.data.shard_hdf5 import shard
 
 # What damage may look like: a type, a shape, a name or a filter that another file could have had.
 REFUSED = (
@@ -165,3 +167,32 @@ def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
                 changed = (found != ROWS).any(axis=1)
                 assert np.ptp(np.flatnonzero(changed)) < storage.get("chunk", (5, 3))[0]
     assert refused > len(index)
+
+
+@pytest.mark.parametrize("place", [40, 120])  # where the file ends; the group of the dataset
+def test_every_replica_names_the_damaged_file(tmp_path, replica_errors, place):
+    for number in range(6):
+        create(tmp_path / f"part-{number}.h5")
+    path = tmp_path / "part-2.h5"
+    damaged(path, bytearray(path.read_bytes()), place, 1)
+    errors = replica_errors(
+        3, lambda peer: DistributedDataset(Dataset.from_hdf5(tmp_path / "part-*.h5", "x").batch(6), peer)
+    )
+    for error in errors:
+        assert isinstance(error, DataFileError)
+        assert "part-2.h5" in str(error)
+        assert "dataset 'x'" in str(error) or "truncated" in str(error)
+        assert "fix: " in str(error)
+
+
+def test_damaged_inputs_of_shard_are_named(tmp_path):
+    data = bytearray(create(tmp_path / "whole.h5").read_bytes())
+    refused = 0
+    for place in sorted(used(data))[::3]:
+        path = damaged(tmp_path / "spoilt.h5", data, place, 0xFF)
+        try:
+            shard([str(path)], tmp_path / f"out-{place}", 2)
+        except REFUSED as error:
+            refused += 1
+            assert str(path) in str(error)  # noqa: PT017 - or nothing is raised
+    assert refused > 50
