@@ -16,6 +16,7 @@ from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
 from mpistrat.runtime.process.launchers import FLUX, HYDRA, JSRUN, PMIX
+from mpistrat.runtime.process.left_over_step import left_over
 
 _OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
 _SRUN = slurm_step.SIZE
@@ -112,7 +113,7 @@ def _started_by_srun(environ: Mapping[str, str], by: Launched | None) -> bool:
         return False
     if by is not None and by.alone and _speaks_to_srun(environ):
         by = None  # sbatch or srun was called by a rank of that mpirun, and handed on its variables
-    return _started_by(environ, slurm_step.RANK, _SRUN, by) and slurm_step.left_over(environ) is None
+    return _started_by(environ, slurm_step.RANK, _SRUN, by) and left_over(environ) is None
 
 
 def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
@@ -152,7 +153,7 @@ def _of_mpirun(environ: Mapping[str, str], by: Launched | None) -> str:
         return reason
     reason = "no launcher started this process: it is rank 0 of 1"
     if environ.get("SLURM_JOB_ID"):
-        over = slurm_step.left_over(environ)
+        over = left_over(environ)
         why = f"{_SRUN} is not set" if over is None else f"the step is another job's ({over})"
         reason += f"; {why}, as in a batch script, where srun or mpirun starts the ranks"
     return reason

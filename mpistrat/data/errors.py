@@ -6,6 +6,9 @@ described, the error is raised on every rank; found while rows are read, on the 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class DataFileError(RuntimeError):
     """A file cannot be read: no HDF5 file, truncated, empty of bytes, vanished or changed.
@@ -178,3 +181,45 @@ class EmptyDatasetError(ValueError):
     EmptyDatasetError
     >>> folder.cleanup()
     """
+
+
+_OWN = (
+    DataFileError,
+    NotFiniteError,
+    FilterUnavailableError,
+    DatasetNotFoundError,
+    DatasetMismatchError,
+    EmptyDatasetError,
+)
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Raise any error of h5py as a `DataFileError` that says where; errors of this file pass as they are.
+
+    h5py answers damage with errors of many kinds, few of which name the file.
+
+    Examples
+    --------
+    >>> try:
+    ...     with naming("file 'a.h5'"):
+    ...         raise KeyError("wrong signature")
+    ... except DataFileError as error:
+    ...     print(error)
+    file 'a.h5': HDF5 cannot read it (wrong signature); fix: it is damaged, copy or write it again
+    """
+    try:
+        yield
+    except _OWN:
+        raise
+    except Exception as error:
+        raise DataFileError(
+            f"{where}: HDF5 cannot read it ({reason_of(error)}); fix: it is damaged, copy or write it again"
+        ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what HDF5 says is the reason, which h5py puts in parentheses."""
+    text = str(error.args[0]) if error.args else type(error).__name__
+    _, _, rest = text.partition("(")
+    return rest.rstrip(")") or text or type(error).__name__

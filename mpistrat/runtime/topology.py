@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ _ALL_GATHER_OBJECT = operation("all_gather_object")
 _keyval: int | None = None
 
 Split = Sequence[Sequence[int]] | Callable[[Any], int]
+_at_finalize: int | None = None
+_AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
+_topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 
 
@@ -135,13 +139,17 @@ class Topology(Turns):
             )
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
-        global _keyval
-        if _keyval is None:
+        global _keyval, _at_finalize
+        if _keyval is None or _at_finalize is None:
             _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)
+            # MPI_Finalize begins with the attributes of this communicator (MPI 4.1, section 11.2.4).
+            _at_finalize = MPI.Comm.Create_keyval(delete_fn=_refuse_after_finalize)
+            MPI.COMM_SELF.Set_attr(_at_finalize, None)
         topology = comm.Get_attr(_keyval)
         if topology is None:
             topology = cls(comm, split, limits)
             comm.Set_attr(_keyval, topology)
+            _topologies.add(topology)
             topology._greet(MPI)
         elif split is not None or limits is not None:
             raise ValueError("split and limits are for a communicator without a topology: this one has one")
@@ -335,6 +343,19 @@ def _delete(comm: Any, keyval: int, topology: Topology) -> None:
         MPI = mpi.start()
         if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
             topology.free()
+
+
+class _Finalized:
+    """In place of a communicator: the MPI library would end the process."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} {_AFTER_FINALIZE}")
+
+
+def _refuse_after_finalize(comm: Any, keyval: int, value: None) -> None:
+    Topology._given_up = _AFTER_FINALIZE
+    for topology in list(_topologies):
+        topology.world = topology.node = topology.rail = _Finalized()
 
 
 def _refuse_in_child() -> None:

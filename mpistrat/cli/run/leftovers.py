@@ -1,4 +1,4 @@
-"""Shared memory that ranks leave behind when they are killed: MPI libraries unlink it only at their end.
+"""Shared memory that ranks leave behind when they are killed: MPI libraries unlink it late, some only at their end.
 
 It is memory until the machine restarts, and a container with little of it soon has none.
 """
@@ -9,13 +9,13 @@ import contextlib
 import os
 from pathlib import Path
 
-# MPICH; Open MPI 5; Open MPI 4
-_NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
+# MPICH; Open MPI 5; Open MPI 4; this library, where ranks may not open each other's files
+_NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
 _SHARED = Path("/dev/shm")
 
 
 def remove(since: float) -> list[Path]:
-    """Remove the shared memory of MPI libraries that was made after a time and that no process maps.
+    """Remove the shared memory of ranks that was made after a time and that no process maps.
 
     Parameters
     ----------

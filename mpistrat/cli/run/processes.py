@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
+_LONGEST = 60  # characters of a command
 
 
 def ranks_below(launcher: int) -> dict[int, int]:
@@ -35,6 +40,45 @@ def rank_of(process: int) -> int | None:
         return None
     value = next((each.partition(b"=")[2] for each in environ if each.startswith(_RANKS)), b"")
     return int(value) if value.isdigit() else None
+
+
+def outputs(process: int) -> dict[str, int]:
+    """What a process has as standard output and standard error: pipes or terminals, by their names in /proc.
+
+    With them stands when a terminal was made: its name is given to others later.
+    """
+    found = {}
+    for number in (1, 2):
+        path = f"/proc/{process}/fd/{number}"
+        with contextlib.suppress(OSError):
+            found[os.readlink(path)] = _made(path)
+    return found
+
+
+def writers(outputs: Mapping[str, int]) -> list[int]:
+    """The processes that have one of these pipes or terminals open for writing."""
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            made = outputs.get(os.readlink(descriptor))
+            if made is not None and descriptor.lstat().st_mode & stat.S_IWUSR and _made(descriptor) == made:
+                found.add(int(descriptor.parts[2]))
+    return sorted(found)
+
+
+def _made(path: str | Path) -> int:
+    status = os.stat(path)
+    return status.st_ctime_ns if stat.S_ISCHR(status.st_mode) else 0
+
+
+def command_of(process: int) -> str:
+    """The command of a process, shortened; empty if it cannot be read."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    text = os.fsdecode(b" ".join(words).strip())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _parent(directory: Path) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 from mpistrat.cli.run import banners, leftovers, processes
 from mpistrat.cli.run.banners import Death
 from mpistrat.cli.run.job import Job
+from mpistrat.cli.run.output import Output
 from mpistrat.cli.run.typed import Input
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -31,6 +32,9 @@ _USUAL = (
 _TICK = 0.25  # seconds between looks at what no descriptor tells
 _SHORT_TICK = 0.01  # while rank 0 waits for its input to be opened
 _PATIENCE = 0.5  # seconds that a text may be held back
+_ALL_ENDED = (
+    2.0  # seconds that a launcher may wait for other processes when its ranks have ended, and then to end
+)
 _BLOCK = 1 << 16
 _SET_PDEATHSIG = 1  # prctl
 
@@ -62,26 +66,37 @@ class _Relay:
         self._started = time.time()
         self._ranks: dict[int, int] = {}
         self._passed_on: set[int] = set()
+        self._outputs: dict[str, int] = {}
+        self._alone_since: float | None = None
+        self._released = False
         self._last = b"\n"
         family = job.launcher.family
-        stdout = banners.of_stdout(family)
         self._input = Input()
+        self._output = None if family == "openmpi" else Output()
+        program = self._input.around(list(job.program))
+        if self._output is not None:
+            program = self._output.around(program)
+            self._outputs = dict.fromkeys(self._output.paths, 0)
         self._process = subprocess.Popen(
-            [*job.command, *self._input.around(list(job.program))],
+            [*job.command, *program],
             env=environ,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if stdout else None,
+            stdout=None if self._output is None else subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=_as_child(signal.SIGTERM if family == "openmpi" else signal.SIGKILL),
         )
         # Descriptor -> where it goes, and what is taken out on the way.
         self._streams: dict[int, tuple[int, banners.Filter]] = {}
-        for pipe, target, unwanted in (
-            (self._process.stdout, 1, stdout),
-            (self._process.stderr, 2, banners.of_stderr(family, socket.gethostname())),
-        ):
+        stdout, stderr = banners.of_stdout(family), banners.of_stderr(family, socket.gethostname())
+        for pipe, target, unwanted in ((self._process.stdout, 1, stdout), (self._process.stderr, 2, stderr)):
             if pipe is not None:
                 self._streams[pipe.fileno()] = (target, banners.Filter(unwanted))
+        self._of_launcher = set(self._streams)
+        if self._output is not None:
+            for descriptor, target, unwanted in zip(
+                self._output.descriptors, (1, 2), ((), stderr), strict=True
+            ):
+                self._streams[descriptor] = (target, banners.Filter(unwanted))
         self._filters = [unwanted for _, unwanted in self._streams.values()]
 
     def run(self) -> int:
@@ -91,6 +106,8 @@ class _Relay:
                 code = self._process.wait()
         finally:
             self._input.close()
+            if self._output is not None:
+                self._output.close()
         if code < 0:
             self._end_orphans()
         status = self._status(code)
@@ -107,8 +124,10 @@ class _Relay:
                 selector.register(descriptor, selectors.EVENT_READ)
             while self._streams:
                 ended = self._process.poll() is not None
+                if ended and self._output is not None:
+                    self._output.end()
                 self._input.watch(selector)
-                ready = [key.fd for key, _ in selector.select(0 if ended else self._wait(next_look))]
+                ready = [key.fd for key, _ in selector.select(self._wait(next_look))]
                 now = time.monotonic()
                 for descriptor in ready:
                     if self._input.is_mine(descriptor):
@@ -117,12 +136,15 @@ class _Relay:
                     heard[descriptor] = now
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
-                if ended and not any(descriptor in self._streams for descriptor in ready):
-                    break  # somebody else keeps the pipes open
+                drained = ended and self._streams.keys().isdisjoint(ready)
+                if drained and (self._released or self._process.returncode):
+                    break  # another process keeps the pipes open
                 for descriptor, (target, unwanted) in self._streams.items():
                     if unwanted.holds and now - heard[descriptor] > _PATIENCE:
                         self._write(target, unwanted.flush())
-                if self._starting and now >= next_look:
+                if ended or not self._starting:
+                    self._watch_end(now, ended)
+                elif now >= next_look:
                     self._look()
                     step = min(2 * step, 5.0)
                     next_look = time.monotonic() + step
@@ -131,7 +153,9 @@ class _Relay:
 
     def _wait(self, next_look: float) -> float:
         """How long nothing but news from the job has to be looked at."""
-        if self._input.waits:
+        if self._process.returncode:
+            return 0
+        if self._input.waits or self._of_launcher.isdisjoint(self._streams):
             return _SHORT_TICK
         return min(_TICK, max(0.0, next_look - time.monotonic())) if self._starting else _TICK
 
@@ -142,8 +166,40 @@ class _Relay:
     def _look(self) -> dict[int, int]:
         """The ranks that run. Who was which is kept: some launchers name only the process when one dies."""
         ranks = processes.ranks_below(self._process.pid)
+        for process in ranks.keys() - self._ranks.keys():
+            self._outputs.update(processes.outputs(process))
         self._ranks.update(ranks)
         return ranks
+
+    def _watch_end(self, now: float, ended: bool) -> None:
+        """Wait only so long for other processes than ranks, which these left behind and which hold their output."""
+        ranks = {} if ended else self._ranks
+        if any(processes.rank_of(process) == rank for process, rank in ranks.items()):
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > _ALL_ENDED:
+            self._alone_since = now
+            if self._released:
+                self._process.kill()
+            elif ended or self._holders():
+                self._release()
+
+    def _holders(self) -> list[int]:
+        """The processes that keep the output of ranks open."""
+        own = processes.outputs(os.getpid())
+        return processes.writers({name: self._outputs[name] for name in self._outputs.keys() - own})
+
+    def _release(self) -> None:
+        """End the launcher, whose ranks have ended, and say what it waits for."""
+        if not self._released:
+            self._released = True
+            for process in self._holders():
+                self._say(
+                    f"all ranks have ended, but process {process} ({processes.command_of(process)}), which one of "
+                    "them started, keeps its output open: it is not waited for"
+                )
+        self._process.terminate()
 
     def _read(self, descriptor: int) -> bool:
         """Pass on what came; False at its end."""
@@ -169,11 +225,19 @@ class _Relay:
 
     def _pass_on(self, number: int, frame: Any) -> None:
         """Send a signal to the ranks. Launchers differ: some pass it on, some end the job, some die of it."""
-        again = number == signal.SIGINT and number in self._passed_on
+        repeated = number in self._passed_on
+        again = number == signal.SIGINT and repeated
+        ended_before = not self._passed_on.isdisjoint(_ENDING)
         self._passed_on.update((number, signal.SIGKILL) if again else (number,))
         ranks = self._look()
-        if self._starting and number in _ENDING:
-            self._process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+        if number in _ENDING:
+            if self._starting:
+                self._process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+            elif not ranks:
+                self._process.kill() if ended_before else self._release()
+            elif repeated and not again:
+                running = ", ".join(f"{rank} (process {process})" for process, rank in ranks.items())
+                self._say(f"ranks that still run: {running}; SIGINT twice kills them")
         for rank in ranks:
             _kill(rank, signal.SIGKILL if again else number)
 
@@ -203,6 +267,9 @@ class _Relay:
             numbers = " or ".join(map(_signal, (death.signal, *others)))
             self._say(f"{self._name(death)} was killed by signal {numbers}")
             return 128 + death.signal
+        if self._released and self._job.launcher.family == "openmpi":
+            # It ends at once if a rank fails, so all have succeeded. Others know how their ranks ended.
+            return int(any(unwanted.failed for unwanted in self._filters))
         if code < 0:
             if -code not in self._passed_on:
                 self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")

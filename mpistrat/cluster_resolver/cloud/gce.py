@@ -95,7 +95,7 @@ class GCEClusterResolver(ClusterResolver):
                 )
                 addresses.append(f"{details['networkInterfaces'][0]['networkIP']}:{self._port}")
             request = groups.listInstances_next(previous_request=request, previous_response=response)
-        return ClusterSpec({self._task_type or "worker": sorted(addresses)})
+        return ClusterSpec({"worker" if self._task_type is None else self._task_type: sorted(addresses)})
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None

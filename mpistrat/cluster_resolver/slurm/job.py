@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
-from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST, groups
+from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST
 from mpistrat.cluster_resolver.variables import integer, parsed
+from mpistrat.runtime.process.left_over_step import groups
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -18,8 +18,9 @@ from mpistrat.cluster_resolver.slurm import step as slurm_step
 class SlurmClusterResolver(ClusterResolver):
     """The tasks that ``srun`` started, read from ``SLURM_*`` and nothing else.
 
-    Nodes and tasks are in Slurm's order. Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a
-    batch job these variables describe the launcher's daemons: there `resolve` finds the right ones.
+    A batch script that runs without ``srun`` is one task if its job has one. Nodes and tasks are in Slurm's order.
+    Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a batch job these variables describe the
+    launcher's daemons: there `resolve` finds the right ones.
 
     Parameters
     ----------
@@ -78,9 +79,11 @@ class SlurmClusterResolver(ClusterResolver):
         self._auto_set_gpu = auto_set_gpu
         self.rpc_layer = rpc_layer
         self._tasks_per_node = _checked_tasks(tasks_per_node)
-        rank = slurm_step.own_rank(self._environ)
-        self._jobs = {"worker": slurm_step.num_tasks(self._environ)} if jobs is None else _checked_jobs(jobs)
-        self._step = slurm_step.read(self._environ, self._tasks_per_node)
+        told = slurm_step.with_step(self._environ)
+        self._batch_script = told is not self._environ
+        rank = slurm_step.own_rank(told)
+        self._jobs = {"worker": slurm_step.num_tasks(told)} if jobs is None else _checked_jobs(jobs)
+        self._step = slurm_step.read(told, self._tasks_per_node)
         self._visible = gpus.visible(self._environ)
         self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
         self._gpus_per_task = _checked_gpus("gpus_per_task", gpus_per_task)
@@ -163,10 +166,17 @@ class SlurmClusterResolver(ClusterResolver):
         if on_node is None and counted:  # `cluster_spec` may have set what is visible since
             on_node = counted, "what was visible at first"
         own, of_gpus = gpus.placed(environ, step.local_rank, local_size, on_node)
+        if self._batch_script:
+            of_job = {
+                slurm_step.SIZE: slurm_step.JOB_COUNTS,
+                slurm_step.COUNTS: slurm_step.JOB_COUNTS,
+                slurm_step.NODELIST: slurm_step.JOB_NODELIST,
+            }
+            sources = {fact: of_job.get(source, source) for fact, source in sources.items()}
         job = slurm_job.job(environ)
         allocation = slurm_job.nodes_of_job(environ)
         return Placement(
-            "srun",
+            "sbatch" if self._batch_script else "srun",
             sum(step.counts),
             step.rank,
             nodes=step.nodes,
@@ -262,10 +272,10 @@ class SlurmClusterResolver(ClusterResolver):
         number = self._gpus_of_task()
         if number == 0:
             return
-        if self._visible is None:
+        # Where none is visible, those that `gpus_per_node` promises are meant.
+        ids = self._visible.ids if self._visible else ()
+        if not ids:
             ids = tuple(map(str, range(self._gpus_of_node())))
-        else:
-            ids = self._visible.ids
         if len(ids) <= number:  # they are dealt out already
             return
         first = (self._dealt() or gpus.Share(self._local_rank() * number, number)).first

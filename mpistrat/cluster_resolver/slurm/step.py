@@ -17,15 +17,16 @@ from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
 from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
 from mpistrat.runtime.process.launchers import SRUN
+from mpistrat.runtime.process.left_over_step import groups, left_over
 
 _SRUN = "srun sets it for every task that it starts; is this program started by srun?"
 NODELIST = "SLURM_STEP_NODELIST"
 COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 (SIZE,), (RANK,), (_LOCAL_RANK,), (NODE,) = SRUN.size, SRUN.rank, SRUN.local_rank, SRUN.node
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
+JOB_COUNTS = "SLURM_TASKS_PER_NODE"
+JOB_NODELIST = "SLURM_JOB_NODELIST"
 _ARBITRARY = "SLURM_ARBITRARY_NODELIST"
-_JOB_NODELIST = "SLURM_JOB_NODELIST"
-_GROUP = ("PACK_GROUP", "HET_GROUP")  # srun writes the first in a job of its own, sbatch both
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,15 @@ def own_rank(environ: Mapping[str, str]) -> int:
     rank = integer(environ, RANK)
     assert rank is not None
     return rank
+
+
+def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """An environment with the variables of the step; where a batch script is the job's only task, those of its job."""
+    if any(environ.get(name) for name in (SIZE, COUNTS, NODELIST)) or environ.get("SLURM_HET_SIZE"):
+        return environ
+    if environ.get(JOB_COUNTS) != "1" or not environ.get(JOB_NODELIST) or environ.get(RANK) != "0":
+        return environ
+    return {**environ, SIZE: "1", COUNTS: "1", NODELIST: environ[JOB_NODELIST]}
 
 
 def num_tasks(environ: Mapping[str, str]) -> int:
@@ -186,48 +196,6 @@ def gpus_on_node(
     if environ.get(RANK) != str(rank) or environ.get(SIZE) != str(size):
         return None
     return gpus.on_node(environ, local_size)
-
-
-def left_over(environ: Mapping[str, str]) -> str | None:
-    """What shows that the variables of the step are another job's; None if nothing does.
-
-    ``sbatch`` hands on the environment it is called in, also that of a step (``srun --pty bash``, say), and does
-    not clear it: the batch script then sees a step that it is not in.
-    """
-    parts = groups(environ)
-    nodes, of_job = (
-        parsed(environ, NODELIST, expand_hostlist),
-        parsed(environ, _JOB_NODELIST, expand_hostlist),
-    )
-    if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
-        return f"{NODELIST}={environ[NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
-    # `srun --preserve-env` and the shell of salloc keep the job's counts. A batch script is task 0, alone.
-    several = environ.get(RANK, "0") != "0" or "," in environ.get("SLURM_GTIDS", "")
-    of_this_job = environ.get("PMIX_NAMESPACE", "").startswith(f"slurm.pmix.{environ.get('SLURM_JOB_ID')}.")
-    if several or of_this_job or environ.get(SIZE) == "1":
-        return None
-    both = ((SIZE, "SLURM_NTASKS"), (COUNTS, "SLURM_TASKS_PER_NODE"))
-    # Equal in a step, but of heterogeneous jobs the second may be those of another component than the step's.
-    if not parts and all(
-        environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both
-    ):
-        return ", ".join(f"{own}={environ[own]} but {job}={environ[job]}" for own, job in both)
-    return None
-
-
-def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The nodes of each group of a heterogeneous job; empty for other jobs, also if they were submitted in one."""
-    numbers = range(min(integer(environ, "SLURM_HET_SIZE") or 0, len(environ)))  # each group has variables
-    of_jobs = {environ.get(f"SLURM_JOB_ID_{kind}_{number}") for kind in _GROUP for number in numbers} - {None}
-    if of_jobs and environ.get("SLURM_JOB_ID") not in of_jobs:
-        return []
-    found = []
-    for number in numbers:
-        names = (f"SLURM_JOB_NODELIST_{kind}_{number}" for kind in _GROUP)
-        hosts = next(filter(None, (parsed(environ, name, expand_hostlist) for name in names)), None)
-        if hosts:
-            found.append(tuple(hosts))
-    return found
 
 
 def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[list[str]]:

@@ -16,10 +16,12 @@ from mpistrat.data.errors import (
     DatasetMismatchError,
     DatasetNotFoundError,
     FilterUnavailableError,
+    naming,
+    reason_of,
 )
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5.locate import Locator
-from mpistrat.data.hdf5.open_file import opened, reason
+from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import Chunked as Chunked
 from mpistrat.data.hdf5.records import Column as Column
 from mpistrat.data.hdf5.records import FileRecord as FileRecord
@@ -41,7 +43,8 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
         found = os.stat(path)
         columns, lengths = [], []
         for name in names:
-            column, length = _column(path, file, name)
+            with naming(f"file {path!r}, dataset {name!r}"):
+                column, length = _column(path, file, name)
             columns.append(column)
             lengths.append(length)
         for name, length in zip(names, lengths, strict=True):
@@ -86,15 +89,18 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     try:
         found = file[name]
-    except (KeyError, OSError, RuntimeError) as error:  # the last of links in a circle
+    except Exception as error:  # RuntimeError of links in a circle; any kind of a damaged file
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
             raise DatasetNotFoundError(
                 f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
-                f"cannot be followed ({reason(error)}); fix: put that file where the link points"
+                f"cannot be followed ({reason_of(error)}); fix: put that file where the link points"
             ) from None
+        names = _names(file)
+        if isinstance(link, h5py.HardLink):
+            raise
         raise DatasetNotFoundError(
-            f"file {path!r} has no dataset {name!r}; it has {_names(file)}; fix: name one of these"
+            f"file {path!r} has no dataset {name!r}; it has {names}; fix: name one of these"
         ) from None
     if isinstance(found, h5py.Dataset):
         return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +10,7 @@ import numpy as np
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5 import virtual as virtual_hdf5
+from mpistrat.data.hdf5.chunk_index import ChunkIndex, check_places, chunk_index
 from mpistrat.data.hdf5.records import Chunked, Contiguous, Extent, Layout, OtherFile, ThroughHdf5
 from mpistrat.data.hdf5.unwritten import never_written
 
@@ -118,17 +117,12 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
     plist = dataset.id.get_create_plist()
     chunk = np.array(dataset.chunks)
     grid = -(-np.array(dataset.shape) // chunk)
-    found = _chunks(dataset)
-    corners = np.array([each.chunk_offset for each in found], np.int64).reshape(len(found), len(grid))
-    inside = (corners < dataset.shape).all(axis=1)
-    numbers = np.ravel_multi_index(tuple((corners[inside] // chunk).T), tuple(grid))
-    places = np.array([(each.byte_offset, each.size) for each in found], np.int64).reshape(len(found), 2)[
-        inside
-    ]
-    masks = np.array([each.filter_mask for each in found], np.uint32)[inside]
+    index = chunk_index(dataset, where)
+    shift = _shift(home, dataset, index)
+    check_places(where, index._replace(offsets=index.offsets + np.uint64(shift or 0)), os.path.getsize(home))
     count = int(np.prod(grid))
-    if len(numbers) < count:
-        missing = np.setdiff1d(np.arange(count), numbers)[0] // np.prod(grid[1:], dtype=np.int64)
+    if len(index.numbers) < count:
+        missing = np.setdiff1d(np.arange(count), index.numbers)[0] // np.prod(grid[1:], dtype=np.int64)
         first = int(missing * chunk[0])
         last = min(first + int(chunk[0]), dataset.shape[0]) - 1
         return never_written(
@@ -140,33 +134,24 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
     reason = codecs_hdf5.missing([code for code, _ in filters])
     if reason:
         return ThroughHdf5(reason)
-    order = np.argsort(numbers)
-    offsets, sizes = places[order].T
-    shift = _shift(home, dataset, corners[inside][order[0]], int(offsets[0]), int(sizes[0]))
     if shift is None:
         return ThroughHdf5("HDF5 does not say where its chunks are")
     whole = tuple(map(int, chunk)) + (dataset.dtype.subdtype[1] if dataset.dtype.subdtype else ())
-    return Chunked.of(number, whole, filters, offsets + shift, sizes, masks[order])
+    offsets, sizes = index.offsets.astype(np.int64), index.sizes.astype(np.int64)
+    return Chunked.of(number, whole, filters, offsets + shift, sizes, index.masks)
 
 
-def _chunks(dataset: h5py.Dataset) -> list[Any]:
-    """What HDF5 tells of every chunk."""
-    if not hasattr(dataset.id, "chunk_iter"):  # h5py on HDF5 1.10; seventy times as slow
-        return [dataset.id.get_chunk_info(i) for i in range(dataset.id.get_num_chunks())]
-    found: list[Any] = []
-    dataset.id.chunk_iter(found.append)
-    return found
-
-
-def _shift(home: str, dataset: h5py.Dataset, corner: Sequence[int], offset: int, size: int) -> int | None:
-    """What to add to offsets of chunks: some versions of HDF5 count from the end of the user block."""
+def _shift(home: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
+    """Return what to add to offsets of chunks: some versions of HDF5 count from the end of the user block."""
     block = dataset.file.userblock_size
-    if not block:
+    if not block or not len(index.numbers):
         return 0
-    _, stored = dataset.id.read_direct_chunk(tuple(map(int, corner)))
+    grid = -(-np.array(dataset.shape) // dataset.chunks)
+    corner = np.array(np.unravel_index(index.numbers[0], tuple(grid))) * dataset.chunks
+    _, stored = dataset.id.read_direct_chunk(tuple(corner.tolist()))
     with open(home, "rb") as file:
         for shift in (0, block):
-            file.seek(offset + shift)
-            if file.read(size) == stored:
+            file.seek(int(index.offsets[0]) + shift)
+            if file.read(int(index.sizes[0])) == stored:
                 return shift
     return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import h5py
 
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, naming, reason_of
 from mpistrat.data.hdf5.file_lock import who_writes
 
 
@@ -19,7 +19,8 @@ def opened(path: str) -> Iterator[h5py.File]:
     try:
         yield file
     finally:
-        file.close()
+        with naming(f"file {path!r}"):
+            file.close()
 
 
 def open_file(path: str) -> h5py.File:
@@ -38,15 +39,15 @@ def open_file(path: str) -> h5py.File:
         raise DataFileError.of_file(
             path, f"it is being written by {who_writes(path)}; fix: wait until that has ended"
         ) from None
-    except OSError as error:
+    except Exception as error:
         if size == 0:
             what = "it is empty (0 bytes)"
         elif "truncated" in str(error):
-            what = f"it is truncated ({size} bytes: {reason(error)})"
+            what = f"it is truncated ({size} bytes: {reason_of(error)})"
         elif not h5py.is_hdf5(path):
             what = f"it is not an HDF5 file ({size} bytes)"
         else:
-            what = f"HDF5 cannot open it ({size} bytes: {reason(error)})"
+            what = f"HDF5 cannot open it ({size} bytes: {reason_of(error)})"
         raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from error
 
 
@@ -62,10 +63,3 @@ def _open_as_others_do(path: str) -> h5py.File:
             if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):
                 raise
     return h5py.File(path, "r", locking=True)
-
-
-def reason(error: BaseException) -> str:
-    """Return the part of an error of h5py that says why."""
-    text = str(error.args[0]) if error.args else str(error)
-    first, _, rest = text.partition("(")
-    return rest.rstrip(")") if rest else first

@@ -175,8 +175,8 @@ class _Files:
             raise ChecksumError(self._unreadable(error)) from error
         elif isinstance(error, DataFileError):
             raise error.in_dataset(self._column.name) from error.__cause__
-        elif isinstance(error, (OSError, ValueError)):
-            self._check_all()
+        elif isinstance(error, Exception) and not isinstance(error, MemoryError):
+            self._check_all()  # h5py answers damage with errors of any kind
             raise DataFileError(self._unreadable(error)) from error
 
     def _check_all(self) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import h5py
 
-from mpistrat.data.errors import EmptyDatasetError
+from mpistrat.data.errors import EmptyDatasetError, naming
 from mpistrat.data.hdf5.open_file import opened
 
 
@@ -50,7 +50,7 @@ def contents(path: str) -> Contents:
         else:
             single[name] = "has no data space" if item.shape is None else "is a scalar"
 
-    with opened(path) as file:
+    with opened(path) as file, naming(f"file {path!r}"):
         file.visititems(look)
     if not arrays:
         has = f"no dataset with rows, only the scalars {sorted(single)}" if single else "no dataset at all"

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError
+from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError, naming
 from mpistrat.data.hdf5.describe import describe
 from mpistrat.data.hdf5.open_file import open_file, opened
 from mpistrat.data.write.contents import contents
@@ -70,7 +70,7 @@ def _named(path: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     single = set()
     with opened(path) as file:
         for name in names:
-            with contextlib.suppress(KeyError, OSError):  # which is told when it is described
+            with contextlib.suppress(Exception):  # which is told when it is described
                 if getattr(file[name], "shape", 0) in ((), None):
                     single.add(name)
     rows = [name for name in names if name not in single]
@@ -128,31 +128,35 @@ class _Beside:
         """Write it to a new file."""
         with opened(self._path) as first:
             for group in sorted(self._groups):
-                file.require_group(group).attrs.update(first[group].attrs)
+                with naming(f"file {self._path!r}, group {group!r}"):
+                    attributes = dict(first[group].attrs)
+                file.require_group(group).attrs.update(attributes)
             for name in self._single:
-                first.copy(name, file, name)
+                with naming(f"file {self._path!r}, dataset {name!r}"):
+                    first.copy(name, file, name)
 
     def _values(self, path: str) -> dict[str, tuple[str, Any, str]]:
         """Type, value and words for it of each, such that they can be compared, whatever they are."""
         found: dict[str, tuple[str, Any, str]] = {}
         with opened(path) as file:
             for name in self._single:
-                if name not in file or file[name].shape not in ((), None):
-                    raise DatasetMismatchError(
-                        f"dataset {name!r} has a single value in file {self._path!r} and not in file {path!r}; fix: "
-                        "name other datasets with --dataset"
-                    )
-                _refuse_references(path, name, file[name])
-                dtype, words = str(file[name].dtype), "none"
-                bits: Any = None
-                if file[name].shape is not None:
-                    words = str(file[name][()])
-                    value = np.asarray(file[name][()])
-                    bits = (
-                        value.tolist() if value.dtype.hasobject else value.tobytes()
-                    )  # NaN equals no number
-                found[name] = dtype, bits, words
+                with naming(f"file {path!r}, dataset {name!r}"):
+                    found[name] = self._value(path, file, name)
         return found
+
+    def _value(self, path: str, file: h5py.File, name: str) -> tuple[str, Any, str]:
+        if name not in file or file[name].shape not in ((), None):
+            raise DatasetMismatchError(
+                f"dataset {name!r} has a single value in file {self._path!r} and not in file {path!r}; fix: "
+                "name other datasets with --dataset"
+            )
+        _refuse_references(path, name, file[name])
+        dtype = str(file[name].dtype)
+        if file[name].shape is None:
+            return dtype, None, "none"
+        value = np.asarray(file[name][()])
+        bits = value.tolist() if value.dtype.hasobject else value.tobytes()  # NaN equals no number
+        return dtype, bits, str(file[name][()])
 
 
 class _InputFiles:
@@ -176,9 +180,10 @@ class _InputFiles:
         columns = {}
         file = self._file(0)
         for name in self._names:
-            found = file[name]
-            _refuse_references(self._paths[0], name, found)
-            columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
+            with naming(f"file {self._paths[0]!r}, dataset {name!r}"):
+                found = file[name]
+                _refuse_references(self._paths[0], name, found)
+                columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
         return WritableRows(int(self._starts[-1]), columns, self._read)
 
     def _read(self, first: int, stop: int) -> dict[str, np.ndarray]:
@@ -187,7 +192,11 @@ class _InputFiles:
             number = int(np.searchsorted(self._starts, first, side="right")) - 1
             start, end = int(self._starts[number]), min(int(self._starts[number + 1]), stop)
             file = self._file(number)
-            parts.append({name: file[name][first - start : end - start] for name in self._names})
+            part = {}
+            for name in self._names:
+                with naming(f"file {self._paths[number]!r}, dataset {name!r}"):
+                    part[name] = file[name][first - start : end - start]
+            parts.append(part)
             first = end
         if len(parts) == 1:
             return parts[0]

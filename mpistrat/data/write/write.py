@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import numpy as np
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
 from mpistrat.data.rows.split import piece
+from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
 from mpistrat.runtime.atomic_file import publish, to_disk
 
@@ -69,6 +71,8 @@ def write_hdf5(
         later rows have another shape than the first, or a dtype whose values those of the first cannot hold.
     FilterUnavailableError
         If hdf5plugin is needed and not installed.
+    OSError
+        If the disk is full, or cannot be written for another reason. No file appears.
 
     Examples
     --------
@@ -106,18 +110,16 @@ def write_rows(
     with _published_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
         first = 0
         for temporary, stop in zip(temporaries, stops, strict=True):
-            with h5py.File(temporary, "x") as file:
+            with hdf5_output(temporary) as output:
                 if begin is not None:
-                    begin(file)
-                made = {
-                    name: storage.create(file, name, column, stop - first)
-                    for name, column in rows.columns.items()
-                }
+                    output.do(begin)
+                made = output.do(partial(storage.create_all, rows.columns, stop - first))
                 for start in range(first, stop, block):
                     end = min(start + block, stop)
-                    for name, part in rows.read(start, end).items():
+                    parts = rows.read(start, end)
+                    for name, part in parts.items():
                         rows.columns[name].check(name, part, start)
-                        made[name][start - first : end - first] = part
+                    output.do(partial(_put, made, parts, start - first))
                     bar.update(end - start)
             first = stop
 
@@ -136,8 +138,13 @@ class Storage:
         """Rows of a chunk."""
         return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
 
-    def create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
-        """A dataset of that many rows; None for one that can grow."""
+    def create_all(
+        self, columns: Mapping[str, NewColumn], rows: int | None, file: h5py.File
+    ) -> dict[str, h5py.Dataset]:
+        """Create datasets of that many rows; None for some that can grow."""
+        return {name: self._create(file, name, column, rows) for name, column in columns.items()}
+
+    def _create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
         options = dict(self._filters)
         if self.chunked or rows is None:
             longest = self.chunk_rows(column)
@@ -274,16 +281,14 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
         )
     with _published_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
         count = 0
-        with h5py.File(temporary, "x") as file:
+        with hdf5_output(temporary) as output:
             made: dict[str, h5py.Dataset] = {}
             columns: dict[str, NewColumn] = {}
             for batch in rows:
                 arrays = {name: np.asarray(array) for name, array in named(batch).items()}
                 if not made:
                     columns = {name: column_of(array) for name, array in arrays.items()}
-                    made = {
-                        name: storage.create(file, name, column, None) for name, column in columns.items()
-                    }
+                    made = output.do(partial(storage.create_all, columns, None))
                 if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
                     raise DatasetMismatchError(
                         f"batches must have the datasets {sorted(made)}, equally long, and after {count} rows there "
@@ -292,9 +297,21 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
                 length = len(next(iter(arrays.values())))
                 for name, array in arrays.items():
                     columns[name].check(name, array, count)
-                    made[name].resize(count + length, axis=0)
-                    made[name][count:] = array
+                output.do(partial(_append, made, arrays, count))
                 count += length
                 bar.update(length)
             if not made:
                 raise ValueError(f"there are no rows to write to {target}")
+
+
+def _put(datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], first: int, file: h5py.File) -> None:
+    for name, part in rows.items():
+        datasets[name][first : first + len(part)] = part
+
+
+def _append(
+    datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], count: int, file: h5py.File
+) -> None:
+    for name, part in rows.items():
+        datasets[name].resize(count + len(part), axis=0)
+    _put(datasets, rows, count, file)

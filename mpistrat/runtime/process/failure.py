@@ -101,22 +101,11 @@ def _write(text: str) -> None:
 
 
 def _shared_file(node: Any) -> int | None:
-    """A descriptor of one empty, nameless file that all ranks of a node have open."""
-    path, descriptor = None, None
-    if node.rank == 0:
-        for folder in (os.environ.get("TMPDIR") or "/tmp", "/dev/shm"):
-            with contextlib.suppress(OSError):
-                descriptor, path = private_file.create(folder)
-                break
-    path = node.bcast(path)
-    if path is not None and node.rank != 0:
+    """A descriptor of one file, not empty at first, that all ranks of a node have open; None if they cannot."""
+    for folder in ("/dev/shm", os.environ.get("TMPDIR") or "/tmp"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    node.Barrier()
-    if path is not None and node.rank == 0:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    return descriptor
+            return private_file.share(node, folder, 0)
+    return None
 
 
 def _first_failure() -> bool:
@@ -124,9 +113,9 @@ def _first_failure() -> bool:
         return True
     try:
         fcntl.flock(_claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(_claim).st_size:
+        if not os.fstat(_claim).st_size:
             return False
-        os.write(_claim, b"x")
+        os.ftruncate(_claim, 0)
     except BlockingIOError:  # another rank has the lock
         return False
     except OSError:  # no locks on this file system, or no room: twice is better than never

@@ -16,6 +16,7 @@ from mpistrat.runtime.process.launchers import (
     PALS,
     SRUN,
 )
+from mpistrat.runtime.process.left_over_step import left_over
 
 
 class AloneError(RuntimeError):
@@ -96,6 +97,13 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
     return None
 
 
+def _is_left_over(environ: Mapping[str, str]) -> bool:
+    try:
+        return left_over(environ) is not None
+    except ValueError:  # for those to report that need what stands there
+        return False
+
+
 def library_family(library: str) -> str:
     """Which MPI a library is, from the string of ``MPI.Get_library_version()``.
 
@@ -173,23 +181,6 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _count(environ: Mapping[str, str], variable: str) -> int | None:
     value = environ.get(variable, "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
-
-
-def _is_left_over(environ: Mapping[str, str]) -> bool:
-    """Whether srun's variables are of a step in which sbatch was called: a batch script is task 0, alone."""
-    if environ.get("SLURM_PROCID") != "0" or "," in environ.get("SLURM_GTIDS", ""):
-        return False
-    if environ.get("SLURM_HET_SIZE") or environ.get("PMIX_NAMESPACE", "").startswith(
-        f"slurm.pmix.{environ.get('SLURM_JOB_ID')}."
-    ):
-        return False
-    return all(
-        environ.get(own) and environ.get(job) and environ[own] != environ[job]
-        for own, job in (
-            ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-            ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
-        )
-    )
 
 
 def _is_launchers(name: str) -> bool:

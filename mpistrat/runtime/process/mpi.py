@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
 from mpistrat.runtime.process import failure, launch, log
 
+_FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
+
 _mpi: Any = None
+_starter = -1  # the process that started MPI here, and has to finalize it
 
 
 def start() -> Any:
@@ -19,14 +23,18 @@ def start() -> Any:
         If MPI was finalized already, or if this process is alone although its launcher started several
         tasks (each of them would believe to be the whole job).
     """
-    global _mpi
+    global _mpi, _starter
     if _mpi is None:
-        from mpi4py import MPI
+        from mpi4py import MPI, rc
 
         if MPI.Is_finalized():
-            raise RuntimeError("MPI was finalized: create strategies before MPI.Finalize() is called")
-        if not MPI.Is_initialized():
-            MPI.Init_thread()
+            raise RuntimeError(_FINALIZED)
+        if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
+            MPI.Init_thread(
+                getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
+            )
+            if rc.finalize is None or rc.finalize:
+                _starter = os.getpid()
         launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
         _mpi = MPI
         world = MPI.COMM_WORLD
@@ -34,10 +42,17 @@ def start() -> Any:
         if world.size > 1:
             failure.arm(world.rank, world.size)
     elif _mpi.Is_finalized():
-        raise RuntimeError("MPI was finalized: create strategies before MPI.Finalize() is called")
+        raise RuntimeError(_FINALIZED)
     return _mpi
 
 
 def running() -> bool:
     """Whether MPI was started by this library, and not finalized since."""
     return _mpi is not None and not _mpi.Is_finalized()
+
+
+@atexit.register  # Before the first strategy is made, so that what later handlers do comes before.
+def _finalize() -> None:
+    """Finalize MPI if this library started it: mpi4py does that only if it did itself."""
+    if os.getpid() == _starter and running() and not failure.pending():
+        _mpi.Finalize()

@@ -1,20 +1,25 @@
 """What is in the file of a checkpoint: arrays by name, with checksums.
 
-It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset, whose attribute ``checksums`` has
-that of each piece of it; how many bytes a piece has is in the attribute ``checksum_bytes`` of the file. Both are
-missing in files of earlier versions.
+It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` holds
+one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
+``checksum`` names the function. Files of earlier versions lack the latter, or all three.
 
-A checksum has 64 bits: the words of each 4 KiB are added up, and those sums once more, each times another odd number.
-It tells bytes that are changed, missing, or elsewhere, as disks and copies make them; against forgers it is no help.
-It takes a tenth of the time of a CRC-32, which would be a third of all that a save takes.
+The function is XXH3 with 64 bits, seeded with the name of the variable. It sees bytes that are changed, exchanged or
+missing, and values that stand under another name. On one core it takes 70 ms for 1 GB; a CRC-32C takes twice that.
+HDF5 keeps checksums of its index, in the format that `FORMAT` chooses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import xxhash
 
 CHECKSUMS = "checksums"
 PIECE_BYTES = "checksum_bytes"
+CHECKSUM = "checksum"
+FORMAT = ("v108", "v108")  # the first with checksums in the index; read by HDF5 1.8 and later
 DTYPE = "dtype"  # of a dataset: the name of a dtype that HDF5 has no word for, of which the bits are stored
 _WORDS = 512
 _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
@@ -42,12 +47,27 @@ def as_bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def checksum(data: memoryview) -> int:
-    """Of a piece.
+def checksum(data: memoryview, name: str) -> int:
+    """Return the checksum of a piece of the variable ``name``.
 
     Examples
     --------
-    >>> checksum(memoryview(bytes([1] + 4095 * [0] + [1])))
+    >>> checksum(memoryview(b"ab"), "v") == checksum(memoryview(b"ba"), "v")
+    False
+    >>> checksum(memoryview(b"ab"), "v") == checksum(memoryview(b"ab"), "w")
+    False
+    """
+    return xxhash.xxh3_64_intdigest(data, xxhash.xxh3_64_intdigest(name.encode()))
+
+
+def sum_of_words(data: memoryview, name: str) -> int:
+    """Return the checksum that files without a ``checksum`` attribute have: words of 4 KiB added, then these sums.
+
+    Each sum counts times another odd number. Words that change places inside of 4 KiB go unseen.
+
+    Examples
+    --------
+    >>> sum_of_words(memoryview(bytes([1] + 4095 * [0] + [1])), "v")
     4
     """
     words = np.frombuffer(data, "<u8", len(data) // 8)
@@ -56,3 +76,7 @@ def checksum(data: memoryview) -> int:
     last = np.frombuffer(rest + bytes(-len(rest) % 8), "<u8").sum(dtype=np.uint64)
     sums = np.append(pages, last)
     return int((sums * np.arange(1, 2 * len(sums), 2, dtype=np.uint64)).sum(dtype=np.uint64))
+
+
+WRITTEN = "xxh3_64"
+FUNCTIONS: dict[str | None, Callable[[memoryview, str], int]] = {WRITTEN: checksum, None: sum_of_words}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -13,7 +13,15 @@ import numpy as np
 
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.hdf5.describe import opened
-from mpistrat.training.checkpoint.format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.training.checkpoint.format import (
+    CHECKSUM,
+    CHECKSUMS,
+    DTYPE,
+    FUNCTIONS,
+    PIECE_BYTES,
+    as_bytes,
+    stored,
+)
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
@@ -36,15 +44,15 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
-        piece = _piece(path, file)
+        format = _format(path, file)
         pieces: list[_Piece] = []
         for name, into in values.items():
             found = _find(path, file, name)
             _compare(path, name, found, into)
-            if (found.checksums is None) != (piece is None):
+            if (found.checksums is None) != (format is None):
                 _refuse(path, name, "its checksums are missing")
             if into.nbytes:
-                pieces += _pieces(path, name, found, into, piece)
+                pieces += _pieces(path, name, found, into, format)
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
 
@@ -66,6 +74,13 @@ class _Found(NamedTuple):
     checksums: list[int] | None
 
 
+class _Format(NamedTuple):
+    """How many bytes have a checksum, and the function that gives it."""
+
+    piece: int
+    checksum: Callable[[memoryview, str], int]
+
+
 class _Piece(NamedTuple):
     """Bytes to read, unless they are there already, and their checksum."""
 
@@ -74,7 +89,8 @@ class _Piece(NamedTuple):
     start: int
     into: memoryview
     offset: int | None
-    expected: int | None
+    expected: int
+    checksum: Callable[[memoryview, str], int] | None
 
     def fetch(self, descriptor: int) -> None:
         place, rest = self.offset, self.into
@@ -83,14 +99,16 @@ class _Piece(NamedTuple):
             if count == 0:
                 _refuse(self.path, self.name, f"the file ends at byte {place}, in the middle of it")
             place, rest = place + count, rest[count:]
-        if self.expected is not None and checksum(self.into) != self.expected:
+        if self.checksum is not None and self.checksum(self.into, self.name) != self.expected:
             raise ChecksumError(
                 f"file {str(self.path)!r}, dataset {self.name!r}: bytes {self.start} to "
-                f"{self.start + len(self.into) - 1} are not those that were written; {_FIX}"
+                f"{self.start + len(self.into) - 1} are not those that were written under this name; {_FIX}"
             )
 
 
-def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int | None) -> Iterator[_Piece]:
+def _pieces(
+    path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None
+) -> Iterator[_Piece]:
     data, offset = as_bytes(into), found.offset
     if offset is None or found.stored != stored(into.dtype):
         offset = None
@@ -98,28 +116,36 @@ def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int |
             found.dataset.read_direct(into.view(stored(into.dtype)))
         except Exception as error:
             _refuse(path, name, f"it cannot be read: {error}")
-    if piece is None:
-        yield _Piece(path, name, 0, data, offset, None)
+    if format is None:
+        yield _Piece(path, name, 0, data, offset, 0, None)
         return
+    piece, checksum = format
     starts = range(0, len(data), piece)
     checksums = found.checksums or []
     if len(starts) != len(checksums):
         _refuse(path, name, f"it has {len(checksums)} checksums for {len(starts)} pieces")
     for start, expected in zip(starts, checksums, strict=True):
         place = None if offset is None else offset + start
-        yield _Piece(path, name, start, data[start : start + piece], place, expected)
+        yield _Piece(path, name, start, data[start : start + piece], place, expected, checksum)
 
 
-def _piece(path: Path, file: h5py.File) -> int | None:
-    """How many bytes have a checksum, None in files that have none."""
+def _format(path: Path, file: h5py.File) -> _Format | None:
+    """Return how checksums were made, None for a file without any."""
     try:
-        found = _attribute(file, PIECE_BYTES)
+        found, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
         piece = None if found is None else int(found)
+        kind = None if kind is None else bytes(kind).decode()
     except Exception as error:
         _refuse(path, None, f"its attributes cannot be read: {error}")
-    if piece is not None and piece <= 0:
+    if piece is None:
+        if kind is not None:
+            _refuse(path, None, f"its attribute {PIECE_BYTES!r} is missing")
+        return None
+    if piece <= 0:
         _refuse(path, None, f"its checksums are of {piece} bytes each")
-    return piece
+    if kind not in FUNCTIONS:
+        _refuse(path, None, f"its checksums are of the kind {kind!r}, which this version does not know")
+    return _Format(piece, FUNCTIONS[kind])
 
 
 def _find(path: Path, file: h5py.File, name: str) -> _Found:

@@ -186,7 +186,7 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
 
 
 def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:
-    """The variables by the names they have in a file; ValueError or TypeError if that cannot be."""
+    """Return the variables by the names they have in a file; ValueError or TypeError if that cannot be."""
     if isinstance(variables, Mapping):
         pairs = [(str(name), variable) for name, variable in variables.items()]
     elif isinstance(variables, Variable):
@@ -211,7 +211,7 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
         if place in places:
             both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
             raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
-        named[name], places[place] = variable, name
+        named["/".join(place)], places[place] = variable, name
     for place, name in places.items():
         for above in (place[:i] for i in range(1, len(place))):
             if above in places:

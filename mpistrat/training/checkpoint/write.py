@@ -17,7 +17,17 @@ import numpy as np
 
 from mpistrat.runtime.atomic_file import appearing
 from mpistrat.training.checkpoint.disk_writer import disk_writer
-from mpistrat.training.checkpoint.format import CHECKSUMS, DTYPE, PIECE_BYTES, as_bytes, checksum, stored
+from mpistrat.training.checkpoint.format import (
+    CHECKSUM,
+    CHECKSUMS,
+    DTYPE,
+    FORMAT,
+    PIECE_BYTES,
+    WRITTEN,
+    as_bytes,
+    checksum,
+    stored,
+)
 from mpistrat.training.checkpoint.sparse_file import SparseFile
 
 _PIECE = 4 << 20
@@ -54,16 +64,22 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
     try:
         with disk_writer(descriptor) as writer:
             with h5py.File(
-                index, "w", alignment_threshold=_PAGE, alignment_interval=_PAGE, meta_block_size=_INDEX_BLOCK
+                index,
+                "w",
+                libver=FORMAT,
+                alignment_threshold=_PAGE,
+                alignment_interval=_PAGE,
+                meta_block_size=_INDEX_BLOCK,
             ) as file:
                 datasets = []
                 for value, dataset in _datasets(file, values):
                     datasets.append(dataset)
                     if value.nbytes:
                         writer.put(as_bytes(value), dataset.get_offset())
-                for value, dataset in zip(values.values(), datasets, strict=True):
-                    _set_checksums(dataset, _checksums(value, piece))
+                for (name, value), dataset in zip(values.items(), datasets, strict=True):
+                    _set_checksums(dataset, _checksums(name, value, piece))
                 file.attrs[PIECE_BYTES] = np.int64(piece)
+                file.attrs[CHECKSUM] = np.bytes_(WRITTEN)
             for offset, data in index.written():
                 writer.put(memoryview(data), offset)
             writer.settle()
@@ -90,10 +106,10 @@ def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tup
         yield value, dataset
 
 
-def _checksums(value: np.ndarray, piece: int) -> np.ndarray:
+def _checksums(name: str, value: np.ndarray, piece: int) -> np.ndarray:
     data = as_bytes(value) if value.nbytes else memoryview(b"")
     starts = range(0, max(1, len(data)), piece)
-    return np.array([checksum(data[start : start + piece]) for start in starts], np.uint64)
+    return np.array([checksum(data[start : start + piece], name) for start in starts], np.uint64)
 
 
 def _set_checksums(dataset: Any, values: np.ndarray) -> None:

@@ -1,0 +1,132 @@
+"""Lists as Slurm writes them: ``node[01-03,07],login`` for hosts, ``3,1(x2)`` for counts.
+
+The grammar is that of ``scontrol show hostnames``, which is no help at run time: it is not on every node, and
+exits with status 0 when it fails. Unlike it, a name may go on after its last bracket (``node[1-3]-ib``).
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+_MOST_HOSTS = 2**20
+_NAME = re.compile(r"[^\[\],\s]+")
+_RANGE = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
+_COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """The hosts of a list, in its order, as often as it names them.
+
+    Several brackets of a name multiply, the left one slowest. Numbers keep the width of the lower bound.
+
+    Raises
+    ------
+    ValueError
+        If it is no such list: the text says at which position.
+
+    Examples
+    --------
+    >>> expand_hostlist("n[008-010,2],login")
+    ['n008', 'n009', 'n010', 'n2', 'login']
+    >>> expand_hostlist("r[1-2]n[1-2]-ib")
+    ['r1n1-ib', 'r1n2-ib', 'r2n1-ib', 'r2n2-ib']
+    """
+    hosts: list[str] = []
+    position = 0
+    while text:
+        parts, position = _entry(text, position)
+        count = 1
+        for part in parts:
+            count *= len(part)
+        if len(hosts) + count > _MOST_HOSTS:
+            raise _error(text, position, f"more than {_MOST_HOSTS} hosts up to here")
+        hosts += map("".join, product(*parts))
+        if position == len(text):
+            break
+        position += 1  # the comma
+    return hosts
+
+
+def expand_counts(text: str) -> list[int]:
+    """The counts of a list such as ``SLURM_STEP_TASKS_PER_NODE``.
+
+    Raises
+    ------
+    ValueError
+        If it is no such list: the text says at which position.
+
+    Examples
+    --------
+    >>> expand_counts("3,1(x2)")
+    [3, 1, 1]
+    """
+    counts: list[int] = []
+    position = 0
+    while True:
+        match = _COUNT.match(text, position)
+        if match is None:
+            raise _error(text, position, "expected a number", "a list of counts such as '3,1(x2)'")
+        times = int(match[2] or 1)
+        if not 1 <= times <= _MOST_HOSTS:
+            raise _error(
+                text, match.start(2), f"repeated {times} times", "a list of counts such as '3,1(x2)'"
+            )
+        if int(match[1]) > _MOST_HOSTS:
+            raise _error(text, position, f"more than {_MOST_HOSTS}", "a list of counts such as '3,1(x2)'")
+        counts += [int(match[1])] * times
+        position = match.end()
+        if position == len(text):
+            return counts
+        if text[position] != ",":
+            raise _error(text, position, "expected a comma", "a list of counts such as '3,1(x2)'")
+        position += 1
+
+
+def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
+    """The alternatives for each part of the name at ``position``, and where that name ends."""
+    parts: list[list[str]] = []
+    while position < len(text) and text[position] != ",":
+        if text[position] == "[":
+            numbers, position = _bracket(text, position)
+            parts.append(numbers)
+            continue
+        match = _NAME.match(text, position)
+        if match is None:
+            raise _error(text, position, f"{text[position]!r} has no place here")
+        parts.append([match[0]])
+        position = match.end()
+    if not parts:
+        raise _error(text, position, "expected a name")
+    return parts, position
+
+
+def _bracket(text: str, opening: int) -> tuple[list[str], int]:
+    """The numbers of the bracket at ``opening``, and where it ends."""
+    numbers: list[str] = []
+    position = opening
+    while text[position : position + 1] != "]":
+        position += 1  # the bracket, or a comma
+        match = _RANGE.match(text, position)
+        if match is None:
+            if position == len(text):
+                raise _error(text, opening, "this bracket is not closed")
+            raise _error(text, position, "expected a number")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low):
+            raise _error(text, position, f"the range {match[0]} descends")
+        if int(high) - int(low) >= _MOST_HOSTS:
+            raise _error(text, position, f"the range {match[0]} has more than {_MOST_HOSTS} hosts")
+        numbers += [f"{number:0{len(low)}}" for number in range(int(low), int(high) + 1)]
+        position = match.end()
+        if position == len(text):
+            raise _error(text, opening, "this bracket is not closed")
+        if text[position] not in ",]":
+            raise _error(text, position, "expected a comma, a dash or a closing bracket")
+    return numbers, position + 1
+
+
+def _error(
+    text: str, position: int, what: str, wanted: str = "a list of hosts such as 'n[1-3,7]'"
+) -> ValueError:
+    return ValueError(f"{text!r} is not {wanted}: {what}, at position {position}")

@@ -1,0 +1,83 @@
+"""Whether the step that Slurm's variables describe is the one that this process is in.
+
+``sbatch`` hands on the environment it is called in, also that of a step (``srun --pty bash``, say), and does not
+clear it: the batch script then sees a step that it is not in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist
+from mpistrat.runtime.process.launchers import SRUN
+
+_Value = TypeVar("_Value")
+_GROUP = ("PACK_GROUP", "HET_GROUP")  # srun writes the first in a job of its own, sbatch both
+(_SIZE,), (_RANK,), (_NODE,) = SRUN.size, SRUN.rank, SRUN.node
+_COUNTS, _NODELIST = "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
+_JOB_NODELIST = "SLURM_JOB_NODELIST"
+_GTIDS = "SLURM_GTIDS"
+_MOST_GROUPS = 18  # digits of their number
+
+
+def left_over(environ: Mapping[str, str]) -> str | None:
+    """What shows that the variables of the step are another job's; None if nothing does.
+
+    A step of one task on each node of the same nodes is not told apart from the batch script's own.
+
+    Raises
+    ------
+    ValueError
+        If a list of nodes or counts cannot be read: the text names the variable.
+    """
+    parts = groups(environ)
+    nodes, of_job = (_parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
+    if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
+        return f"{_NODELIST}={environ[_NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
+    # A batch script is task 0, alone.
+    tasks = environ.get(_GTIDS, "")
+    several = environ.get(_RANK, "0") != "0" or "," in tasks
+    of_this_job = environ.get("PMIX_NAMESPACE", "").startswith(f"slurm.pmix.{environ.get('SLURM_JOB_ID')}.")
+    # Of heterogeneous jobs the counts may be those of another component than the step's.
+    if parts or several or of_this_job or environ.get(_SIZE) == "1":
+        return None
+    counts = _parsed(environ, _COUNTS, expand_counts)
+    if counts and counts[0] > 1 and tasks == "0" and environ.get(_NODE, "0") == "0":
+        return f"{_COUNTS}={environ[_COUNTS]} but {_GTIDS}={tasks}"
+    # `srun --preserve-env` and the shell of salloc keep the job's counts.
+    both = ((_SIZE, "SLURM_NTASKS"), (_COUNTS, "SLURM_TASKS_PER_NODE"))
+    if all(environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both):
+        return ", ".join(f"{own}={environ[own]} but {job}={environ[job]}" for own, job in both)
+    return None
+
+
+def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The nodes of each group of a heterogeneous job; empty for other jobs, also if they were submitted in one.
+
+    Raises
+    ------
+    ValueError
+        If a list of nodes cannot be read: the text names the variable.
+    """
+    text = environ.get("SLURM_HET_SIZE", "")
+    size = int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_GROUPS else 0
+    numbers = range(min(size, len(environ)))  # each group has variables
+    of_jobs = {environ.get(f"SLURM_JOB_ID_{kind}_{number}") for kind in _GROUP for number in numbers} - {None}
+    if of_jobs and environ.get("SLURM_JOB_ID") not in of_jobs:
+        return []
+    found = []
+    for number in numbers:
+        names = (f"SLURM_JOB_NODELIST_{kind}_{number}" for kind in _GROUP)
+        hosts = next(filter(None, (_parsed(environ, name, expand_hostlist) for name in names)), None)
+        if hosts:
+            found.append(tuple(hosts))
+    return found
+
+
+def _parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], _Value]) -> _Value | None:
+    value = environ.get(name, "")
+    try:
+        return parse(value) if value else None
+    except ValueError as error:
+        raise ValueError(f"the environment variable {name} cannot be read: {error}") from None

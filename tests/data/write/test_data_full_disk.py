@@ -1,0 +1,109 @@
+"""Files that cannot be written to their end: OSError, nothing is left behind, and the program goes on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import gc, os, resource, sys
+import h5py
+import numpy as np
+import mpistrat
+from mpistrat.data import Dataset, write_hdf5
+from mpistrat.data.write.reshard import shard
+from mpistrat.training import load, save, save_async
+
+what, folder, limit = sys.argv[1], sys.argv[2], int(sys.argv[3])
+numbers = np.random.default_rng(0).normal(size=(250_000, 2))
+words = np.array([str(value) * 3 for value in numbers[:20_000, 0]], object)
+source, target = os.path.join(folder, "source.h5"), os.path.join(folder, "full", "target.h5")
+if what == "shard":
+    write_hdf5(source, {"x": numbers})
+with mpistrat.get_strategy().scope():
+    v = mpistrat.Variable(numbers, name="v")
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+WAYS = {
+    "contiguous": lambda: write_hdf5(target, {"x": numbers}),
+    "chunks": lambda: write_hdf5(target, {"x": numbers}, chunk=100),
+    "gzip": lambda: write_hdf5(target, {"x": numbers}, compress="gzip"),
+    "words": lambda: write_hdf5(target, {"x": words}, chunk=100),
+    "stream": lambda: write_hdf5(target, (numbers[i : i + 77] for i in range(0, len(numbers), 77))),
+    "shard": lambda: shard([source], os.path.join(folder, "full"), 1, compress="gzip"),
+    "save": lambda: save([v], target),
+    "save_async": lambda: save_async([v], target).wait(),
+}
+for attempt in range(2):
+    try:
+        WAYS[what]()
+    except OSError as error:
+        print(type(error).__name__, error.errno, flush=True)
+    gc.collect()
+assert os.listdir(os.path.join(folder, "full")) == []
+if os.path.isdir("/proc/self/fd"):
+    links = [os.path.join("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")]
+    assert not [each for each in links if os.path.lexists(each) and "deleted" in os.readlink(each)]
+write_hdf5(target, {"x": np.arange(5)}, compress="gzip")
+(rows,) = Dataset.from_hdf5(target, "x").batch(5)
+assert rows.tolist() == [0, 1, 2, 3, 4]
+print("goes on", flush=True)
+"""
+WAYS = ["contiguous", "chunks", "gzip", "words", "stream", "shard", "save", "save_async"]
+
+
+def run(folder, what, limit):
+    command = [sys.executable, "-c", PROGRAM, what, str(folder), str(limit)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_a_limit_on_the_size_of_files(tmp_path, what):
+    (tmp_path / "full").mkdir()
+    ended = run(tmp_path, what, 300_000)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["OSError 27", "OSError 27", "goes on"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    (tmp_path / "full").mkdir()
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("mounts a file system: needs root on Linux")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path / "full")]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path / "full")], check=True)
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_a_full_disk(small_disk, what):
+    ended = run(small_disk, what, 0)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["OSError 28", "OSError 28", "goes on"]
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np
+from mpistrat.data import write_hdf5
+
+for delay in np.linspace(0.001, 0.15, 20):
+    try:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            write_hdf5(sys.argv[1] + "/x.h5", {"x": np.ones((3000, 5))}, chunk=10, compress="gzip", overwrite=True)
+    except KeyboardInterrupt:
+        pass
+print("goes on")
+"""
+
+
+def test_interrupted_at_any_moment(tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "goes on\n"
