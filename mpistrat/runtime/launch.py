@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpistrat.runtime.left_over_step import left_over
-
 
 class Started(NamedTuple):
     """How many tasks a launcher says it started, and the variable that says so."""
@@ -82,6 +80,8 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
 
 
 def _is_left_over(environ: Mapping[str, str]) -> bool:
+    from mpistrat.runtime.left_over_step import left_over  # 0.6 ms that only a step of Slurm needs
+
     try:
         return left_over(environ) is not None
     except ValueError:  # for those to report that need what stands there
