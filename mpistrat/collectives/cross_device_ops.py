@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.whole_call import whole
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible
+
+_whole = whole(attrgetter("_ranks"))
 
 
 class CrossDeviceOps:
@@ -59,6 +63,7 @@ class CrossDeviceOps:
             )
         return topology
 
+    @_whole
     def reduce(
         self,
         reduce_op: Op | str,
@@ -98,6 +103,7 @@ class CrossDeviceOps:
         result = self.reduce_implementation(op, value, destinations, options or CommunicationOptions())
         return mirrored(result)
 
+    @_whole
     def batch_reduce(
         self,
         reduce_op: Op | str,
@@ -135,6 +141,7 @@ class CrossDeviceOps:
         )
         return [v if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
+    @_whole
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Replica 0's value, on every replica.
 

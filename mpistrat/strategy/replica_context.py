@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.runtime import arrays
+from mpistrat.runtime.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy.strategy import Strategy
+
+_whole = whole(attrgetter("_strategy.extended._topology"))
 
 
 class ReplicaContext:
@@ -151,11 +155,16 @@ class ReplicaContext:
             return self._strategy.extended._all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return self._strategy.extended._all_reduce_arrays(op, value, options)
+        return self._all_reduce(op, value, options)
+
+    @_whole
+    def _all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
         leaves, rebuild = self._strategy.extended._flatten("all_reduce", value, options)
         if nest.holds(leaves, DistributedValues):
             leaves = [_own(op, leaf) for leaf in leaves]
         return rebuild(self._strategy.extended._all_reduce(op, leaves, options)) if leaves else value
 
+    @_whole
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> PendingAllReduce:
@@ -222,6 +231,7 @@ class ReplicaContext:
             give_back,
         )
 
+    @_whole
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
@@ -281,6 +291,7 @@ class ReplicaContext:
             [moves.scattered(extended._topology, op, leaf, merged.timeout_seconds) for leaf in leaves]
         )
 
+    @_whole
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.
 

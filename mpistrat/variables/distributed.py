@@ -12,6 +12,8 @@ import numpy as np
 from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime.operation import operation
+from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.whole_call import whole
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import place
@@ -22,11 +24,17 @@ from mpistrat.variables.variable import Variable
 COMPARES = "variables" in os.environ.get("MPISTRAT_DEBUG", "").split(",")
 
 
+def ranks_of(variable: DistributedVariable) -> Topology:
+    """The ranks that hold a copy."""
+    return variable._strategy.extended._topology
+
+
 class DistributedVariable(Variable, DistributedValues):
     """A variable with one copy per replica; this process holds one of them."""
 
     _component: LocalVariable
 
+    @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
         extended = self._strategy.extended
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)

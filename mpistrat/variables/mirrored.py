@@ -12,6 +12,7 @@ from mpistrat import context
 from mpistrat.collectives import moves
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
+from mpistrat.runtime.whole_call import whole
 from mpistrat.values import (
     DistributedValues,
     IndexedSlices,
@@ -61,6 +62,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         component: Any = self._component
         return component.__dlpack__
 
+    @whole(distributed.ranks_of)
     def _update_in_replica(self, method: str, value: Any) -> None:
         if distributed.COMPARES:
             self._agree_on_variable(method)

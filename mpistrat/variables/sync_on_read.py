@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import moves
+from mpistrat.runtime.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
-from mpistrat.variables.distributed import DistributedVariable
+from mpistrat.variables.distributed import DistributedVariable, ranks_of
+
+_whole = whole(ranks_of)
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -18,6 +21,10 @@ class SyncOnReadVariable(DistributedVariable):
     hashing never communicate.
     """
 
+    read_value = _whole(DistributedVariable.read_value)
+    numpy = _whole(DistributedVariable.numpy)
+
+    @_whole
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self._own_copy()

@@ -14,6 +14,8 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.kernels import FLOATS, EachElement
 from mpistrat.runtime.operation import Operation
+from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.whole_call import whole
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from mpistrat.strategy import Strategy
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+
+def _current_ranks(optimizer: Optimizer) -> Topology:
+    return strategies.get_strategy().extended._topology
 
 
 class Optimizer(ABC):
@@ -102,6 +108,7 @@ class Optimizer(ABC):
             with strategy.scope():
                 self._create(variables)
 
+    @whole(_current_ranks)
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
