@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from operator import is_
@@ -155,23 +154,27 @@ def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
     """`_reduce_in_shared_memory` on one node in a turn of its own, with less Python around the meetings."""
     memory, operation = topology.memory, plan.operation
     assert memory is not None
-    begin, end, meet_saying, disagree = topology.begin, topology.end, memory.meet_saying, topology.disagree
-    # As `Topology.meet` says in its first and second call.
-    words = operation.word, operation.word | 1 << 33
-    said = [word.to_bytes(8, sys.byteorder) * memory.size for word in words]
+    begin, failed, disagree = topology.begin, topology.failed, topology.disagree
+    meet_saying, later_word = memory.meet_saying, topology.later_word
 
     def reduce() -> None:
-        begin(operation)
+        word = begin(operation)
+        generation = memory.generation
+        met = False
         try:
             if not plan.slices:
                 _cut(topology, plan)
-            if meet_saying(words[0]) != said[0]:
+            # As `Topology.meet` says in its first and second call.
+            if not meet_saying(word):
                 disagree(operation)
+            met = True
             topology.ignoring_float_errors(_combine_on_node, plan)
-            if meet_saying(words[1]) != said[1]:
+            if not meet_saying(later_word(word, 1)):
                 disagree(operation)
-        finally:
-            end()
+            topology.taken = False
+        except BaseException as error:
+            failed(operation, type(error), met or memory.generation != generation, noticed=True)
+            raise
 
     return reduce
 

@@ -47,6 +47,7 @@ class PendingAllReduce:
         self._finish = finish
         self._timeout_seconds = timeout_seconds
         self._result: Any = None
+        self._completing = False
 
     def test(self) -> bool:
         """Whether `wait` would return at once. Asking lets MPI make progress."""
@@ -97,14 +98,24 @@ class PendingAllReduce:
             nap = min(_LONGEST_NAP, nap + 1e-5)
 
     def _complete(self) -> None:
+        if self._completing:  # it works in place
+            raise RuntimeError(
+                f"rank {self._topology.rank}: {self._what} was interrupted in wait() or test(): "
+                "its value is lost on this rank"
+            )
+        self._completing = True
         with np.errstate(all="ignore"):
-            self._result = self._finish()
-        self._requests = []
+            result = self._finish()
         self._topology.in_flight.discard(self)
-        del self._finish
+        self._result, self._requests = result, []
+        self._finish = _finished
 
     def __repr__(self) -> str:
         return f"<PendingAllReduce: {'in flight' if self._requests else 'done'}>"
+
+
+def _finished() -> Any:
+    """In the place of what kept the messages."""
 
 
 def all_reduce_async(

@@ -20,7 +20,6 @@ from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.packing import SMALL, Bucket, Plan, new_array, unpack
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
-from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.topology import Topology
 
@@ -73,32 +72,31 @@ def prepare(topology: Topology, plan: Plan, shapes: tuple[tuple[int, ...], ...])
 def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple[int, ...]) -> Reduce:
     memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
     assert memory is not None
-    begin, end, meet_saying = topology.begin, topology.end, memory.meet_saying
-    ignoring_float_errors, disagree, combine = (
-        topology.ignoring_float_errors,
-        topology.disagree,
-        bucket.combine,
-    )
-    rank, word, said_by_all = memory.rank, operation.word, operation.word_bytes * memory.size
+    begin, failed, disagree = topology.begin, topology.failed, topology.disagree
+    meet_saying, ignoring_float_errors = memory.meet_saying, topology.ignoring_float_errors
+    rank, combine = memory.rank, bucket.combine
     messages = _messages(memory, bucket, shape)
     new = _allocator(bucket, shape)
     two = memory.size == 2 and bucket.divisor == 1
 
     def reduce(values: Any) -> np.ndarray:
-        begin(operation)
+        word = begin(operation)
+        generation = memory.generation
         try:
-            rows = messages[memory.generation]
+            rows = messages[generation]
             lay_down(rows[rank], ..., values)
-            if meet_saying(word) != said_by_all:
+            if not meet_saying(word):
                 disagree(operation)
             total = new()
             if two:
                 ignoring_float_errors(combine, rows[0], rows[1], out=total)
             else:
                 ignoring_float_errors(_add_up, bucket, rows, total)
+            topology.taken = False
             return total
-        finally:
-            end()
+        except BaseException as error:
+            failed(operation, type(error), memory.generation != generation, noticed=True)
+            raise
 
     return reduce
 
@@ -106,7 +104,8 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
 def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple[int, ...]) -> Reduce:
     memory, bucket, operation = topology.memory, plan.buckets[0], plan.operation
     assert memory is not None
-    begin, end, ignoring_float_errors = topology.begin, topology.end, topology.ignoring_float_errors
+    begin, failed = topology.begin, topology.failed
+    ignoring_float_errors = topology.ignoring_float_errors
     dtype, divisor, combine = bucket.result, bucket.divisor, bucket.combine
     mine = [rows[memory.rank] for rows in _messages(memory, bucket, shape)]
     flat = _messages(memory, bucket, (bucket.length,))
@@ -121,29 +120,25 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
         else:
             combine_rows(combine, rows, total)
 
-    agree = topology.combining(operation.word, Payload(dtype, bucket.length, combine, fill))
+    agree = topology.combining(Payload(dtype, bucket.length, combine, fill))
 
     def reduce(values: Any) -> np.ndarray:
-        begin(operation)
+        word = begin(operation)
         met = False
         try:
             lay_down(mine[memory.generation], ..., values)
             met = True
-            if not ignoring_float_errors(agree):
+            if not ignoring_float_errors(agree, word):
                 topology.disagree(operation)
             total = new()
             total[...] = result
             if divisor != 1:
                 ignoring_float_errors(divide, total, divisor, total)
+            topology.taken = False
             return total
-        except MismatchError:
-            raise
         except BaseException as error:
-            if met:
-                topology.left(operation, type(error))
+            failed(operation, type(error), met, noticed=False)
             raise
-        finally:
-            end()
 
     return reduce
 

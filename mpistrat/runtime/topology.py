@@ -12,9 +12,11 @@ import builtins
 import contextlib
 import itertools
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _END = operation("the end of the program")
 _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
+_ON_FIRST = operation("on_first")
 _keyval: int | None = None
 
 Split = Sequence[Sequence[int]] | Callable[[Any], int]
@@ -39,6 +42,10 @@ _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
+
+
+class Key:
+    """What is kept for the ranks of a communicator is kept under one of these, in a dictionary with weak keys."""
 
 
 class Topology(Turns):
@@ -59,6 +66,8 @@ class Topology(Turns):
         What the ranks of this node share; None on all ranks if those of one node cannot.
     limits : Limits
         Sizes at which collectives change their way.
+    key : Key
+        The same for all that share these ranks, whatever their limits.
     in_flight : set
         Asynchronous collectives that are not done.
     costs : dict or None
@@ -101,6 +110,7 @@ class Topology(Turns):
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
         self._process = os.getpid()
+        self.key = Key()
         self.in_flight: set[Any] = set()
         self.arenas: dict[int, Any] = {}
         self.gpu_obstacles: dict[int, dict[str, str]] = {}
@@ -212,7 +222,13 @@ class Topology(Turns):
             told = self.world.allgather(mine)
         return [pickle.loads(each) for each in told]
 
-    def broadcast_object(self, value: Any, root: int = 0, name: str = "broadcast_object") -> Any:
+    def broadcast_object(
+        self,
+        value: Any,
+        root: int = 0,
+        name: str = "broadcast_object",
+        timeout_seconds: float | None = None,
+    ) -> Any:
         """The (pickled) object of rank ``root``, on every rank. ``name`` is what messages call it."""
         what = operation(name, root)
         if self.size == 1:
@@ -220,12 +236,14 @@ class Topology(Turns):
                 return value
         pickle = mpi.start().pickle
         mine = pickle.dumps(value) if self.rank == root else None
-        with self.turn(what):
+        with self.turn(what, timeout_seconds=timeout_seconds):
             told = self.world.bcast(mine, root)
         return pickle.loads(told)
 
     def on_first(self, fn: Callable[[], Any]) -> Any:
-        """``fn()``, called on rank 0 alone: its (pickled) result or its error, on every rank.
+        """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
+
+        A limit of time is for the ranks to come, not for what rank 0 then does.
 
         Raises
         ------
@@ -233,8 +251,11 @@ class Topology(Turns):
             On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
             RuntimeError.
         """
+        with self.turn(_ON_FIRST):
+            pass
+        tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
-            result, error = self.broadcast_object(None)
+            result, error = tell(None)
             if error is not None:
                 raise _error(*error)
             return result
@@ -242,9 +263,9 @@ class Topology(Turns):
             result = fn()
         except BaseException as error:
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-            self.broadcast_object((None, (names, str(error))))
+            tell((None, (names, str(error))))
             raise
-        self.broadcast_object((result, None))
+        tell((result, None))
         return result
 
     def all_true(self, flag: Any) -> bool:
@@ -262,9 +283,10 @@ class Topology(Turns):
         if not self._left:
             for pending in list(self.in_flight):  # all ranks began it: it ends
                 pending.wait_for_mpi()
-            self._given_up = ""  # after a time-out: who waits without a limit still does
         while True:
             try:
+                if not self._left:  # the others may still wait for this rank: without a limit, or to be told
+                    self._given_up = ""
                 with self.turn(_END):
                     pass
                 self._leave_gpus()
@@ -307,6 +329,7 @@ class Alone(Topology):
     def __init__(self) -> None:
         Turns.__init__(self)
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
+        self.key = Key()
         self.arenas, self.in_flight = {}, set()
         self.gpu_obstacles, self.gpu_pointers = {}, {}
         self.gpu_communicators = {}

@@ -66,7 +66,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         if cluster_resolver is not None and not isinstance(cluster_resolver, resolvers.ClusterResolver):
             raise TypeError(f"cluster_resolver must be a ClusterResolver, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
-        topology = Topology.of(world if comm is None else comm)
+        options = communication_options or CommunicationOptions()
+        topology = Topology.of(world if comm is None else comm).limited(options.timeout_seconds)
         costs.heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
@@ -75,7 +76,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if comm is None:
             affinity.warn_if_one_core(topology)
         own = own_device(topology, device)
-        super().__init__(StrategyExtended(self, topology, own, communication_options=communication_options))
+        super().__init__(StrategyExtended(self, topology, own, communication_options=options))
         self._resolver = cluster_resolver
 
     @property

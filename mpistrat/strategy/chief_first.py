@@ -17,12 +17,12 @@ class ChiefFirst:
 
     def __init__(self, topology: Topology):
         self._topology = topology
-        self._sequence = 0
+        self._mismatches = 0
 
     def __enter__(self) -> bool:
         topology = self._topology
         if topology.rank == 0:
-            self._sequence = topology.sequence
+            self._mismatches = topology.mismatches
             return True
         failure = topology.broadcast_object(None, name="chief_first")
         if failure is not None:
@@ -33,6 +33,6 @@ class ChiefFirst:
         topology = self._topology
         if topology.rank:
             return
-        if isinstance(error, MismatchError) and topology.sequence != self._sequence:
+        if isinstance(error, MismatchError) and topology.mismatches != self._mismatches:
             return  # a collective in the block met the others, who wait here: they have raised too
         topology.broadcast_object(None if error is None else repr(error), name="chief_first")

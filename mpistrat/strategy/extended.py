@@ -13,6 +13,7 @@ from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
@@ -29,6 +30,8 @@ from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
+
+_whole = whole(operator.attrgetter("_topology"))
 
 
 class StrategyExtended:
@@ -64,11 +67,11 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
     ):
         self._strategy = container_strategy
-        self._topology = topology or Alone()
+        self._options = communication_options or CommunicationOptions()
+        self._topology = (topology or Alone()).limited(self._options.timeout_seconds)
         self._device = (device or Device("cpu")).use()
         self._devices = (str(self._device),)
         self._ops = (cross_device_ops or CollectiveAllReduce())._bound_to(self._topology)
-        self._options = communication_options or CommunicationOptions()
         self._replica_context = ReplicaContext(container_strategy, self._topology.rank)
         self._cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=self._topology.rank)
@@ -277,8 +280,15 @@ class StrategyExtended:
 
     def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
         merged = self._options if options is None else self._options.merge(options)
-        return self._ops.all_reduce_array(op, value, merged)
+        topology = self._topology
+        sequence = topology.sequence
+        try:  # as `whole`, without its cost
+            return self._ops.all_reduce_array(op, value, merged)
+        except BaseException as error:
+            topology.left_call("all_reduce", type(error), sequence)
+            raise
 
+    @_whole
     def _all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
     ) -> list[Any]:
@@ -296,6 +306,7 @@ class StrategyExtended:
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         return self._options if options is None else self._options.merge(options)
 
+    @_whole
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -330,6 +341,7 @@ class StrategyExtended:
         op = ReduceOp.parse(reduce_op)
         return self._ops.reduce(op, value, destinations, self._merge(options or experimental_hints))
 
+    @_whole
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -360,6 +372,7 @@ class StrategyExtended:
         op = ReduceOp.parse(reduce_op)
         return self._ops.batch_reduce(op, value_destination_pairs, self._merge(options or experimental_hints))
 
+    @_whole
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
         """Replica 0's value, on every replica.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
+
+_whole = whole(attrgetter("_strategy.extended._topology"))
 
 
 class ReplicaContext:
@@ -150,6 +154,10 @@ class ReplicaContext:
             return self._strategy.extended._all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return self._strategy.extended._all_reduce_arrays(op, value, options, nest.IN_A_LIST)
+        return self._all_reduce(op, value, options)
+
+    @_whole
+    def _all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
         extended = self._strategy.extended
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
@@ -159,6 +167,7 @@ class ReplicaContext:
         totals = extended._all_reduce(op, leaves, options, form)
         return rebuild(totals) if leaves else value
 
+    @_whole
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> PendingAllReduce:
@@ -227,6 +236,7 @@ class ReplicaContext:
             form,
         )
 
+    @_whole
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
@@ -289,6 +299,7 @@ class ReplicaContext:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
         return rebuild([moves.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
+    @_whole
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the replicas' values along an axis; every replica gets the result.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -13,6 +14,7 @@ from mpistrat import context, data, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arena import buffers
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
@@ -34,6 +36,8 @@ from mpistrat.values import (
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.strategy.extended import StrategyExtended
+
+_whole = whole(attrgetter("_extended._topology"))
 
 
 class Strategy(FormerNames):
@@ -229,10 +233,14 @@ class Strategy(FormerNames):
         """
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
+        if axis is None and type(value) is np.ndarray:  # fast path: `_reduce` does the same more slowly
+            return self._extended._all_reduce_array(op, value, None)
+        return self._reduce(op, value, axis)
+
+    @_whole
+    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         if axis is not None:
             return reduce_over_axis(self._extended, op, value, axis)
-        if type(value) is np.ndarray:  # by far the most common, and what follows does the same more slowly
-            return self._extended._all_reduce_array(op, value, None)
         leaves, rebuild, form = nest.take_apart(value)
         if not nest.holds(leaves, DistributedValues):
             totals = self._extended._all_reduce(op, leaves, None, form)
@@ -247,6 +255,7 @@ class Strategy(FormerNames):
                 values[i] = snapshot(leaf)
         return rebuild(values)
 
+    @_whole
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' values one after another along an axis, on every replica.
 
@@ -356,6 +365,7 @@ class Strategy(FormerNames):
 
     # --- buffers ---------------------------------------------------------------------
 
+    @_whole
     def experimental_buffers_like(self, tree: Any) -> Any:
         """Zeroed arrays of the same shapes and dtypes, which reductions change where they are.
 

@@ -12,10 +12,17 @@ from mpistrat import context
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import kind_on
 from mpistrat.variables.variable import Variable
+
+
+def ranks_of(variable: DistributedVariable) -> Topology:
+    """The ranks that hold a copy."""
+    return variable._strategy.extended._topology
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -23,6 +30,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     _component: LocalVariable
 
+    @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
         extended = self._strategy.extended
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)

@@ -12,6 +12,7 @@ from mpistrat import context
 from mpistrat.collectives import moves, structures
 from mpistrat.collectives.dtypes import has_mean
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (
     DistributedValues,
     IndexedSlices,
@@ -22,7 +23,7 @@ from mpistrat.values import (
     component,
     reducible,
 )
-from mpistrat.variables.distributed import DistributedVariable
+from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.variable import Variable
 
 # A sum of rows keeps rows of equal index apart: to add or multiply them one by one is well defined, and a smallest,
@@ -62,6 +63,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         component: Any = self._component
         return component.__dlpack__
 
+    @whole(ranks_of)
     def _update_in_replica(self, method: str, value: Any) -> None:
         extended, op = self._strategy.extended, self._reduction
         if extended._topology.compares_variables:

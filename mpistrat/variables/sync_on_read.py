@@ -8,8 +8,11 @@ import numpy as np
 
 from mpistrat.collectives import moves
 from mpistrat.collectives.division import divide
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
-from mpistrat.variables.distributed import DistributedVariable
+from mpistrat.variables.distributed import DistributedVariable, ranks_of
+
+_whole = whole(ranks_of)
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -19,6 +22,10 @@ class SyncOnReadVariable(DistributedVariable):
     hashing never communicate.
     """
 
+    read_value = _whole(DistributedVariable.read_value)
+    numpy = _whole(DistributedVariable.numpy)
+
+    @_whole
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self._own_copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import numpy as np
 from mpistrat.collectives import moves, structures
 from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 
 IN_PAIRS = "in pairs"  # the form of what `CrossDeviceOps.batch_reduce` takes
+
+_whole = whole(attrgetter("_ranks"))
 
 
 class CrossDeviceOps:
@@ -61,6 +65,7 @@ class CrossDeviceOps:
             )
         return topology
 
+    @_whole
     def reduce(
         self,
         reduce_op: Op | str,
@@ -101,6 +106,7 @@ class CrossDeviceOps:
             return Mirrored((snapshot(value),))
         return mirrored(self.reduce_implementation(op, value, destinations, options))
 
+    @_whole
     def batch_reduce(
         self,
         reduce_op: Op | str,
@@ -138,6 +144,7 @@ class CrossDeviceOps:
         done = iter(self.batch_reduce_implementation(op, todo, options) if todo else ())
         return [Mirrored((snapshot(v),)) if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
+    @_whole
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Replica 0's value, on every replica.
 

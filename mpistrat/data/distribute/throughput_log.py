@@ -57,9 +57,10 @@ class ThroughputLog:
         if self._peers.size == 1:
             _tell(epoch, {0: mine}, 1)
         elif hasattr(self._peers, "world") and threading.current_thread() is threading.main_thread():
-            mailbox = _mailboxes.get(self._peers)
+            key = getattr(self._peers, "key", self._peers)
+            mailbox = _mailboxes.get(key)
             if mailbox is None:
-                mailbox = _mailboxes[self._peers] = Mailbox(self._peers.world)
+                mailbox = _mailboxes[key] = Mailbox(self._peers.world)
             if self._peers.rank:
                 mailbox.send(mine)
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import mpi
 
@@ -58,39 +56,39 @@ class Agreement(ABC):
     """A way to compare the operation that each rank is about to make."""
 
     @abstractmethod
-    def agree(self, operation: Operation) -> bool:
-        """Whether all ranks call this with the same operation. Waits for them."""
+    def agree(self, word: int) -> bool:
+        """Whether all ranks call this with the same word, that of `Turns.begin`. Waits for them."""
 
 
 class MpiAgreement(Agreement):
-    """One all-reduce of 16 bytes: the maximum of a checksum and of its negative."""
+    """One all-reduce of 16 bytes: the maxima of a word and of its negative are what all said, if they agree."""
 
     def __init__(self, world: Any):
         self._all_reduce = world.Allreduce
         self._max = mpi.start().MAX
-        self._extremes = np.empty(2, np.int64)
+        self._own, self._extremes = np.empty((2, 2), np.int64)
 
-    def agree(self, operation: Operation) -> bool:
-        self._all_reduce(operation.checksum, self._extremes, self._max)
-        return self._extremes.tobytes() == operation.agreed
+    def agree(self, word: int) -> bool:
+        self._own[:] = word, -word
+        self._all_reduce(self._own, self._extremes, self._max)
+        return self._extremes.tobytes() == self._own.tobytes()
 
 
 class NodeAgreement(Agreement):
-    """One barrier; the checksums lie in the memory that the ranks share."""
+    """One barrier; the words lie in the memory that the ranks share."""
 
     def __init__(self, memory: NodeMemory):
         self._say = memory.meet_saying
-        self._size = memory.size
 
-    def agree(self, operation: Operation) -> bool:
-        return self._say(operation.word) == operation.word_bytes * self._size
+    def agree(self, word: int) -> bool:
+        return self._say(word)
 
 
 class TwoTierAgreement(Agreement):
     """The ranks of a node by their shared memory, then the leaders of nodes by messages.
 
     Between leaders a recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2), whose messages may
-    carry an array of up to `PAYLOAD_BYTES`. A leader that hears another checksum, or another size, goes on
+    carry an array of up to `PAYLOAD_BYTES`. A leader that hears another word, or another size, goes on
     with the news alone: no leader is left waiting, whatever the others do.
     """
 
@@ -103,25 +101,25 @@ class TwoTierAgreement(Agreement):
             self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
             self._bare = self._exchange(np.dtype(np.uint8), 0, np.bitwise_or)
 
-    def agree(self, operation: Operation) -> bool:
+    def agree(self, word: int) -> bool:
         if self._leaders is None:
-            return self._follow(operation.word)
-        return self._lead(operation.word, None, self._bare)
+            return self._follow(word)
+        return self._lead(None, self._bare, word)
 
-    def combining(self, word: int, payload: Payload) -> Callable[[], bool]:
-        """A function that says whether all ranks said this word.
+    def combining(self, payload: Payload) -> Callable[[int], bool]:
+        """A function that says whether all ranks said the word it is given.
 
         If so, ``memory.result`` holds the combination of all nodes' payloads.
         """
         if self._leaders is None:
-            return partial(self._follow, word)
+            return self._follow
         key = payload.dtype, payload.length, payload.combine
         exchange = self._exchanges.get(key)
         if exchange is None:
             if len(self._exchanges) > 1024:
                 self._exchanges.clear()
             exchange = self._exchanges[key] = self._exchange(*key)
-        return partial(self._lead, word, payload.fill, exchange)
+        return partial(self._lead, payload.fill, exchange)
 
     def _follow(self, word: int) -> bool:
         memory = self._memory
@@ -129,9 +127,9 @@ class TwoTierAgreement(Agreement):
         memory.meet()
         return memory.verdict[0] == word
 
-    def _lead(self, word: int, fill: Callable[[np.ndarray], None] | None, exchange: Exchange) -> bool:
+    def _lead(self, fill: Callable[[np.ndarray], None] | None, exchange: Exchange, word: int) -> bool:
         memory = self._memory
-        if memory.meet_saying(word) == word.to_bytes(8, sys.byteorder) * memory.size:
+        if memory.meet_saying(word):
             if fill is not None:
                 fill(exchange.mine)
             exchange.make(word)

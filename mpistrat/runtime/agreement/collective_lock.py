@@ -1,18 +1,22 @@
 """One collective of a communicator at a time, and all ranks in the same one.
 
-Who makes a collective takes the turn, and the ranks agree that they are all in it. From then on each of their
-meetings carries its number, so that one which has left is not taken for one that is there.
+A thread that makes a collective takes the turn with `Turns.begin`, which hands out the *word* of its first meeting:
+the checksum of the operation and the number of the collective. Every meeting of every algorithm compares words, so
+that a rank which is a call behind, or has left one, cannot be taken for one that is in step.
+
+A collective that was interrupted before other ranks could meet this one is not counted, and may be repeated. After one
+that was interrupted later the rank is out of step: its next meeting tells the others, and all ranks raise.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from mpistrat.runtime.agreement import arrival, threads
-from mpistrat.runtime.agreement.abandoned import anyone_in_turn
 from mpistrat.runtime.agreement.agreement import Agreement, Payload, TwoTierAgreement
 from mpistrat.runtime.agreement.operation import (
     MismatchError,
@@ -20,12 +24,32 @@ from mpistrat.runtime.agreement.operation import (
     Said,
     call_site,
     mismatch,
+    out_of_step,
     ranks_in_words,
 )
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import float_errors
 
+# A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
+# operation. A rank that is out of step sets bit 62, and gives its rank for the number: it agrees with no other.
+_NUMBERS = (1 << 18) - 1
+_MEETING = 1 << 18
+_MEETINGS = (1 << 12) - 1
+_OUT_OF_STEP = 1 << 62
+_LEFT_CALL = 4099  # what a call that was left by an error adds to the number
+
 _Error = TypeVar("_Error", bound=BaseException)
+
+
+def _runs(frame: FrameType) -> bool:
+    """Whether a thread is in this frame."""
+    for at in sys._current_frames().values():
+        each: FrameType | None = at
+        while each is not None:
+            if each is frame:
+                return True
+            each = each.f_back
+    return False
 
 
 class Turns:
@@ -36,7 +60,13 @@ class Turns:
     size, rank, nodes, world
         As of `Topology`, which is one.
     sequence : int
-        How many collectives were entered so far.
+        The number of the collective that this rank is in, or completed last.
+    taken : bool
+        Whether a thread is in a collective. Cleared in `end`; assigned where that call would take too long.
+    mismatches : int
+        How many times the ranks met in different collectives.
+    timeout_seconds : float or None
+        How long each collective waits for the other ranks, unless it is told otherwise. See `limited`.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
     only_meets : bool
@@ -44,11 +74,12 @@ class Turns:
         that has left it. `turn` takes it from ``meets``; for the one who holds the turn to correct.
     compares_places, compares_variables : bool
         Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
-    end : callable
-        Gives the turn back that `begin` took.
     ignoring_float_errors : callable
         ``call(function, *arguments)`` without floating point errors. For the one who holds the turn.
     """
+
+    # The limit is a slot: `limited` shares all else.
+    __slots__ = ("__dict__", "__weakref__", "timeout_seconds")
 
     size: int
     rank: int
@@ -58,19 +89,38 @@ class Turns:
     only_meets = False
     compares_places = False
     compares_variables = False
+    timeout_seconds: float | None
     _agreement: Agreement
     _pending = False
     _met = False
     _operation: Operation
+    _word = 0
     _meetings = 0  # of this turn, after the first
     _given_up = ""
     _left = ""
 
     def __init__(self) -> None:
-        self.sequence = 0
-        self._turn = threading.Lock()
-        self.end = self._turn.release
+        self.timeout_seconds = None
+        self.sequence = self.mismatches = 0
         self.ignoring_float_errors = float_errors.ignoring()
+        self._interrupted = ""  # the call of this rank that was left by an error
+        self._tells = False  # whether the next meeting can tell the other ranks
+        self._blamed = -1  # the sequence when that was
+        self._arrivals = 0
+        self._awaited = -1  # the sequence when all ranks last were here
+        # Whether the turn is taken, and in which frame there is a `with` statement for it. Attributes rather than a
+        # lock: Python serves signals, and other threads, after a call into C, so not between assignments.
+        self.taken = False
+        self._frame: FrameType | None = None
+
+    def limited(self, timeout_seconds: float | None) -> Any:
+        """The same ranks in the same turns, whose collectives wait so long by default: None for ever."""
+        if timeout_seconds == self.timeout_seconds:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__ = self.__dict__
+        other.timeout_seconds = timeout_seconds
+        return other
 
     def turn(self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None) -> Turns:
         """Context in which this thread makes the collective that ``operation`` describes.
@@ -85,87 +135,166 @@ class Turns:
             The caller calls `meet` itself, before all other communication: once it has laid down in the
             memory of the node what the others then read.
         timeout_seconds : float, optional
-            How long to wait for the other ranks, which must be given a limit too. Costs a message of every rank
-            to rank 0 and back.
+            As in `begin`.
 
         Raises
         ------
         MismatchError
             On every rank, if the ranks are not all in the same operation, or one has ended its program.
-        TimeoutError
-            If some ranks do not come in time. No collective of this communicator works from then on.
-        RuntimeError
-            If another thread is in a collective of this communicator, this one reads ahead, or a collective was
-            given up before.
+        TimeoutError, RuntimeError
+            As `begin`.
         """
-        self.begin(operation)
+        frame = sys._getframe(1)
+        word = self.begin(operation, timeout_seconds)
+        self._frame, self._operation = frame, operation
         if self.size > 1:
-            if timeout_seconds is not None:
-                self._wait_for_all(operation, timeout_seconds)
             if self.compares_places:
                 operation = Operation(
                     operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
                 )
-            self._operation = operation
-            self._meetings = 0
+                word = operation.word | word & (_MEETING - 1)
+            self._operation, self._word, self._meetings = operation, word, 0
             self.only_meets = meets
             if meets:
                 self._pending = True
                 return self
-            self._met = True
             try:
-                if not self._agreement.agree(operation):
+                self._met = True
+                if not self._agreement.agree(word):
                     self.disagree(operation)
             except BaseException as error:
                 self.__exit__(type(error))
                 raise
         return self
 
-    def begin(self, operation: Operation) -> None:
-        """Take the turn without waiting for anybody, for one who then lets the ranks agree. Ends with `end`.
+    def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
+        """Take the turn, and return the word of the first meeting. Ends with `end`, or with `failed`.
+
+        Parameters
+        ----------
+        operation : Operation
+        timeout_seconds : float, optional
+            How long to wait until all ranks are here, which must be given a limit too; infinite for no limit. By
+            default that of these turns. A limit costs a message of every rank to rank 0 and back.
 
         Raises
         ------
+        TimeoutError
+            If some ranks do not come in time. No collective of this communicator works from then on.
         RuntimeError
-            As `turn`.
+            If another thread is in a collective of this communicator, this one reads ahead, or a collective was
+            given up before.
         """
         if threads.without:
             threads.refuse(operation.name)
-        if not self._turn.acquire(False):
+        if self.taken:
             self._take_over(operation)
-        self.sequence += 1
-        if self._given_up and self.size > 1:
-            self._turn.release()
+        self.taken = True
+        self.sequence = number = self.sequence + 1
+        word = operation.word | number & _NUMBERS
+        if timeout_seconds is None:
+            timeout_seconds = self.timeout_seconds
+        if timeout_seconds is not None or self._given_up:
+            return self._begin_with_care(operation, word, timeout_seconds)
+        return word
+
+    def _begin_with_care(self, operation: Operation, word: int, timeout_seconds: float | None) -> int:
+        """Wait for a limited time, and let none but the rank that can tell the others begin what was given up."""
+        if self.size == 1:
+            return word
+        limited = timeout_seconds is not None and timeout_seconds != math.inf
+        if self._given_up:
+            if self._tells and not limited:
+                return _OUT_OF_STEP | word & ~_NUMBERS | self.rank
+            self.failed(operation, RuntimeError, met=False, noticed=False)
             raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
+        if limited:
+            assert timeout_seconds is not None
+            self._wait_for_all(operation, timeout_seconds)
+        return word
+
+    def end(self) -> None:
+        """Give the turn back that `begin` took: this rank has completed the collective."""
+        self._pending = self._met = False
+        self._frame = None
+        self.taken = False
+
+    def failed(self, operation: Operation, kind: type[BaseException], met: bool, noticed: bool) -> None:
+        """Give the turn back after an error: this rank has not completed the collective.
+
+        Parameters
+        ----------
+        operation : Operation
+        kind : type
+            Of the error.
+        met : bool
+            Whether other ranks may have met this one, so that it cannot repeat the collective.
+        noticed : bool
+            Whether they will notice in their next meeting, rather than wait inside MPI.
+        """
+        if not issubclass(kind, MismatchError):
+            met = met or self._awaited == self.sequence
+            if met and self.size > 1 and not self._given_up:
+                self._leave(operation, kind.__name__, noticed)
+            self.sequence -= 1
+        self.end()
+
+    def _leave(self, operation: Operation, why: str, noticed: bool) -> None:
+        text = f"rank {self.rank}'s call {operation}{call_site()} (collective number {self.sequence})"
+        text += f" was interrupted by {why}"
+        self._interrupted = text
+        self._tells = noticed
+        if not noticed:
+            self._left = text
+        self.give_up(f"after {_a(why)} in the middle of a collective", text)
+
+    def left_call(self, name: str, kind: type[BaseException], sequence: int) -> None:
+        """Note that a call of the program was left by an error, which began when ``sequence`` collectives were made.
+
+        If all ranks leave it, they stay in step.
+        """
+        if (
+            self.sequence == sequence
+            or self.size == 1
+            or self._blamed == self.sequence
+            or self._given_up
+            or issubclass(kind, MismatchError)
+        ):
+            return
+        self._interrupted = (
+            f"rank {self.rank}'s call {name}{call_site()} was interrupted by {kind.__name__} after collective "
+            f"number {self.sequence}"
+        )
+        self.sequence += _LEFT_CALL
+        self._blamed = self.sequence
 
     def _take_over(self, operation: Operation) -> None:
-        """Take the turn although it is taken, if an interrupt left it so."""
-        caller: Any = sys._getframe(2)
-        if caller.f_code is Turns.turn.__code__:
-            caller = caller.f_back
-        for _ in range(2):
-            if anyone_in_turn(caller):
-                raise RuntimeError(
-                    f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
-                    "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
-                )
-            if self._turn.acquire(False):  # somebody gave it back since
-                return
-        self._pending = self._met = False
+        """Take the turn although it is taken, if an interrupt left it so.
+
+        Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
+        """
+        if self._frame is None or _runs(self._frame):
+            raise RuntimeError(
+                f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
+                "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
+            )
+        self.failed(self._operation, InterruptedError, self._met, self.only_meets and len(self.nodes) == 1)
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         try:
-            arrival.wait_for_all(self.world, self.sequence, seconds)
+            self._arrivals += 1
+            self._awaited = self.sequence
+            arrival.wait_for_all(self.world, self._arrivals, seconds)
         except arrival.LateError as error:
             text = (
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
             self.give_up("after a time-out", text)
-            self._turn.release()
+            self.failed(operation, TimeoutError, False, False)
             raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
-        except BaseException:
-            self._turn.release()
+        except BaseException as error:
+            self.failed(operation, type(error), False, False)
             raise
 
     def give_up(self, when: str, text: str) -> None:
@@ -190,12 +319,9 @@ class Turns:
         if self._pending:
             self._met = True
         if payload is not None:
-            if not self._pending:
-                self._meetings += 1
-            word = self._operation.word | self._meetings << 33
-            agreed = self.combining(word, payload)()
+            agreed = self.combining(payload)(self._word if self._pending else self._next_word())
         elif self._pending:
-            agreed = self._agreement.agree(self._operation)
+            agreed = self._agreement.agree(self._word)
         else:
             self._meet_again()
             return
@@ -203,43 +329,55 @@ class Turns:
         if not agreed:
             self.disagree(self._operation)
 
-    def combining(self, word: int, payload: Payload) -> Callable[[], bool]:
-        """`meet` with this payload, for one who has begun with `begin`: whether all ranks said this word."""
+    def combining(self, payload: Payload) -> Callable[[int], bool]:
+        """`meet` with this payload, for one who has begun with `begin`: whether all ranks said the word it is given."""
         assert isinstance(self._agreement, TwoTierAgreement)
-        return self._agreement.combining(word, payload)
+        return self._agreement.combining(payload)
 
     def _meet_again(self) -> None:
         """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
         memory = self.memory
         assert memory is not None
-        self._meetings += 1
-        word = self._operation.word | self._meetings << 33
-        if memory.meet_saying(word) != word.to_bytes(8, sys.byteorder) * memory.size:
+        if not memory.meet_saying(self._next_word()):
             self.disagree(self._operation)
+
+    def _next_word(self) -> int:
+        self._meetings += 1
+        return self.later_word(self._word, self._meetings)
+
+    @staticmethod
+    def later_word(word: int, meetings: int) -> int:
+        """The word of a meeting after the first of a turn."""
+        return word + (meetings & _MEETINGS) * _MEETING
 
     def __enter__(self) -> Turns:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is not None and self._met and not self._given_up and not issubclass(kind, MismatchError):
-            noticed = self.only_meets and len(self.nodes) == 1
-            if not noticed:
-                self.left(self._operation, kind)
-        self._met = False
-        self._pending = False
-        self._turn.release()
+        if kind is None:
+            self.end()
+            return
+        self.failed(self._operation, kind, self._met, self.only_meets and len(self.nodes) == 1)
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
-        said = self.world.allgather(Said(operation.name, str(operation), call_site()))
-        raise mismatch(self.rank, self.sequence, said)
-
-    def left(self, operation: Operation, kind: type[BaseException]) -> None:
-        """Note that this rank left a collective by an error of its own, where the others may wait for it for ever."""
-        self._left = f"rank {self.rank} left {operation} by a {kind.__name__}"
-        self.give_up(f"after a {kind.__name__} in the middle of a collective", self._left)
+        said: list[Said] = self.world.allgather(
+            Said(operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells)
+        )
+        self.mismatches += 1
+        sequence, self.sequence = self.sequence, max(each.sequence for each in said)
+        if any(each.sequence != sequence or each.interrupted_in_it for each in said):
+            error = out_of_step(self.rank, said)
+            self._tells = False
+            self.give_up("after an interrupted call", str(error))
+            raise error
+        raise mismatch(self.rank, sequence, said)
 
     def on_all_ranks(self, error: _Error) -> _Error:
         """An error that all ranks raise in this turn, at the same place: nobody waits for one that has left."""
         self._met = False
         return error
+
+
+def _a(kind: str) -> str:
+    return kind if kind.startswith("an ") else f"a {kind}"

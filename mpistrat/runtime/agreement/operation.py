@@ -15,6 +15,7 @@ import numpy as np
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_PARTS = 4
+_BELOW = 30
 
 
 class MismatchError(RuntimeError):
@@ -42,26 +43,16 @@ class Operation:
     name : str
     parts : tuple
         Names, numbers, (dtype, shape) pairs, and remarks, which may differ.
-    checksum : numpy.ndarray of int64, shape (2,)
-        A CRC-32 of the above and its negative, so that one MAX over the ranks finds the largest and the
-        smallest: they are equal where all agree.
-    agreed : bytes
-        What that MAX then is, in bytes.
     word : int
-        The CRC-32 alone.
-    word_bytes : bytes
-        It, in 8 bytes of this machine.
+        A CRC-32 of the above, from bit 30 on: below is room for the number of the collective.
     """
 
-    __slots__ = ("agreed", "checksum", "name", "parts", "word", "word_bytes")
+    __slots__ = ("name", "parts", "word")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
         self.parts = parts
-        self.word = crc = zlib.crc32(repr((name, parts)).encode())
-        self.word_bytes = crc.to_bytes(8, sys.byteorder)
-        self.checksum = np.array([crc, -crc], np.int64)
-        self.agreed = self.checksum.tobytes()
+        self.word = zlib.crc32(repr((name, parts)).encode()) << _BELOW
 
     def __str__(self) -> str:
         return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])
@@ -74,11 +65,26 @@ def operation(name: str, *parts: Hashable) -> Operation:
 
 
 class Said(NamedTuple):
-    """What one rank said it does."""
+    """What one rank said it does.
+
+    Attributes
+    ----------
+    name, description, place : str
+        Of the operation, and where the program called it.
+    sequence : int
+        How many collectives it entered, this one included.
+    interrupted : str
+        A call of this rank that was interrupted; empty if there was none.
+    interrupted_in_it : bool
+        Whether that was in the middle of a collective.
+    """
 
     name: str
     description: str
     place: str
+    sequence: int
+    interrupted: str
+    interrupted_in_it: bool
 
 
 def call_site() -> str:
@@ -91,10 +97,7 @@ def call_site() -> str:
 
 def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     """The error of rank ``rank`` from what each rank said it does in collective number ``sequence``."""
-    groups: dict[str, list[int]] = {}
-    for each, (_, description, place) in enumerate(said):
-        groups.setdefault(description + place, []).append(each)
-    lines = "\n".join(f"  {ranks_in_words(ranks)}: {what}" for what, ranks in groups.items())
+    lines = _in_groups([each.description + each.place for each in said])
     if len({each.name for each in said}) == 1:
         return ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
@@ -104,6 +107,27 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
         f"rank {rank}: the ranks met in different collectives (collective number {sequence}):\n"
         f"{lines}\nall ranks must make the same calls in the same order."
     )
+
+
+def out_of_step(rank: int, said: Sequence[Said]) -> MismatchError:
+    """The error of rank ``rank`` where the ranks met with different numbers."""
+    lines = _in_groups(
+        [f"{each.description}{each.place} (collective number {each.sequence})" for each in said]
+    )
+    causes = "\n".join(each.interrupted for each in said if each.interrupted)
+    return MismatchError(
+        f"rank {rank}: the ranks met in collectives of different numbers:\n{lines}\n"
+        f"{causes or 'a rank left a collective before its end'}\n"
+        "other ranks may have the result of that call already, so it cannot be repeated: end the program."
+    )
+
+
+def _in_groups(texts: Sequence[str]) -> str:
+    """A line for each text, with the ranks that say it."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        groups.setdefault(text, []).append(rank)
+    return "\n".join(f"  {ranks_in_words(ranks)}: {text}" for text, ranks in groups.items())
 
 
 def _word(part: Hashable) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat.runtime.memory.shared import share
 
-_HEADER = 8  # bytes that a rank says what it does in
+_HEADER = 8  # bytes of a rank's word
 _LINE = 64  # of a cache
 
 _Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
@@ -105,11 +105,15 @@ class NodeMemory:
         self._meetings += 1
         self._barrier()
 
-    def meet_saying(self, word: int) -> bytes:
-        """As `meet`, and tell each other one number: those of all ranks, 8 bytes each."""
+    def meet_saying(self, word: int) -> bool:
+        """As `meet`, and tell each other one number: whether all ranks said the same.
+
+        Python serves signals where a function begins and after a call into C: an error of a signal handler comes
+        before the first line here, or when the ranks have met, never between.
+        """
         said = self._said[self.generation]
         said[self.rank] = word
         self.generation ^= 1
         self._meetings += 1
         self._barrier()
-        return said.tobytes()
+        return said.tolist() == [word] * self.size

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Key, Topology
 from mpistrat.training.checkpoint.buffers import Room
 
 _log = logging.getLogger(__name__)
@@ -56,16 +56,19 @@ class PendingSave:
             If the file could not be written. On every replica.
         """
         if not self._over:
-            if self._thread is not None:
-                self._thread.join()
             try:
-                self._topology.on_first(self._raise_if_failed)
+                self._topology.on_first(self._finish)
             except MismatchError:
                 raise
             except Exception as error:
                 self._failed = error
             self._over = True
             _forget(self._topology, self)
+        self._raise_if_failed()
+
+    def _finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
         self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
@@ -109,7 +112,7 @@ class _Saves:
         self.last: PendingSave | None = None
 
 
-_saves: weakref.WeakKeyDictionary[Topology, _Saves] = weakref.WeakKeyDictionary()
+_saves: weakref.WeakKeyDictionary[Key, _Saves] = weakref.WeakKeyDictionary()
 
 
 def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
@@ -117,7 +120,7 @@ def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> P
     if not _saves:
         atexit.unregister(_tell_at_exit)
         atexit.register(_tell_at_exit)
-    saves = _saves.setdefault(topology, _Saves())
+    saves = _saves.setdefault(topology.key, _Saves())
     saves.last = pending = PendingSave(topology, path)
     if topology.rank == 0:
         pending._begin(values, saves.room)
@@ -132,22 +135,23 @@ def finish(topology: Topology) -> None:
     OSError
         If it could not be written, and no one has been told. On every replica.
     """
-    saves = _saves.get(topology)
+    saves = _saves.get(topology.key)
     if saves is not None and saves.last is not None:
         saves.last.wait()
 
 
 def _forget(topology: Topology, pending: PendingSave) -> None:
     """Let go of what is over, which holds the communicator."""
-    saves = _saves.get(topology)
+    saves = _saves.get(topology.key)
     if saves is not None and saves.last is pending:
         saves.last = None
 
 
 def finish_all() -> None:
     """`finish` for all communicators."""
-    for topology in list(_saves):
-        finish(topology)
+    for saves in list(_saves.values()):
+        if saves.last is not None:
+            saves.last.wait()
 
 
 def _tell_at_exit() -> None:

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.metrics.total import Total, new_total
 from mpistrat.values import VariableAggregation, VariableSynchronization
+
+
+def _current_ranks(metric: Metric) -> Topology:
+    return get_strategy().extended._topology
 
 
 class Metric(ABC):
@@ -42,6 +48,11 @@ class Metric(ABC):
     >>> float(count.result())
     3.0
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "result" in cls.__dict__:  # it may read several variables
+            cls.result = whole(_current_ranks)(cls.result)  # type: ignore[method-assign]
 
     def __init__(self, name: str):
         self._name = name

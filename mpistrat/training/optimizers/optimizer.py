@@ -12,13 +12,19 @@ import numpy as np
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu.kernels import FLOATS, EachElement
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy
+
+
+def _current_ranks(optimizer: Optimizer) -> Topology:
+    return strategies.get_strategy().extended._topology
 
 
 class Optimizer(ABC):
@@ -100,6 +106,7 @@ class Optimizer(ABC):
             with strategy.scope():
                 self._create(variables)
 
+    @whole(_current_ranks)
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
