@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _MOST_PARTS = 4
 _BELOW = 30
 
