@@ -76,7 +76,7 @@ def test_numbers_of_nodes_are_not_compared():
             "container",
         ),
         ("even", 2, known(*[0] * 6, rank=2), None, "one machine to MPI"),
-        ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "dealt out"),
+        ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "spread over the nodes"),
     ],
 )
 def test_what_does_not(folder, rank, mpi, expected, cause):

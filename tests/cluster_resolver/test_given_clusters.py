@@ -67,7 +67,7 @@ class TestPlacement:
     @pytest.mark.parametrize(
         ("task", "text"),
         [
-            ((None, None), "which of them this process is was not said"),
+            ((None, None), "the task of this process is not known"),
             (("worker", None), "task_id is None"),
             (("ps", 0), "task 0 of job 'ps' .c:1. does not train"),
             (("worker", 7), "job 'worker' has no task 7"),
