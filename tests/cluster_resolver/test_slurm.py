@@ -149,7 +149,7 @@ class TestVariables:
                 {"SLURM_STEP_NUM_TASKS": "5"},
                 "SLURM_STEP_NUM_TASKS=5, but SLURM_STEP_TASKS_PER_NODE adds up to 4",
             ),
-            ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but there are 4 tasks"),
+            ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but the step has 4 tasks"),
         ],
     )
     def test_contradictory(self, changes, text):
