@@ -41,7 +41,7 @@ class TestSimple:
 
 
 class TestPlacement:
-    """Any resolver says where its task is among those that train: the chief first."""
+    """Every resolver tells the place of its task among those that train: the chief first."""
 
     @pytest.mark.parametrize(
         ("task", "rank", "local", "node"),
@@ -198,7 +198,7 @@ class TestUnion:
 
 
 def test_own_resolver():
-    """Two answers make a resolver."""
+    """A subclass defines cluster_spec and master only."""
 
     class Own(ClusterResolver):
         def cluster_spec(self):
