@@ -28,8 +28,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks to use; by default all ranks.
     device : str, optional
-        Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node,
-        ``"cuda:1"`` for GPU 1, or ``"auto"`` for a GPU if every rank sees one, else the host. By default
+        Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node, or
+        ``"cuda:1"`` for GPU 1. ``"auto"`` is a GPU if every rank sees one, else the host. By default
         ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
 
     Raises

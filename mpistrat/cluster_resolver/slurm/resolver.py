@@ -41,8 +41,8 @@ class SlurmClusterResolver(ClusterResolver):
     Raises
     ------
     RuntimeError
-        If the environment lacks a variable (the message names it), the step has more or fewer tasks than the jobs
-        need, or a node has fewer GPUs than its tasks need.
+        If the environment lacks a variable (the message names it). If the step has more or fewer tasks than the jobs
+        need, or a node fewer GPUs than its tasks need.
     ValueError
         If a variable has a value that cannot be read, or a number is negative.
     TypeError
