@@ -395,7 +395,7 @@ class TestFlux:
     @pytest.mark.parametrize(("text", "status"), [("no such job", 1), ("", 0)])
     def test_is_not_told_names(self, command, text, status):
         command(text, status)
-        with pytest.raises(RuntimeError, match=r"does not tell them: (no such job|it said nothing)"):
+        with pytest.raises(RuntimeError, match=r"does not tell them: (no such job|it printed nothing)"):
             FluxClusterResolver(environ={**FLUX, "PATH": os.environ["PATH"]}).cluster_spec()
 
     def test_has_no_command(self, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ class LaunchedClusterResolver(ClusterResolver):
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
-                f"which rank is on which node does not follow from the environment (launcher: "
+                f"the environment does not tell which rank is on which node (launcher: "
                 f"{self.placement.launcher}; this rank's node: {self.placement.host or 'not named'}). "
                 "MpiClusterResolver(comm) asks MPI"
             )
@@ -126,8 +126,8 @@ def place(
         )
     if told.rank >= told.size:
         raise RuntimeError(
-            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they are not of the same "
-            "launch; start the program from a fresh shell"
+            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they describe "
+            "different launches; start the program from a fresh shell"
         )
     host, of_host = _host(environ, told, allocations, here)
     sources = {**told.sources, "host": of_host}

@@ -116,7 +116,9 @@ class FluxClusterResolver(LaunchedClusterResolver):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(_unknown(command, str(error))) from error
         if ended.returncode != 0 or not ended.stdout.strip():
-            raise RuntimeError(_unknown(command, (ended.stderr + ended.stdout).strip() or "it said nothing"))
+            raise RuntimeError(
+                _unknown(command, (ended.stderr + ended.stdout).strip() or "it printed nothing")
+            )
         return expand_hostlist(ended.stdout.strip())
 
 

@@ -100,7 +100,7 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
-                f"which task is on which node does not follow from the environment: {self._step.why}. "
+                f"the environment does not tell which task is on which node: {self._step.why}. "
                 "MpiClusterResolver(comm) asks MPI; or give SlurmClusterResolver(tasks_per_node={'node': tasks, ...})"
             )
         cluster: dict[str, list[str]] = {}
