@@ -1,7 +1,7 @@
-"""Which strategy is current, and in which context: a stack of modes per thread.
+"""The current strategy and context of each thread, as a stack of modes.
 
-The empty stack is the *default mode*: the default strategy, in its replica context. This file
-knows no class of the package; the package ``strategy`` says what the default mode is.
+The empty stack is the *default mode*: the default strategy, in its replica context. The package ``strategy`` sets the
+default mode by `set_default`, so that this file imports none of its classes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 
 class AnyStrategy(Protocol):
-    """A strategy, as the rooms below the package ``strategy`` see it.
+    """The interface of a strategy for the packages below ``strategy``.
 
-    `mpistrat.Strategy` has these members, and says what they do.
+    `mpistrat.Strategy` documents these members.
     """
 
     @property
@@ -37,10 +37,10 @@ class AnyStrategy(Protocol):
 
 
 class Mode:
-    """A strategy and exactly one of cross-replica context and a replica context.
+    """A strategy, in cross-replica context or in a replica context.
 
-    ``replica_context`` is None in cross-replica context. ``update_replica_id`` is the replica
-    whose component an update function may write, None outside of updates.
+    ``replica_context`` is None in cross-replica context. ``update_replica_id`` is the replica whose component an update
+    function may write; None outside updates.
     """
 
     __slots__ = ("replica_context", "strategy", "update_replica_id")
@@ -61,18 +61,18 @@ _default: Callable[[], Mode] | None = None
 
 
 def set_default(default: Callable[[], Mode]) -> None:
-    """Say what the mode of an empty stack is."""
+    """Set the function that returns the mode of an empty stack."""
     global _default
     _default = default
 
 
 def stack() -> list[Mode]:
-    """The modes of this thread, the current one last."""
+    """Return the modes of this thread, the current mode last."""
     return _local.stack
 
 
 def current() -> Mode:
-    """The current mode, never None."""
+    """Return the current mode."""
     modes = _local.stack
     if modes:
         return modes[-1]
@@ -81,5 +81,5 @@ def current() -> Mode:
 
 
 def is_default() -> bool:
-    """Whether no strategy was entered in this thread."""
+    """Return whether this thread is in the default mode: it has not entered a strategy."""
     return not _local.stack

@@ -1,4 +1,4 @@
-"""Metrics that are exact over uneven replicas."""
+"""Metrics that are exact, even if replicas have different numbers of rows."""
 
 from mpistrat.training.metrics import (
     Accuracy,

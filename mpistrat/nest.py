@@ -1,6 +1,6 @@
 """Nested structures: mappings, lists, tuples, classes derived from these, dataclasses and None, through optree.
 
-None is part of the structure, as in ``tf.nest`` users' programs a missing gradient is.
+None is part of the structure, not a leaf: programs written for ``tf.nest`` use None for a missing gradient.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ _FLAT: dict[type, str] = {list: IN_A_LIST, tuple: "in a tuple"}
 _EMPTY: dict[type, str] = {list: "in an empty list", tuple: "in an empty tuple"}
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _NAMESPACE = "mpistrat"
-# What optree knows by itself, and what it was told.
+# Classes that optree knows by itself, and those that were registered with it.
 _registered: set[type] = {dict, list, tuple, OrderedDict, defaultdict}
 
 
 class Parts(NamedTuple):
-    """A structure taken apart.
+    """The parts of a structure.
 
     Attributes
     ----------
     leaves : list
+        Leaves of the structure.
     rebuild : callable
         Builds the structure from new leaves.
     form : str or None
-        The structure in words: keys, lengths, places of None. Equal on all ranks if the structure is. None for a leaf.
+        Description of the structure: keys, lengths, places of None. Equal structures have equal forms on all ranks.
+        None for a leaf.
     """
 
     leaves: list[Any]
@@ -40,7 +42,7 @@ class Parts(NamedTuple):
 
 
 def is_nested(value: Any) -> bool:
-    """Whether ``value`` is a structure rather than a leaf."""
+    """Return whether ``value`` is a structure, not a leaf."""
     kind: Any = type(value)
     return _is_structure(kind)
 
@@ -51,7 +53,7 @@ def _is_structure(kind: Any) -> bool:
 
 
 def flatten(structure: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of a structure, and the function that builds the structure from new leaves.
+    """Return the leaves of a structure, and the function that builds the structure from new leaves.
 
     Examples
     --------
@@ -86,18 +88,18 @@ def take_apart(structure: Any) -> Parts:
         return Parts(list(structure), kind, (_FLAT if structure else _EMPTY)[kind])
     leaves, spec = _flatten_nested(structure)
     words = str(spec)[len("PyTreeSpec(") : -1].removesuffix(f", namespace={_NAMESPACE!r}")
-    if " at 0x" in words:  # the factory of a defaultdict: another address in every process
+    if " at 0x" in words:  # a defaultdict's factory: the address differs between processes
         words = _ADDRESS.sub("", words)
     return Parts(leaves, _builder(spec), f"in {words}")
 
 
 def holds(leaves: list[Any], kind: type) -> bool:
-    """Whether one of the leaves is an instance of a class."""
+    """Return whether a leaf is an instance of ``kind``."""
     return any(issubclass(each, kind) for each in set(map(type, leaves)))
 
 
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """``fn`` applied to the leaves of one structure or, side by side, of several equal ones.
+    """Return the structure of the results of ``fn`` on the leaves of one structure, or of several equal ones.
 
     Raises
     ------
@@ -111,13 +113,13 @@ def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     for each in (structure, *others):
         _register_classes(each)
     specs = {optree.tree_structure(each, namespace=_NAMESPACE) for each in (structure, *others)}
-    if len(specs) > 1:  # optree takes others that are deeper
+    if len(specs) > 1:  # optree would accept deeper structures in ``others``
         raise ValueError(f"the structures differ: {', '.join(map(str, specs))}")
     return optree.tree_map(fn, structure, *others, namespace=_NAMESPACE)
 
 
 def _is_flat(structure: Any) -> bool:
-    """Whether a structure is a list or a tuple of leaves."""
+    """Return whether a structure is a list or a tuple of leaves."""
     return type(structure) in _FLAT and not any(map(_is_structure, set(map(type, structure))))
 
 
@@ -140,12 +142,12 @@ def _only(leaves: list[Any]) -> Any:
 
 
 def _is_dataclass(kind: type) -> bool:
-    # A frozen description (a spec, say) that opts out is a leaf.
+    # A dataclass that sets _mpistrat_leaf, such as the description of an array, is a leaf.
     return hasattr(kind, "__dataclass_fields__") and not getattr(kind, "_mpistrat_leaf", False)
 
 
 def _register_classes(value: Any) -> None:
-    """Tell optree of the classes in a structure that it takes for leaves: dataclasses, and those of programs' own."""
+    """Register with optree the classes in a structure that it does not know: dataclasses and derived classes."""
     kind = type(value)
     if isinstance(value, Mapping):
         children = list(value.values())
@@ -179,7 +181,7 @@ def _register(kind: type) -> None:
 def _dict_to_children(value: Any) -> tuple[list[Any], tuple[Any, ...], tuple[Any, ...]]:
     keys = tuple(value)
     if not isinstance(value, OrderedDict):
-        with suppress(TypeError):  # in one order on all ranks, as optree has those of a plain dict
+        with suppress(TypeError):  # one order on all ranks; optree sorts the keys of a plain dict
             keys = tuple(sorted(keys, key=lambda key: (type(key).__qualname__, key)))
     return [value[key] for key in keys], keys, keys
 
@@ -190,7 +192,7 @@ def _dict_of(kind: Any, keys: Any, children: Any) -> Any:
         return kind(content)
     except TypeError as error:
         raise TypeError(
-            f"a {kind.__name__} cannot be made of a dict ({error}): give a dict, or a mapping that takes one"
+            f"a {kind.__name__} cannot be made of a dict ({error}): use a dict, or a mapping that takes one"
         ) from error
 
 
@@ -211,7 +213,7 @@ def _register_dataclass(kind: Any) -> None:
         return [getattr(value, name) for name in names], None, names
 
     def from_children(_: Any, children: Any) -> Any:
-        # Neither __init__ nor __post_init__ runs: a leaf may be anything here.
+        # Neither __init__ nor __post_init__ runs: they may reject a leaf, which can have any type here.
         made: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(made, name, child)

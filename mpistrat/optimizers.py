@@ -1,4 +1,4 @@
-"""Optimizers: SGD, Adam, AdamW."""
+"""The optimizers SGD, Adam and AdamW."""
 
 from mpistrat.training.optimizers import SGD, Adam, AdamW, Optimizer
 

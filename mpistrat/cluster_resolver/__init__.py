@@ -1,6 +1,6 @@
-"""Who the other ranks of a program are, read from the environment: one source a file.
+"""The ranks of a program and their nodes, read from the environment: one source per file.
 
-Names load when they are first used. Nothing here starts MPI, unless a resolver is given a communicator.
+Names load when they are first used. A resolver starts MPI only if it is given a communicator.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The nodes that a scheduler gave a job, and what follows from them for the ranks that a launcher started there."""
+"""The nodes that a scheduler gave to a job, and how the ranks of a launcher are spread over them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allocation:
-    """Nodes that a job may use.
+    """The nodes that a job may use.
 
     Attributes
     ----------
     nodes : tuple of str
-        Their names, in the scheduler's order.
+        Names of the nodes, in the scheduler's order.
     variable : str
-        The variable they were read from.
+        Variable that the nodes were read from.
     slots : tuple of int or None
-        How many ranks the scheduler expects on each, None if it does not say.
+        Number of ranks that the scheduler expects on each node; None if it does not say.
     slots_variable : str
-        The variable that says it, if it is another one.
+        Variable that the slots were read from; empty if it is ``variable``.
     all_used : bool
-        Whether every one of them is known to have ranks.
+        Whether every node is known to have ranks.
     """
 
     nodes: tuple[str, ...]
@@ -33,14 +33,14 @@ class Allocation:
     def ranks_per_node(
         self, size: int, local_size: int | None, node: int | None
     ) -> tuple[tuple[int, ...], str] | None:
-        """How many of ``size`` ranks are on each node, and what that follows from; None if it does not.
+        """Return the number of ranks on each node and its source, or None if the variables do not tell.
 
         Parameters
         ----------
         size : int
-            The number of ranks.
+            Number of ranks.
         local_size, node : int or None
-            How many ranks one of the nodes has, and which one that is.
+            Number of ranks of one node, and the index of that node.
 
         Examples
         --------
@@ -48,7 +48,7 @@ class Allocation:
         ((3, 1, 1), 'PBS_NODEFILE')
         >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(6, 2, 0)
         ((2, 2, 2), 'SLURM_JOB_NODELIST, evenly')
-        >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(4, 2, 0)  # on two nodes, or on three
+        >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(4, 2, 0)  # two nodes or three?
         """
         for counts, why in self._candidates(size, local_size):
             known = local_size is not None and node is not None
@@ -69,7 +69,7 @@ class Allocation:
 
 
 def from_lines(hosts: list[str], variable: str) -> Allocation | None:
-    """The allocation that names each node once for every slot; None if it names none.
+    """Return the allocation of a list that names each node once per slot, or None if the list is empty.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def from_lines(hosts: list[str], variable: str) -> Allocation | None:
 
 
 def _filled(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The ranks per node if one node after the other is filled."""
+    """Return the number of ranks on each node if nodes are filled one after the other."""
     counts = []
     for each in slots:
         counts.append(min(each, size))

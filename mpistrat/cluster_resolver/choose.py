@@ -1,4 +1,4 @@
-"""Which resolver fits the environment of this process."""
+"""The choice of a resolver for the environment of this process."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def resolve(
     port_base: int = 8888,
     rpc_layer: str | None = "grpc",
 ) -> ClusterResolver:
-    """The resolver for the launcher that started this process, whatever else its environment has left over.
+    """Return the resolver for the launcher that started this process.
 
-    The innermost launcher wins: ``mpirun`` inside a batch job over the variables of Slurm, which describe its
-    daemons there; a task of ``flux run`` over the Slurm job that Flux runs in; a step over its job. ``TF_CONFIG``
-    is used where there is no launcher. What MPI says is not asked here.
+    The innermost launcher wins. ``mpirun`` inside a batch job wins over the variables of Slurm, which describe the
+    daemons of ``mpirun`` there. A task of ``flux run`` wins over the Slurm job that Flux runs in. A step wins over
+    its job. ``TF_CONFIG`` is used if no launcher started this process. MPI is not asked.
 
     Parameters
     ----------
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
     port_base : int
-        The port of the first rank of a node; the next one has the next.
+        Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
-        The protocol in the resolver's `master`.
+        Protocol of the addresses that `master` returns.
 
     Returns
     -------
     ClusterResolver
-        Its ``reason`` says why it was chosen, and its ``placement`` where each fact is from.
+        ``reason`` says why this resolver was chosen; ``placement`` names the source of each fact.
 
     Raises
     ------
@@ -97,31 +97,31 @@ def resolve(
 
 
 def _started_by(environ: Mapping[str, str], rank: str, size: str, by: Launched | None) -> bool:
-    """Whether the launcher of a scheduler started this process, and no mpirun inside of it."""
+    """Return whether a scheduler's launcher started this process, and not an mpirun inside its task."""
     if not environ.get(rank) or not environ.get(size):
         return False
     if by is None:
         return True
     if by.alone:
         return False
-    # It may speak PMI or PMIx itself: then the numbers are the same.
+    # A scheduler's launcher may speak PMI or PMIx itself: then both sets of variables hold the same numbers.
     return environ[rank] == str(by.rank) and (by.size is None or environ[size] == str(by.size))
 
 
 def _started_by_srun(environ: Mapping[str, str], by: Launched | None) -> bool:
-    if environ.get("SLURM_EXTERNAL_LAUNCHER"):  # the step is that of mpiexec's proxies
+    if environ.get("SLURM_EXTERNAL_LAUNCHER"):  # the step runs mpiexec's proxies
         return False
     if by is not None and by.alone and _speaks_to_srun(environ):
-        by = None  # sbatch or srun was called by a rank of that mpirun, and handed on its variables
+        by = None  # a rank of an mpirun called sbatch or srun, which passed on the variables of that mpirun
     return _started_by(environ, slurm_step.RANK, _SRUN, by) and left_over(environ) is None
 
 
 def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
-    """Whether it is srun's server that gave this process its number in MPI."""
+    """Return whether srun's own PMI or PMIx server gave this process its rank in MPI."""
     rank, size = environ.get(slurm_step.RANK), environ.get(_SRUN)
     if environ.get("PMIX_NAMESPACE", "").startswith("slurm.pmix"):
         return rank is not None and environ.get(PMIX.rank[0]) == rank
-    # Daemons of mpirun, one on each node, hand on what srun told them.
+    # Daemons of mpirun, one on each node, pass on the variables that srun set for them.
     daemons = size == environ.get("SLURM_STEP_NUM_NODES", size)
     return (
         not daemons
@@ -131,7 +131,7 @@ def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
 
 
 def _scheduled(environ: Mapping[str, str]) -> type[_OfMpirun]:
-    """The resolver for ranks of mpirun, and for what no launcher started, by the scheduler of the job."""
+    """Return the resolver for ranks of mpirun or a process without a launcher, by the job's scheduler."""
     if environ.get("SLURM_JOB_ID"):
         return MpiClusterResolver
     if pbs_job.job(environ):

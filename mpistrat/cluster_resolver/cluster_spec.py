@@ -7,20 +7,20 @@ from typing import Any
 
 
 class ClusterSpec:
-    """Which tasks a cluster has: the name of a job, then the address of each of its tasks.
+    """The tasks of a cluster: for each job, the addresses of its tasks.
 
     Parameters
     ----------
     cluster : mapping or ClusterSpec
-        For every job its addresses, as a list, or as a dict from the number of a task to its address where not
-        every number is taken. Also another specification, or what `as_cluster_def` returned.
+        The addresses of every job, as a list. If task numbers are missing, a dict from the number of a task to its
+        address. Another specification and the result of `as_cluster_def` are accepted too.
 
     Raises
     ------
     TypeError
-        If ``cluster`` or the tasks of a job are of another kind, or an address is no string.
+        If ``cluster`` or the tasks of a job have another type, or an address is not a string.
     ValueError
-        If the number of a task is negative or none.
+        If the number of a task is negative or not a number.
 
     Examples
     --------
@@ -48,36 +48,36 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """Names of the jobs."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """The number of tasks of a job.
+        """Return the number of tasks of a job.
 
         Raises
         ------
         ValueError
-            If there is no such job.
+            If the cluster has no job of this name.
         """
         return len(self._tasks_of(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The numbers of the tasks of a job, in order.
+        """Return the numbers of the tasks of a job, in order.
 
         Raises
         ------
         ValueError
-            If there is no such job.
+            If the cluster has no job of this name.
         """
         return sorted(self._tasks_of(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task.
+        """Return the address of a task.
 
         Raises
         ------
         ValueError
-            If there is no such job, or the job has no such task.
+            If the cluster has no job of this name, or the job has no task of this number.
         """
         tasks = self._tasks_of(job_name)
         if task_index not in tasks:
@@ -85,12 +85,12 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job by the number of the task, None where there is no such task.
+        """Return the addresses of a job, indexed by task number; None where a number is missing.
 
         Raises
         ------
         ValueError
-            If there is no such job.
+            If the cluster has no job of this name.
 
         Examples
         --------
@@ -101,16 +101,16 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """The jobs as a dict: a list for a job that has all numbers from 0, else a dict."""
+        """Return the jobs as a dict: a list for a job that has all numbers from 0, else a dict."""
         return {
             job: [tasks[index] for index in range(len(tasks))] if _dense(tasks) else dict(tasks)
             for job, tasks in self._jobs.items()
         }
 
     def as_cluster_def(self) -> dict[str, list[dict[str, Any]]]:
-        """The specification as plain values that JSON can hold, jobs sorted by name.
+        """Return the specification as plain values that JSON can hold, jobs sorted by name.
 
-        It is the JSON form of tf.distribute's protocol buffer of the same name.
+        This is the JSON form of the protocol buffer ``ClusterDef`` of tf.distribute.
 
         Examples
         --------
@@ -144,7 +144,7 @@ class ClusterSpec:
 
 
 def _jobs_of_cluster_def(cluster: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
-    """The jobs of what `ClusterSpec.as_cluster_def` returned, None for anything else."""
+    """Return the jobs of a result of `ClusterSpec.as_cluster_def`, or None for anything else."""
     jobs = cluster.get("job")
     if set(cluster) != {"job"} or not isinstance(jobs, list):
         return None

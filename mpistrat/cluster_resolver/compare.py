@@ -1,4 +1,4 @@
-"""What a resolver says against what MPI says. The environment explains, MPI decides."""
+"""The comparison of a resolver's facts with MPI's. The environment explains, MPI decides."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _GUESSED = "assumed:"
 
 
 class Contradiction(NamedTuple):
-    """One fact in which a resolver and MPI differ.
+    """A fact in which a resolver and MPI differ.
 
     Attributes
     ----------
     name : str
-        What it is, see `Placement`.
+        Attribute of `Placement` that holds the fact.
     told : object
-        What the resolver says.
+        Value according to the resolver.
     source : str
-        Where it has that from.
+        Source of the resolver's value.
     known : object
-        What MPI says.
+        Value according to MPI.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Contradiction(NamedTuple):
 
 
 def told_by(resolver: ClusterResolver) -> dict[str, Fact]:
-    """What a resolver says about size, place and nodes: what it knows, and not what it assumes.
+    """Return the facts of a resolver about size, rank and nodes, without those that it assumes.
 
     Raises
     ------
     RuntimeError, ValueError
-        What the resolver raises.
+        Errors of the resolver itself.
     """
     if resolver.task_type is None or resolver.task_id is None:
         tasks = training_tasks(resolver.cluster_spec())
@@ -53,7 +53,7 @@ def told_by(resolver: ClusterResolver) -> dict[str, Fact]:
 
 
 def facts_of(placement: Placement) -> dict[str, Fact]:
-    """The facts of a placement that can be compared: what is known, and not what is assumed."""
+    """Return the facts of a placement that can be compared with MPI, without those that are assumed."""
     if placement.sources.get("size") == EMPTY:
         return {}
     facts = {}
@@ -61,21 +61,21 @@ def facts_of(placement: Placement) -> dict[str, Fact]:
         value = getattr(placement, name)
         source = placement.sources.get(_read_as(name), "")
         guessed = _GUESSED in source
-        # Addresses that somebody wrote down may be several names of one machine.
+        # Addresses that a user wrote down may be several names of one machine: nodes are not compared.
         if value is not None and not guessed and not (source == GIVEN and name in _OF_NODES):
             facts[name] = Fact(name, value, source)
     return facts
 
 
 def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradiction]:
-    """In which facts they differ.
+    """Return the facts in which a resolver and MPI differ.
 
     Parameters
     ----------
     told : mapping
-        What a resolver says, see `told_by`.
+        Facts of a resolver, as `told_by` returns them.
     known : Placement
-        What MPI says; what it does not say is None.
+        Facts of MPI; those that MPI does not tell are None and are not compared.
 
     Examples
     --------
@@ -94,10 +94,10 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
         if fact.name == "ranks_per_node" and value is not None and "ranks_by_node" not in told:
             fact, value = fact._replace(value=tuple(sorted(fact.value))), tuple(sorted(value))
         elif fact.name == "ranks_per_node":
-            continue  # ranks_by_node says more
+            continue  # ranks_by_node includes it
         if value is not None and fact.value != value:
             found.append(Contradiction(fact.name, fact.value, fact.source, value))
-    if found and found[0].name == "size":  # all else follows from it
+    if found and found[0].name == "size":  # the other differences follow from it
         return [each for each in found if each.name in ("size", "rank")]
     return found
 
@@ -105,7 +105,7 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
 def likely_cause(
     found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None
 ) -> str:
-    """What is probably wrong, and what to do, as sentences."""
+    """Return sentences that say what is probably wrong, and what to do."""
     first = found[0]
     if first.name in ("size", "rank"):
         if known.size == 1 and first.name == "size" and first.told > 1:
@@ -115,13 +115,13 @@ def likely_cause(
             )
         if first.source == GIVEN and first.name == "rank":
             return (
-                "Each rank needs the index of its own task, and they are numbered chief first, then the workers. "
+                "Each rank needs the index of its own task; tasks are numbered chief first, then the workers. "
                 "MPI numbers the ranks by itself: leave cluster_resolver out, and TF_CONFIG unset."
             )
         if first.source == GIVEN:
             return (
                 "Every task that trains is one rank here: start as many ranks as the cluster has chief and "
-                "workers, or leave cluster_resolver out: MPI says who is there."
+                "workers, or leave cluster_resolver out: MPI counts the ranks by itself."
             )
         better = _resolved(environ)
         if better is not None and not contradictions(facts_of(better.placement), known):
@@ -136,13 +136,13 @@ def likely_cause(
     told_nodes = next((each for each in found if each.name == "num_nodes"), None)
     if told_nodes is None:
         return (
-            "The ranks are dealt out to the nodes in another way than the environment says (--distribution, "
-            "--map-by, a rank file): start them with the launcher's default order, or leave cluster_resolver out."
+            "The ranks are spread over the nodes in another order than the environment says (--distribution, "
+            "--map-by, a rank file): start them in the launcher's default order, or leave cluster_resolver out."
         )
     if told_nodes.told < told_nodes.known:
         return (
-            "Ranks of one node do not share memory: each is in a container, or in namespaces, of its own. Start one "
-            "container per node, or let them share /dev/shm and IPC (docker --ipc=host)."
+            "Ranks of one node do not share memory: each has its own container or namespaces. Start one "
+            "container per node, or let the containers share /dev/shm and IPC (docker --ipc=host)."
         )
     return (
         "Several of the scheduler's nodes are one machine to MPI: several daemons of the scheduler run on one host, "
@@ -158,7 +158,7 @@ def _resolved(environ: Mapping[str, str] | None) -> ClusterResolver | None:
 
 
 def _read_as(name: str) -> str:
-    """The attribute of the placement whose source this fact has."""
+    """Return the attribute of `Placement` from which this fact is computed."""
     return {"num_nodes": "ranks_per_node", "ranks_by_node": "node_of_rank"}.get(name, name)
 
 

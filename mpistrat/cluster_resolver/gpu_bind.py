@@ -1,4 +1,4 @@
-"""Which tasks of a node see the same GPUs, where Slurm or jsrun shows each some of those that are there."""
+"""The tasks of a node that see the same GPUs, where Slurm or jsrun shows each task a part of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _IN_ORDER = re.compile(r"\b(mask|map)")
 def among(
     environ: Mapping[str, str], seen: int, local_rank: int, local_size: int, on_node: int | None
 ) -> tuple[int, int]:
-    """Which of the tasks that see the same GPUs this one is, and how many they are.
+    """Return the index of this task among those that see the same GPUs, and the number of these tasks.
 
     Parameters
     ----------
     environ : mapping
-        The environment of the task.
+        Environment of the task.
     seen : int
-        How many GPUs it sees.
+        Number of GPUs that the task sees.
     local_rank, local_size : int
-        Which of the node's tasks it is, and how many there are.
+        Index of the task on its node, and number of tasks there.
     on_node : int or None
-        How many GPUs the step has on this node. A task that sees fewer was given them for itself, or together with
-        others, if they are more than its part.
+        Number of GPUs that the step has on this node. A task that sees fewer has them alone, or shares them with
+        other tasks if they are more than its part.
 
     Examples
     --------
@@ -35,17 +35,17 @@ def among(
     (3, 4)
     >>> among({}, 1, 3, 4, 4)  # --gpus-per-task=1
     (0, 1)
-    >>> among({}, 2, 2, 4, 4)  # --gpu-bind=closest: sockets get tasks in turn, so that 0 and 2 are on one
+    >>> among({}, 2, 2, 4, 4)  # --gpu-bind=closest: sockets get tasks in turn; 0 and 2 share one
     (1, 2)
-    >>> among({"SLURM_DISTRIBUTION": "block:block"}, 2, 2, 4, 4)  # here 2 and 3 are
+    >>> among({"SLURM_DISTRIBUTION": "block:block"}, 2, 2, 4, 4)  # 2 and 3 share a socket
     (0, 2)
     >>> among({"SLURMD_TRES_BIND": "gpu:mask_gpu:0x3,0xc,0xc,0x3"}, 2, 3, 4, 4)
     (1, 2)
-    >>> among({"JSM_NAMESPACE_RANK": "4"}, 3, 4, 6, None)  # jsrun -a3 -g3: the second of a resource set
+    >>> among({"JSM_NAMESPACE_RANK": "4"}, 3, 4, 6, None)  # jsrun -a3 -g3: second task of a resource set
     (1, 3)
     """
     if environ.get(JSRUN.rank[0]):
-        # Neighbours are in one set, and no variable says how many: this is balanced, whatever its size.
+        # Neighbours are in one resource set, but no variable tells its size: this is balanced for every size.
         each = min(seen, local_size)
         return local_rank % each, each
     if on_node is None or seen >= on_node:
@@ -62,7 +62,7 @@ def among(
 
 
 def _masks(environ: Mapping[str, str]) -> list[int]:
-    """The masks of ``--gpu-bind=mask_gpu:0x3*2,0xc*2``, which the tasks of a node take in turn."""
+    """Return the masks of ``--gpu-bind=mask_gpu:0x3*2,0xc*2``, which the tasks of a node take in turn."""
     found = _MASKS.search(environ.get(_BIND, ""))
     masks: list[int] = []
     for each in found[1].strip(",").split(",") if found else ():
@@ -72,7 +72,7 @@ def _masks(environ: Mapping[str, str]) -> list[int]:
 
 
 def _sockets_in_turn(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm gave each socket of a node one task in turn, as it does by default, and GPUs by socket."""
+    """Return whether Slurm binds GPUs by socket and gives tasks to sockets in turn, as by default."""
     if _IN_ORDER.search(f"{environ.get('SLURM_GPU_BIND')} {environ.get(_BIND)}"):
         return False
     return environ.get("SLURM_DISTRIBUTION", "").partition(",")[0].split(":")[1:2] != ["block"]

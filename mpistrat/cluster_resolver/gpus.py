@@ -1,7 +1,7 @@
-"""The GPUs that a process sees, and which of them is its own.
+"""The GPUs that a process sees, and its own among them.
 
-A process never asks for GPUs here, it reads what it was given: ``CUDA_VISIBLE_DEVICES`` and its sisters, and only
-if there are none of them, ``nvidia-smi``.
+The GPUs are read from ``CUDA_VISIBLE_DEVICES`` and the corresponding variables of ROCm. If none of these is set,
+``nvidia-smi`` counts them. CUDA itself is not called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpistrat.cluster_resolver.variables import integer
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NONE = ("NoDevFiles", "none", "void")
-# How many GPUs each task has, or how many tasks each GPU.
+# Variable, pattern, and whether the number counts the tasks of a GPU rather than the GPUs of a task.
 _DEALT = (
     ("SLURM_GPUS_PER_TASK", r"^(?:[^:,]*:)?(\d+)$", False),
     ("SLURM_TRES_PER_TASK", r"gres[/:]gpu(?:[:=][a-zA-Z][^:=,]*)?[:=](\d+)", False),
@@ -35,7 +35,7 @@ class Visible(NamedTuple):
     ids : tuple of str
         Numbers, or names such as ``GPU-8932f937`` and ``MIG-6f4b2d``.
     variable : str
-        The variable that says so.
+        Variable that lists them.
     """
 
     ids: tuple[str, ...]
@@ -43,14 +43,14 @@ class Visible(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which of the visible GPUs are for one rank: ``number`` of them, from ``first`` on."""
+    """The visible GPUs that are for one rank: ``number`` of them, from ``first`` on."""
 
     first: int
     number: int
 
 
 def visible(environ: Mapping[str, str]) -> Visible | None:
-    """The GPUs that an environment lets a process see, None if it does not restrict them.
+    """Return the GPUs that an environment lets a process see, or None if it does not restrict them.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def visible(environ: Mapping[str, str]) -> Visible | None:
             ids: list[str] = []
             for each in text.split(","):
                 name = each.strip()
-                # Neither CUDA nor ROCm looks at what comes after something that is no GPU; Flux writes -1 for none.
+                # CUDA and ROCm ignore all after the first name that is not a GPU. Flux writes -1 for "no GPUs".
                 if not name or name in _NONE or name.startswith("-"):
                     break
                 ids.append(name)
@@ -74,12 +74,12 @@ def visible(environ: Mapping[str, str]) -> Visible | None:
 
 
 def count(environ: Mapping[str, str]) -> int:
-    """How many GPUs a process sees.
+    """Return the number of GPUs that a process sees: 0 without a variable and without ``nvidia-smi``.
 
     Raises
     ------
     RuntimeError
-        If the environment does not say it, and ``nvidia-smi`` fails. Where there is no such program, there is no GPU.
+        If the environment does not tell the number, and ``nvidia-smi`` fails.
     """
     seen = visible(environ)
     if seen is not None:
@@ -101,15 +101,15 @@ def count(environ: Mapping[str, str]) -> int:
         said = (ended.stderr + ended.stdout).strip()
         raise RuntimeError(
             f"the GPUs of this node cannot be counted: {' '.join(command)} ended with status {ended.returncode}: "
-            f"{said}. Say it: gpus_per_node=0 for a job without GPUs, or set CUDA_VISIBLE_DEVICES"
+            f"{said}. Give gpus_per_node=0 for a job without GPUs, or set CUDA_VISIBLE_DEVICES"
         )
     return sum(line.startswith("GPU ") for line in ended.stdout.splitlines())
 
 
 def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[int, str] | None:
-    """How many GPUs a step of Slurm has on this node, and which variable says so; None if none does.
+    """Return the number of GPUs that a Slurm step has on this node and its source, or None if unknown.
 
-    ``SLURM_STEP_GPUS`` does not: it has those of the task.
+    ``SLURM_STEP_GPUS`` is not used: it lists the GPUs of the task only.
 
     Examples
     --------
@@ -134,14 +134,14 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
 
 
 def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
-    """Which of the GPUs that some ranks see are for one of them, None if they see none.
+    """Return the part of shared GPUs that is for one rank, or None if there are no GPUs.
 
     Parameters
     ----------
     ids : tuple of str
-        What they see.
+        GPUs that the ranks see.
     index, users : int
-        Which of these ranks it is, and how many they are.
+        Index of the rank among those that see these GPUs, and the number of these ranks.
 
     Examples
     --------
@@ -159,16 +159,16 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
 
 
 class OwnGpus(NamedTuple):
-    """What a rank's place among those of its node makes of the GPUs that it sees.
+    """The GPUs that a rank sees, and its own among them.
 
     Attributes
     ----------
     gpus : tuple of str or None
-        Those it sees, None if nothing restricts them.
+        GPUs that the rank sees; None if the environment does not restrict them.
     gpu, device : str or None
-        Its own, by name and as a device of this process. None if that does not follow.
+        Its own GPU, by name and as a device of this process; None if unknown.
     number : int or None
-        How many are for it.
+        Number of GPUs that are for this rank.
     """
 
     gpus: tuple[str, ...] | None = None
@@ -183,9 +183,9 @@ def placed(
     local_size: int | None,
     on_node: tuple[int, str] | None,
 ) -> tuple[OwnGpus, dict[str, str]]:
-    """The GPUs of a rank, and for each fact what it was read from.
+    """Return the GPUs of a rank, and the source of each fact.
 
-    ``on_node`` is how many the job has on this node, and what says so.
+    ``on_node`` is the number of GPUs that the job has on this node, and the source of that number.
 
     Examples
     --------
@@ -193,7 +193,7 @@ def placed(
     OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
     >>> placed({}, 1, 2, None)[0]
     OwnGpus(gpus=None, gpu=None, device=None, number=None)
-    >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # it has to be the only one that is named
+    >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # CUDA would show this process MIG-a
     OwnGpus(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, number=1)
     """
     seen = visible(environ)

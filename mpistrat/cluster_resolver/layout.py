@@ -1,4 +1,4 @@
-"""On which node each rank is, from the number of ranks of each node and the order of dealing them out."""
+"""The node of each rank, from the number of ranks of each node and the order in which they are dealt out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def block(counts: Sequence[int]) -> list[int]:
-    """Node after node is filled.
+    """Return the node of each rank if nodes are filled one after the other.
 
     Examples
     --------
@@ -17,7 +17,7 @@ def block(counts: Sequence[int]) -> list[int]:
 
 
 def plane(counts: Sequence[int], size: int) -> list[int]:
-    """Each node in turn gets ``size`` ranks, for as long as it has room.
+    """Return the node of each rank if nodes that have room get ``size`` ranks in turn.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def plane(counts: Sequence[int], size: int) -> list[int]:
 
 
 def cyclic(counts: Sequence[int]) -> list[int]:
-    """Each node in turn gets one rank, for as long as it has room.
+    """Return the node of each rank if nodes that have room get one rank in turn.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def cyclic(counts: Sequence[int]) -> list[int]:
 
 
 def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
-    """The ranks of a node.
+    """Return the ranks of a node.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Where this rank is among the ranks of its job, and which variable says so."""
+"""The place of this rank among the ranks of its job, and the variables that tell it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 
 
 class Fact(NamedTuple):
-    """One thing that is known about the job.
+    """A known fact about the job.
 
     Attributes
     ----------
     name : str
-        The attribute of `Placement` that holds it.
+        Attribute of `Placement` that holds the fact.
     value : object
-        Its value.
+        Value of the fact.
     source : str
-        The variable or variables it was read from, or how it follows from the others.
+        Variables that the fact was read from, or how it follows from other facts.
 
     Examples
     --------
@@ -35,40 +35,40 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this rank is among the ranks of its job. What the environment does not tell is None.
+    """The place of this rank among the ranks of its job. Facts that the environment does not tell are None.
 
     Attributes
     ----------
     launcher : str
-        What started the ranks.
+        Program that started the ranks.
     size, rank : int
-        The number of ranks, and which one this is.
+        Number of ranks, and number of this rank.
     nodes : tuple of str or None
-        The names of the nodes that have ranks, in the launcher's order.
+        Names of the nodes that have ranks, in the launcher's order.
     node : int or None
-        Which of them this rank is on.
+        Index in ``nodes`` of this rank's node.
     host : str or None
-        The name of this rank's node.
+        Name of this rank's node.
     local_rank, local_size : int or None
-        Which of the node's ranks this is, and how many it has.
+        Index of this rank on its node, and number of ranks there.
     ranks_per_node : tuple of int or None
-        How many ranks each node has.
+        Number of ranks of each node.
     node_of_rank : tuple of int or None
-        On which of the nodes each rank is.
+        Index in ``nodes`` of the node of each rank.
     allocation : tuple of str or None
-        The nodes of the whole job; some may have no rank of this program.
+        Nodes of the whole job; some may have no rank of this program.
     gpus : tuple of str or None
-        The GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` names them.
+        GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` names them.
     gpu : str or None
-        The one of them that is this rank's.
+        This rank's GPU, one of ``gpus``.
     device : str or None
-        The same as a device of this process, such as ``"cuda:0"``; ``"cpu:0"`` if it sees no GPU.
+        This rank's device in this process, such as ``"cuda:0"``; ``"cpu:0"`` if it sees no GPU.
     gpus_per_rank : int or None
-        How many of them are for this rank.
+        Number of GPUs that are for this rank.
     job : str or None
-        The name of the job for its scheduler; ``12_3`` is task 3 of the array 12.
+        Name of the job for its scheduler; ``12_3`` is task 3 of the array 12.
     sources : mapping
-        For each of these its origin, see `Fact`.
+        Source of each fact, see `Fact`.
 
     Examples
     --------
@@ -97,13 +97,13 @@ class Placement:
 
     @property
     def num_nodes(self) -> int | None:
-        """How many nodes have ranks."""
+        """Number of nodes that have ranks; None if unknown."""
         known = self.ranks_per_node or self.nodes
         return None if known is None else len(known)
 
     @property
     def ranks_by_node(self) -> tuple[tuple[int, ...], ...] | None:
-        """The ranks of each node, nodes in the order of their first rank, which may not be the scheduler's.
+        """Ranks of each node, in the order of the nodes' first ranks; the scheduler's order may differ.
 
         Examples
         --------
@@ -118,7 +118,7 @@ class Placement:
         return tuple(map(tuple, by_node.values()))
 
     def facts(self) -> tuple[Fact, ...]:
-        """All that is known, with its origin.
+        """Return all known facts, with their sources.
 
         Examples
         --------
@@ -131,14 +131,14 @@ class Placement:
         )
 
     def addresses(self, port_base: int) -> list[str] | None:
-        """An address for each rank, ``host:port``, ports counted from ``port_base`` on each node.
+        """Return an address ``host:port`` for each rank, with ports from ``port_base`` on each node.
 
-        None if it is not known which rank is on which node.
+        Return None if the nodes of the ranks are unknown.
 
         Raises
         ------
         ValueError
-            If there are no such ports.
+            If a port is outside 1 to 65535.
         """
         if self.node_of_rank is None or self.nodes is None:
             return None
@@ -163,13 +163,13 @@ class Placement:
 
 _LAST_PORT = 2**16 - 1
 
-# Sources of facts that somebody wrote down rather than a launcher.
+# Sources of facts that a user wrote down, in place of a launcher.
 GIVEN = "the cluster specification"
 EMPTY = "the cluster specification is empty"
 
 
 def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[tuple[str, int]]:
-    """The tasks of a cluster that train together, in the order of their ranks; of evaluators, these.
+    """Return the tasks that train together, in the order of ranks; for an evaluator, the evaluators.
 
     Examples
     --------
@@ -181,12 +181,12 @@ def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[t
 
 
 def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Placement:
-    """The place of a task of a cluster among those that train together: the chief's, then the workers'.
+    """Return the place of a task among those that train together: the chief first, then the workers.
 
     Raises
     ------
     ValueError
-        If the task is not given, or none of the cluster's, or does not train (a parameter server).
+        If the task is not given, is not in the cluster, or does not train (a parameter server).
 
     Examples
     --------
@@ -197,8 +197,8 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
         return Placement(GIVEN, 1, 0, sources={"size": EMPTY})
     if task_type is None or task_id is None:
         raise ValueError(
-            f"the cluster has tasks of {cluster.jobs}, but which of them this process is was not said: "
-            f"task_type is {task_type!r}, task_id is {task_id!r}"
+            f"the cluster has tasks of {cluster.jobs}, but the task of this process is not known: "
+            f"task_type is {task_type!r}, task_id is {task_id!r}; give both"
         )
     tasks = training_tasks(cluster, task_type)
     address = cluster.task_address(task_type, task_id)

@@ -1,4 +1,4 @@
-"""What every resolver can answer."""
+"""The base class of all resolvers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mpistrat.cluster_resolver.placement import Placement, placement_of_task
 
 
 class ClusterResolver(ABC):
-    """Who the tasks of a cluster are, and which of them this process is.
+    """The tasks of a cluster, and the task of this process.
 
-    A subclass answers `cluster_spec` and `master`, and sets `task_type` and `task_id`.
+    A subclass defines `cluster_spec` and `master`, and sets `task_type` and `task_id`.
 
     Attributes
     ----------
     reason : str
-        Why `resolve` chose this resolver; empty if it did not.
+        Why `resolve` chose this resolver; empty for a resolver that the program made.
 
     Examples
     --------
@@ -33,38 +33,38 @@ class ClusterResolver(ABC):
     """
 
     reason: str = ""
-    _asks_a_service: bool = False  # over the network: then one rank asks, and tells the others
+    _asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
     _task_type: str | None = None
     _task_id: int | None = None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the cluster, as they are now."""
+        """Return the tasks of the cluster, as they are now."""
 
     @abstractmethod
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one, with the protocol before it if there is one."""
+        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set."""
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """How many accelerators of each kind a task has: here what this process sees.
+        """Return the number of accelerators of each kind that this process sees.
 
-        The arguments are there for the sake of tf.distribute; nothing is asked of other processes.
+        The arguments are those of tf.distribute and are ignored. Other processes are not asked.
         """
         count = gpus.count(os.environ)
         return {"GPU": count} if count else {}
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment, empty if it has none."""
+        """Name of the environment; empty by default."""
         return ""
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to."""
+        """Job of this process."""
         return self._task_type
 
     @task_type.setter
@@ -73,7 +73,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """Which of the job's tasks this process is."""
+        """Number of this process among the tasks of its job."""
         return self._task_id
 
     @task_id.setter
@@ -82,18 +82,18 @@ class ClusterResolver(ABC):
 
     @property
     def placement(self) -> Placement:
-        """Where this process is among those that train together, and how that is known.
+        """Place of this process among those that train together, with the source of each fact.
 
         Raises
         ------
         ValueError
-            If it is not known which task this process is, or it is one that does not train.
+            If the task of this process is not known, or does not train.
         """
         return placement_of_task(self.cluster_spec(), self.task_type, self.task_id)
 
 
 def with_protocol(address: str, rpc_layer: str | None) -> str:
-    """An address with its protocol.
+    """Return an address with its protocol.
 
     Examples
     --------

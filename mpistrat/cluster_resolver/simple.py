@@ -1,4 +1,4 @@
-"""A cluster that is given."""
+"""A resolver for a cluster that the program gives."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A cluster that is given.
+    """A cluster that the program gives.
 
     Parameters
     ----------
     cluster_spec : ClusterSpec
-        Its tasks.
+        Tasks of the cluster.
     master : str
-        What `master` returns if it is not asked for a task.
+        Address that `master` returns if it is called without a task.
     task_type : str, optional
-        The job of this process.
+        Job of this process.
     task_id : int, optional
-        Which of the job's tasks it is.
+        Number of this process among the tasks of its job.
     environment : str
-        The name of the environment.
+        Name of the environment.
     num_accelerators : mapping, optional
-        What `num_accelerators` returns.
+        Result of `num_accelerators`.
     rpc_layer : str, optional
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
 
     Raises
     ------
     TypeError
-        If ``cluster_spec`` or ``master`` is of another kind.
+        If ``cluster_spec`` is not a ``ClusterSpec``, or ``master`` is not a string.
 
     Examples
     --------
@@ -64,18 +64,18 @@ class SimpleClusterResolver(ClusterResolver):
         self.task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that was given."""
+        """Return the cluster that was given."""
         return self._cluster_spec
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task; without one, the ``master`` that was given.
+        """Return the address of a task; without a task, the ``master`` that was given.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         """
         address = self._master
         if task_type is not None and task_id is not None:
@@ -85,17 +85,17 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """The accelerators that were given; the arguments are there for the sake of tf.distribute."""
+        """Return the accelerators that were given; the arguments, those of tf.distribute, are ignored."""
         return dict(self._num_accelerators or {})
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment."""
+        """Name of the environment."""
         return self._environment
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol in `master`."""
+        """Protocol of the addresses that `master` returns."""
         return self._rpc_layer
 
     @rpc_layer.setter

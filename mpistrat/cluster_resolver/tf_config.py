@@ -1,4 +1,4 @@
-"""The cluster that the environment variable TF_CONFIG names."""
+"""A resolver for the cluster in the environment variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """The cluster that ``TF_CONFIG`` names, read anew each time that it is asked.
+    """The cluster in ``TF_CONFIG``. Each call reads the variable again.
 
     The variable holds JSON: ``{"cluster": {"worker": ["a:8888", "b:8888"]}, "task": {"type": "worker", "index":
     1}}``, and may have ``rpc_layer`` and ``session_master``.
@@ -20,11 +20,11 @@ class TFConfigClusterResolver(ClusterResolver):
     Parameters
     ----------
     task_type, task_id, rpc_layer : optional
-        Instead of those in the variable.
+        Replace the values in the variable.
     environment : str, optional
-        The name of the environment.
+        Name of the environment.
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
 
     Examples
     --------
@@ -50,26 +50,26 @@ class TFConfigClusterResolver(ClusterResolver):
         self.task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster in the variable, empty if it names none.
+        """Return the cluster in the variable, or an empty one if it has no key ``cluster``.
 
         Raises
         ------
         ValueError
-            If the variable holds no JSON object.
+            If the variable is not a JSON object.
         """
         return ClusterSpec(config(self._environ).get("cluster", {}))
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one; empty if it is the only one.
+        """Return the address of a task, by default this one; an empty string if the cluster has one task.
 
-        The variable's ``session_master`` comes first.
+        If the variable has ``session_master``, return that.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task, or the task of this process is not known.
         """
         session_master = config(self._environ).get("session_master")
         if session_master is not None:
@@ -81,7 +81,7 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             raise ValueError(
-                f'TF_CONFIG has tasks of {cluster.jobs}, but no "task" that says which of them this process is; '
+                f'TF_CONFIG has tasks of {cluster.jobs}, but no "task" with the type and index of this process; '
                 "add it, or give task_type and task_id"
             )
         return with_protocol(
@@ -90,12 +90,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment."""
+        """Name of the environment."""
         return self._environment
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol in `master`."""
+        """Protocol of the addresses that `master` returns."""
         return config(self._environ).get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -104,7 +104,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process."""
+        """Job of this process."""
         own = _task(self._environ).get("type") if self._task_type is None else self._task_type
         return None if own is None else str(own)
 
@@ -114,7 +114,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Which of the job's tasks this process is."""
+        """Number of this process among the tasks of its job."""
         own = _task(self._environ).get("index") if self._task_id is None else self._task_id
         if own is None:
             return None
@@ -132,12 +132,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def config(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What ``TF_CONFIG`` holds, an empty dict if it is not set.
+    """Return the content of ``TF_CONFIG``, or an empty dict if it is not set.
 
     Raises
     ------
     ValueError
-        If it holds no JSON object.
+        If the variable is not a JSON object.
     """
     text = environ.get("TF_CONFIG", "")
     if not text.strip():

@@ -1,4 +1,4 @@
-"""Several resolvers as one."""
+"""A resolver that merges several resolvers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class UnionResolver(ClusterResolver):
-    """The tasks of several resolvers. The first one decides who this process is.
+    """The tasks of several resolvers. The first resolver tells the task of this process.
 
-    A job that several have gets the tasks of all, one resolver after the other. If one of them leaves numbers
-    out, all keep their own numbers.
+    A job of several resolvers has the tasks of all, one resolver after the other. If a resolver leaves out task
+    numbers of a job, all tasks of that job keep their own numbers.
 
     Parameters
     ----------
     *resolvers : ClusterResolver
-        The resolvers.
+        Resolvers to merge.
     rpc_layer, task_type, task_id : optional
-        Instead of those of the first resolver. As in tf.distribute, a ``task_id`` of 0 counts as not given.
+        Replace the values of the first resolver. As in tf.distribute, a ``task_id`` of 0 counts as not given.
 
     Raises
     ------
     ValueError
-        If there are no resolvers.
+        If no resolver is given.
     TypeError
-        If one is none.
+        If an argument is not a ``ClusterResolver``.
 
     Examples
     --------
@@ -58,12 +58,12 @@ class UnionResolver(ClusterResolver):
         self.task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of all resolvers.
+        """Return the tasks of all resolvers.
 
         Raises
         ------
         KeyError
-            If two resolvers have a task of the same number in a job where numbers are kept.
+            If two resolvers have a task of the same number in a job whose tasks keep their numbers.
         """
         clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         numbered = {job for cluster in clusters for job, tasks in cluster.items() if isinstance(tasks, dict)}
@@ -84,12 +84,12 @@ class UnionResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task; without one, the master of the first resolver.
+        """Return the address of a task; without a task, the master of the first resolver.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         """
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -99,17 +99,17 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """What the first resolver says."""
+        """Return the accelerators of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str | None:
-        """The name of the first resolver's environment."""
+        """Name of the first resolver's environment."""
         return self._resolvers[0].environment
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol in `master`."""
+        """Protocol of the addresses that `master` returns."""
         return self._rpc_layer or getattr(self._resolvers[0], "rpc_layer", None)
 
     @rpc_layer.setter
@@ -118,7 +118,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process."""
+        """Job of this process."""
         return self._task_type or self._resolvers[0].task_type
 
     @task_type.setter
@@ -127,7 +127,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Which of the job's tasks this process is."""
+        """Number of this process among the tasks of its job."""
         return self._task_id or self._resolvers[0].task_id
 
     @task_id.setter

@@ -1,4 +1,4 @@
-"""Reading one variable of an environment, with errors that name it."""
+"""Readers of one environment variable, with errors that name the variable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST_DIGITS = 18
 
 
 def required(environ: Mapping[str, str], name: str, where: str) -> str:
-    """The value of a variable.
+    """Return the value of a variable that must be set.
 
     Raises
     ------
     RuntimeError
-        If it is not set, or empty. ``where`` says where it would be.
+        If the variable is not set, or empty. The message ends in ``where``: where the variable is set.
     """
     value = environ.get(name, "")
     if not value:
@@ -27,12 +27,12 @@ def required(environ: Mapping[str, str], name: str, where: str) -> str:
 
 
 def integer(environ: Mapping[str, str], name: str) -> int | None:
-    """The value of a variable as a number, None if it is not set or empty.
+    """Return the value of a variable as a number, or None if it is not set or empty.
 
     Raises
     ------
     ValueError
-        If it is no number from 0 on, or one that counts nothing there is.
+        If the value is not a number from 0 on, or has more than 18 digits.
     """
     value = environ.get(name, "")
     if not value:
@@ -43,12 +43,12 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
-    """The value of a variable as ``parse`` reads it, None if it is not set or empty.
+    """Return the value of a variable as ``parse`` reads it, or None if it is not set or empty.
 
     Raises
     ------
     ValueError
-        If ``parse`` does: the text names the variable.
+        If ``parse`` raises ValueError. The message names the variable.
     """
     value = environ.get(name, "")
     if not value:
@@ -60,12 +60,12 @@ def parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], Value])
 
 
 def first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | None, str]:
-    """The number in the first of these variables that is set, and its name; ``(None, "")`` if none is.
+    """Return the number in the first variable that is set, and its name; ``(None, "")`` without one.
 
     Raises
     ------
     ValueError
-        If it is no number from 0 on.
+        If the value is not a number from 0 on.
     """
     for name in names:
         value = integer(environ, name)
@@ -75,12 +75,12 @@ def first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | 
 
 
 def own_host() -> str:
-    """The name of this machine."""
+    """Return the name of this machine."""
     return os.uname().nodename
 
 
 def position_of(host: str | None, nodes: tuple[str, ...]) -> int | None:
-    """Which of the nodes has this name, written in full or up to its first dot; None if none has.
+    """Return the index of the node of this name, in full or up to the first dot, or None if it is not there.
 
     Examples
     --------

@@ -1,3 +1,3 @@
-"""Addresses of earlier releases of tf.distribute."""
+"""Names from earlier releases of tf.distribute."""
 
 from mpistrat.compat import v1 as v1

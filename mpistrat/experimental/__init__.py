@@ -1,4 +1,4 @@
-"""What tf.distribute keeps under ``experimental``."""
+"""The names of ``tf.distribute.experimental``."""
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy

@@ -1,4 +1,4 @@
-"""The former place of MultiWorkerMirroredStrategy."""
+"""MultiWorkerMirroredStrategy under its former name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpistrat.collectives import CommunicationImplementation, CommunicationOptio
 
 
 class _AlsoByNewName(type):
-    """Makes ``isinstance`` true for every multi-worker strategy, whichever name it was created by."""
+    """A metaclass: ``isinstance`` is true for every multi-worker strategy, created by either name."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         wanted = strategies.MultiWorkerMirroredStrategy if cls is MultiWorkerMirroredStrategy else cls
@@ -18,15 +18,16 @@ class _AlsoByNewName(type):
 
 
 class MultiWorkerMirroredStrategy(strategies.MultiWorkerMirroredStrategy, metaclass=_AlsoByNewName):
-    """`mpistrat.MultiWorkerMirroredStrategy`, by its former name and arguments.
+    """`mpistrat.MultiWorkerMirroredStrategy` under its former name, with its former arguments.
 
     ``isinstance`` is true for strategies of both names.
 
     Parameters
     ----------
     communication : CommunicationImplementation or str
-        Which family of algorithms to use.
+        Family of algorithms to use.
     cluster_resolver : ClusterResolver, optional
+        Resolver to compare with MPI.
 
     Warns
     -----

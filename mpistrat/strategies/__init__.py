@@ -1,4 +1,4 @@
-"""The strategies: one policy a file."""
+"""The strategies: one per file."""
 
 from mpistrat.strategies.mirrored import MirroredStrategy
 from mpistrat.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy

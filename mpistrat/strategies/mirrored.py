@@ -1,4 +1,4 @@
-"""All ranks of one node."""
+"""The strategy for the ranks of one node."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from mpistrat.strategy import Strategy, StrategyExtended
 
 
 class MirroredStrategy(Strategy):
-    """Synchronous data parallelism over the ranks of one node, variables mirrored.
+    """Synchronous data parallelism over the ranks of one node, with mirrored variables.
 
     Parameters
     ----------
     devices : sequence of str, optional
-        The device of each replica, in the order of ranks. By default ``mpistrat.rc.device`` (MPISTRAT_DEVICE):
-        ``cpu``, ``cuda`` for a GPU of the node for each rank, or ``auto`` for that where there are GPUs.
+        Device of each replica, in the order of ranks. By default ``mpistrat.rc.device`` (MPISTRAT_DEVICE):
+        ``cpu``, ``cuda`` for a GPU per rank, or ``auto`` for a GPU if every rank sees one, else the host.
     cross_device_ops : CrossDeviceOps, optional
-        How to reduce; by default the fastest way for each message.
+        Cross-device ops; by default the fastest algorithm for each message.
     comm : mpi4py.MPI.Intracomm, optional
-        The ranks to use; by default all.
+        Communicator of the ranks to use; by default all ranks.
 
     Raises
     ------
     RuntimeError
-        If the ranks are on several nodes, or a device is not there.
+        If the ranks are on several nodes, or a device does not exist.
     ValueError
-        If there is not one device for each replica.
+        If the numbers of devices and replicas differ.
     TypeError
-        If ``cross_device_ops`` is none, or ``devices`` is one name.
+        If ``cross_device_ops`` is not a ``CrossDeviceOps``, or ``devices`` is a string.
 
     Examples
     --------
@@ -53,14 +53,16 @@ class MirroredStrategy(Strategy):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
         if isinstance(devices, str):
-            raise TypeError(f"devices must be a list, with a name for each replica, not the name {devices!r}")
+            raise TypeError(
+                f"devices must be a list with a name for each replica, not the string {devices!r}"
+            )
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
         costs.heed(topology)
         if len(topology.nodes) > 1:
             raise RuntimeError(
-                f"MirroredStrategy works on the ranks of one node, and its {topology.size} ranks are on "
-                f"{len(topology.nodes)}: use MultiWorkerMirroredStrategy, or give it comm="
+                f"MirroredStrategy works on the ranks of one node, but the {topology.size} ranks are on "
+                f"{len(topology.nodes)} nodes: use MultiWorkerMirroredStrategy, or give a comm of one node's ranks"
             )
         if parsed is not None and len(parsed) != topology.size:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""All ranks, wherever they are."""
+"""The strategy for all ranks, on any number of nodes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mpistrat.strategy import Strategy, StrategyExtended
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous data parallelism over all ranks of the job, variables mirrored.
+    """Synchronous data parallelism over all ranks of the job, with mirrored variables.
 
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        Who the peers are, as the environment says it. MPI decides, and the two are compared: number of ranks and of
-        nodes, ranks per node, and this rank's place. By default nothing is compared, except that a program with a
-        ``TF_CONFIG`` for several tasks must not be alone.
+        Ranks and nodes according to the environment. MPI decides. The two are compared: number of ranks and of
+        nodes, ranks per node, and this rank's place. By default only one case is checked: a process that runs alone
+        must not have a ``TF_CONFIG`` for several tasks.
     communication_options : CommunicationOptions, optional
-        Options of all its collectives.
+        Options of all collectives of the strategy.
     comm : mpi4py.MPI.Intracomm, optional
-        The ranks to use; by default all.
+        Communicator of the ranks to use; by default all ranks.
     device : str, optional
-        Where this rank's variables live: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node,
-        ``"cuda:1"`` for that one, or ``"auto"`` for a GPU if every rank has one. By default
+        Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node, or
+        ``"cuda:1"`` for GPU 1. ``"auto"`` is a GPU if every rank sees one, else the host. By default
         ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
 
     Raises
     ------
     ValueError
-        If ``communication_options`` are none.
+        If ``communication_options`` is not a ``CommunicationOptions``.
     TypeError
-        If ``cluster_resolver`` is none.
+        If ``cluster_resolver`` is not a ``ClusterResolver``.
     RuntimeError
-        If this process is alone although its launcher started several tasks; on every rank, if the resolver and MPI
-        contradict each other on any, or one of them lacks its device.
+        If this process is alone although its launcher started several tasks. On every rank, if the resolver and MPI
+        contradict each other on a rank, or a rank lacks its device.
 
     Examples
     --------
@@ -61,10 +61,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
-                f"communication_options must be CommunicationOptions, not {communication_options!r}"
+                f"communication_options must be a CommunicationOptions object, not {communication_options!r}"
             )
         if cluster_resolver is not None and not isinstance(cluster_resolver, resolvers.ClusterResolver):
-            raise TypeError(f"cluster_resolver must be a ClusterResolver, not {cluster_resolver!r}")
+            raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
         options = communication_options or CommunicationOptions()
         topology = Topology.of(world if comm is None else comm).limited(options.timeout_seconds)
@@ -81,7 +81,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> resolvers.ClusterResolver:
-        """The resolver that the strategy was given; else what the environment says, with the rank of MPI.
+        """Resolver that the strategy was given; else the environment's, or MPI's facts if the two differ.
 
         Examples
         --------

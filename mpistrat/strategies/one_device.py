@@ -1,4 +1,4 @@
-"""Everything on one device."""
+"""The strategy with one replica on one device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from mpistrat.variables import kind_on
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica on the named device: to try a program, or to run it alone on one rank of many.
+    """One replica on the named device: to try a program, or to run it on one rank of many.
 
     Parameters
     ----------
     device : str
-        Such as ``"cpu:0"`` or ``"/gpu:0"``.
+        Name of the device, such as ``"cpu:0"`` or ``"/gpu:0"``.
 
     Raises
     ------
     ValueError, TypeError
-        If it names no device.
+        If ``device`` is not the name of a device.
     RuntimeError
-        If there is no such device here.
+        If this process does not see the device.
 
     Examples
     --------

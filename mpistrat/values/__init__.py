@@ -1,4 +1,4 @@
-"""Values of many replicas, and the words for how they become one."""
+"""Values with one component per replica, sparse rows, and the enums that name reductions."""
 
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component, reducible

@@ -1,4 +1,4 @@
-"""What makes a value behave as the array that it holds."""
+"""The base class of values that behave like the array that they hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ON_HOST = frozenset({np.ndarray, bool, int, float, complex, np.float32, np.floa
 
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
-    """Operators, ufuncs and conversions on the array that `_read` returns.
+    """Operators, ufuncs and conversions of the array that `_read` returns.
 
-    A subclass says what `_read` is (which may communicate), what `_shape_and_dtype` are (which never
-    do), and how `_write_result` stores what an in-place operation computed.
+    A subclass defines `_read`, which may communicate, and `_shape_and_dtype`, which must not. It defines
+    `_write_result`, which stores the result of an in-place operation, if its values can be changed.
     """
 
     __slots__ = ()
@@ -33,33 +33,33 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes. Never communicates."""
+        """Lengths of the axes. Reading it does not communicate."""
         return self._shape_and_dtype()[0]
 
     @property
     def dtype(self) -> np.dtype:
-        """The NumPy dtype. Never communicates."""
+        """NumPy dtype. Reading it does not communicate."""
         return self._shape_and_dtype()[1]
 
     @property
     def ndim(self) -> int:
-        """Number of axes. Never communicates."""
+        """Number of axes. Reading it does not communicate."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements. Never communicates."""
+        """Number of elements. Reading it does not communicate."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self._read()
         if type(array) is not np.ndarray:
             if copy is False:
-                raise ValueError("a copy is needed to make an array on a GPU into one of NumPy")
+                raise ValueError("a copy is needed to convert an array on a GPU to a NumPy array")
             array = arrays.to_host(array)
         if copy or (dtype is not None and array.dtype != dtype):
             if copy is False:
-                raise ValueError(f"a copy is needed to make {array.dtype} into {np.dtype(dtype)}")
+                raise ValueError(f"a copy is needed to convert {array.dtype} to {np.dtype(dtype)}")
             return np.array(array, dtype=dtype)
         view = array.view()
         view.flags.writeable = False
@@ -70,7 +70,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         out = kwargs.get("out", ())
         if method == "at" or out:
             for each in plain[method == "at" :]:
-                arrays.refuse_masked(each)  # what is written in place has no mask
+                arrays.refuse_masked(each)  # an in-place result would lose the mask
         if method == "at":
             return self._at(ufunc, inputs[0], plain)
         if not _ON_HOST.issuperset(map(type, plain)):
@@ -98,14 +98,14 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def T(self) -> np.ndarray:
-        """The array with its axes in reverse order."""
+        """Array with its axes in reverse order."""
         return self._view().T
 
     def __format__(self, spec: str) -> str:
         return format(arrays.to_host(self._read())[()], spec) if spec else str(self)
 
     def _view(self) -> Any:
-        """The array, so that writing to it does not change this: a copy where it cannot be made read-only."""
+        """Return the array as a read-only view; a copy on a GPU, where arrays cannot be read-only."""
         array = self._read()
         return self.__array__() if type(array) is np.ndarray else array.copy()
 
@@ -138,7 +138,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _call_on_gpu(function: Any, plain: list[Any], kwargs: dict[str, Any], out: tuple[Any, ...]) -> Any:
-    """CuPy's functions take one array to write to, not a tuple."""
+    """Call a CuPy function with one output array: CuPy takes an array, where NumPy takes a tuple."""
     if not out:
         return function(*plain, **kwargs)
     (target,) = out

@@ -1,4 +1,4 @@
-"""Values that have one component per replica; a process holds its own."""
+"""Values with one component per replica. A process holds its own component."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DistributedValues:
     Parameters
     ----------
     values : tuple
-        The components that live in this process: one.
+        Components of this process: exactly one.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class DistributedValues:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components that live in this process."""
+        """Components of this process."""
         return (self._component,)
 
     def __repr__(self) -> str:
@@ -45,10 +45,10 @@ class DistributedValues:
 
 
 class PerReplica(DistributedValues):
-    """A value of which every replica has its own component.
+    """A value whose component differs from replica to replica.
 
-    ``Strategy.run`` hands each replica its component. Converted to an array in a replica context it is
-    the component; elsewhere that is a ValueError.
+    ``Strategy.run`` gives each replica its component. In a replica context, the value converts to an array of its
+    component. In cross-replica context, the conversion raises ValueError.
 
     Examples
     --------
@@ -69,12 +69,12 @@ class PerReplica(DistributedValues):
             )
         array = as_numpy(self._component, dtype)
         if copy is False and array is not self._component:
-            raise ValueError(f"a copy is needed to make an array of {array.dtype} out of {self._component!r}")
+            raise ValueError(f"a copy is needed for an array of {array.dtype} from {self._component!r}")
         return array.copy() if copy else array
 
 
 class Mirrored(ArrayLike, DistributedValues):
-    """A value whose components are equal on all replicas; it behaves as that one value.
+    """A value whose components are equal on all replicas. It behaves like its component.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Mirrored(ArrayLike, DistributedValues):
         return to_cupy(self._component) if on_gpu(self._component) else as_numpy(self._component)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_component":  # not there yet
+        if name.startswith("__") or name == "_component":  # before __init__
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._component, name)
 
@@ -98,12 +98,12 @@ class Mirrored(ArrayLike, DistributedValues):
 
 
 def component(value: Any) -> Any:
-    """This process's component of a distributed value; anything else as it is."""
+    """Return this process's component of a distributed value, or any other value unchanged."""
     return value._component if isinstance(value, DistributedValues) else value
 
 
 def reducible(op: Any, value: Any) -> Any:
-    """What this process contributes to the reduction of a value: its component, or the value as it is.
+    """Return the contribution of this process to the reduction of a value: its component, or the value.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def reducible(op: Any, value: Any) -> Any:
     """
     if op is ReduceOp.SUM and isinstance(value, Mirrored):
         raise ValueError(
-            "SUM of a mirrored value: it is equal on all replicas already, and its sum would be "
+            "SUM of a mirrored value: all replicas have the same value already, and the sum would be "
             "num_replicas_in_sync times as large; use MEAN, or multiply"
         )
     return component(value)

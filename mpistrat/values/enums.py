@@ -1,4 +1,4 @@
-"""How values are combined, and when."""
+"""The enums of tf.distribute that say how and when values of replicas are combined."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import enum
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together.
+    """When the copies of a variable are synchronized.
 
     Attributes
     ----------
     AUTO
-        As ON_WRITE.
+        Same as ON_WRITE.
     NONE
-        Never: not for variables of a strategy.
+        Never. Not allowed for variables of a strategy.
     ON_WRITE
-        Every write reaches all copies: they are equal at all times.
+        At every write, which reaches all copies: the copies are always equal.
     ON_READ
-        Every replica writes its own copy; reading in cross-replica context combines them.
+        At a read in cross-replica context, which combines the copies. Each replica writes its own copy.
 
     Examples
     --------
@@ -32,16 +32,16 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How what the replicas write to a variable is combined.
+    """How the values that replicas write to a variable are combined.
 
     Attributes
     ----------
     NONE
-        Not at all: writing in a replica context is an error.
+        Not combined: a write in a replica context is an error.
     SUM, MEAN
-        Added up, averaged.
+        Sum or mean of the replicas' values.
     ONLY_FIRST_REPLICA
-        Global replica 0's value, on all replicas.
+        Value of replica 0, for all replicas.
 
     Examples
     --------
@@ -56,12 +56,12 @@ class VariableAggregation(enum.Enum):
 
 
 class ReduceOp(enum.Enum):
-    """How values of many replicas become one.
+    """How the values of all replicas are combined into one.
 
     Attributes
     ----------
     SUM, MEAN
-        Added up, averaged (integers to float64).
+        Sum or mean of the replicas' values. The mean of integers is float64.
 
     Examples
     --------
@@ -72,16 +72,16 @@ class ReduceOp(enum.Enum):
     SUM = "SUM"
     MEAN = "MEAN"
 
-    __hash__ = object.__hash__  # that of Enum is written in Python, and reductions are keys of hot tables
+    __hash__ = object.__hash__  # Enum's is in Python, slow for a key of hot tables
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """The reduction that a variable's aggregation asks for.
+        """Return the reduction of a variable's aggregation.
 
         Raises
         ------
         ValueError
-            For NONE and ONLY_FIRST_REPLICA, which are no reductions.
+            For NONE and ONLY_FIRST_REPLICA, which are not reductions.
 
         Examples
         --------
@@ -92,18 +92,18 @@ class ReduceOp(enum.Enum):
             return ReduceOp.SUM
         if aggregation is VariableAggregation.MEAN:
             return ReduceOp.MEAN
-        raise ValueError(f"{aggregation} is no reduction: SUM and MEAN are")
+        raise ValueError(f"{aggregation} is not a reduction: use SUM or MEAN")
 
     @staticmethod
     def parse(op: ReduceOp | VariableAggregation | str) -> ReduceOp:
-        """The reduction called by its name in any case, or by a variable's aggregation.
+        """Return the reduction of a name, in upper or lower case, or of a variable's aggregation.
 
         Raises
         ------
         ValueError
-            If there is none of that name.
+            If ``op`` is not the name of a reduction.
         TypeError
-            If ``op`` is neither.
+            If ``op`` is not a name, a ``ReduceOp`` or a ``VariableAggregation``.
 
         Examples
         --------
@@ -115,12 +115,12 @@ class ReduceOp(enum.Enum):
         if isinstance(op, str):
             found = _BY_NAME.get(op) or _BY_NAME.get(op.upper())
             if found is None:
-                raise ValueError(f"{op!r} is no reduction: use 'SUM' or 'MEAN'")
+                raise ValueError(f"{op!r} is not a reduction: use 'SUM' or 'MEAN'")
             return found
         if isinstance(op, VariableAggregation):
             return ReduceOp.from_variable_aggregation(op)
         raise TypeError(f"a reduction is a ReduceOp, 'SUM' or 'MEAN', not {op!r}")
 
 
-# The attributes of an enum are slow to reach.
+# A dict: lookups of enum attributes are slow.
 _BY_NAME = {op.name: op for op in ReduceOp}

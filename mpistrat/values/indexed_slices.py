@@ -10,23 +10,23 @@ from mpistrat.runtime import arrays
 
 
 class IndexedSlices:
-    """Some rows of an array that is zero, or untouched, elsewhere.
+    """Some rows of an array whose other rows are zero or unchanged.
 
     Parameters
     ----------
     values : array, shape (n, ...)
         The rows.
     indices : array of int, shape (n,)
-        Where each row belongs on axis 0. An index may occur more than once: its rows add up.
+        Index on axis 0 of each row. Rows of equal index add up.
     dense_shape : tuple of int, optional
         Shape of the whole array.
 
     Raises
     ------
     ValueError
-        If there are not as many indices as rows, or an index lies outside of ``dense_shape``.
+        If the numbers of indices and rows differ, or an index is outside ``dense_shape``.
     TypeError
-        If the indices are no integers.
+        If the indices are not integers on one axis.
 
     Examples
     --------
@@ -59,8 +59,8 @@ class IndexedSlices:
                 )
             if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < self.dense_shape[0]:
                 raise ValueError(
-                    f"indices from {self.indices.min()} to {self.indices.max()} lie outside of axis 0 of "
-                    f"{self.dense_shape}"
+                    f"indices from {self.indices.min()} to {self.indices.max()} are outside axis 0 of an array of "
+                    f"shape {self.dense_shape}"
                 )
 
     @property
@@ -70,19 +70,21 @@ class IndexedSlices:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the whole array, None if it is not known."""
+        """Shape of the whole array; None if unknown."""
         return self.dense_shape
 
     def to_dense(self) -> np.ndarray:
-        """The whole array, rows of equal index added up.
+        """Return the whole array, with the sum of rows of equal index.
 
         Raises
         ------
         ValueError
-            If ``dense_shape`` is not known.
+            If ``dense_shape`` is None.
         """
         if self.dense_shape is None:
-            raise ValueError("dense_shape is needed to make these rows into a whole array")
+            raise ValueError(
+                "to_dense() needs the shape of the whole array: give IndexedSlices a dense_shape"
+            )
         dense = np.zeros(self.dense_shape, self.values.dtype)
         np.add.at(dense, arrays.to_host(self.indices), arrays.to_host(self.values))
         return arrays.from_host(dense, self.values)

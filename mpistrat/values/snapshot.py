@@ -1,4 +1,4 @@
-"""Values that later writes do not change."""
+"""Copies of values that later writes do not change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from mpistrat.values.indexed_slices import IndexedSlices
 
 
 def snapshot(value: Any) -> Any:
-    """Return this process's component of a value, or the value itself, in memory of its own.
+    """Return a copy of this process's component of a value, or of the value itself.
 
-    A reduction that has nothing to combine returns this: its result must not change when the variable or array that
-    it was given does.
+    A reduction with one contribution returns this copy, so that later writes to its input do not change its result.
 
     Examples
     --------

@@ -1,17 +1,17 @@
-"""What a function that makes per-replica values is told."""
+"""The argument of functions that make per-replica values."""
 
 from __future__ import annotations
 
 
 class ValueContext:
-    """Which replica a value is made for.
+    """The replica that a value is made for.
 
     Parameters
     ----------
     replica_id_in_sync_group : int
-        The replica, counted over all processes.
+        Number of the replica, counted over all processes.
     num_replicas_in_sync : int
-        How many there are.
+        Number of replicas.
 
     Examples
     --------
@@ -27,12 +27,12 @@ class ValueContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """The replica that the value is for."""
+        """Number of the replica that the value is for."""
         return self._replica_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return self._num_replicas
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""The environments of real tasks of Slurm 22.05, recorded on three nodes ``node0..2`` with two GPUs each, or four.
+"""Environments of real tasks of Slurm 22.05, recorded on three nodes ``node0..2`` with two or four GPUs each.
 
-One folder a launch, one file a task, named after its rank. What cannot be of interest was left out.
+There is one folder per launch and one file per task, named after its rank. Unrelated variables were left out.
 """
 
 from pathlib import Path
@@ -9,6 +9,6 @@ FOLDERS = Path(__file__).parent / "environments"
 
 
 def recorded(folder: str, rank: int) -> dict[str, str]:
-    """The environment of a task."""
+    """Return the environment of a task."""
     lines = (FOLDERS / folder / f"{rank}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)

@@ -1,4 +1,4 @@
-"""Kubernetes and Google Compute Engine, with clients that answer from memory; TPUs, which there are none of."""
+"""Resolvers for Kubernetes and Google Compute Engine, with clients that answer from memory, and for TPUs."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -14,7 +14,7 @@ from mpistrat.cluster_resolver import (
 
 
 class Pods:
-    """The part of ``kubernetes.client.CoreV1Api`` that is used."""
+    """The part of ``kubernetes.client.CoreV1Api`` that the resolver uses."""
 
     def __init__(self, **pods):
         self.pods = pods
@@ -86,7 +86,7 @@ class Request:
 
 
 class Compute:
-    """The part of the Compute Engine's service that is used, with one instance a page."""
+    """The part of the Compute Engine's service that the resolver uses, with one instance per page."""
 
     def __init__(self, **addresses):
         self.addresses = addresses

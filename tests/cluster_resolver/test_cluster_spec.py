@@ -22,7 +22,7 @@ def test_questions():
 
 def test_full_numbers_become_a_list():
     assert ClusterSpec({"ps": {1: "b:1", 0: "a:1"}, "x": []}).as_dict() == {"ps": ["a:1", "b:1"], "x": []}
-    assert ClusterSpec({"ps": {"2": "a:1"}}).as_dict() == {"ps": {2: "a:1"}}  # as JSON has it
+    assert ClusterSpec({"ps": {"2": "a:1"}}).as_dict() == {"ps": {2: "a:1"}}  # JSON has string keys
 
 
 def test_changing_an_answer_changes_nothing():

@@ -1,4 +1,4 @@
-"""What contradicts what, and what is said about it."""
+"""Contradictions between a resolver and MPI, and the likely causes in messages."""
 
 import pytest
 from recorded import recorded
@@ -15,7 +15,7 @@ from mpistrat.cluster_resolver.compare import contradictions, facts_of, likely_c
 
 
 def known(*node_of_rank, rank=0):
-    """What MPI says of ranks that are so on nodes."""
+    """Return the placement by MPI of ranks on these nodes."""
     nodes = list(dict.fromkeys(node_of_rank))
     where = [nodes.index(node) for node in node_of_rank]
     counts = tuple(map(where.count, range(len(nodes))))
@@ -76,7 +76,7 @@ def test_numbers_of_nodes_are_not_compared():
             "container",
         ),
         ("even", 2, known(*[0] * 6, rank=2), None, "one machine to MPI"),
-        ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "dealt out"),
+        ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "spread over the nodes"),
     ],
 )
 def test_what_does_not(folder, rank, mpi, expected, cause):
@@ -89,7 +89,7 @@ def test_what_does_not(folder, rank, mpi, expected, cause):
 
 
 def test_resolver_of_another_launcher():
-    """SLURM_* under mpirun are those of its daemons."""
+    """Under mpirun, SLURM_* describe the daemons of mpirun."""
     environ = recorded("mpirun", 3)
     mpi = known(0, 0, 1, 1, 2, 2, rank=3)
     found = contradictions(told_by(SlurmClusterResolver(environ=dict(environ))), mpi)

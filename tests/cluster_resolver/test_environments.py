@@ -1,4 +1,4 @@
-"""Every recorded environment is resolved to what the launch was."""
+"""Resolvers find the nodes, ranks and GPUs of every recorded launch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TWO = ("node0", "node1")
 
 
 class Launch(NamedTuple):
-    """What a launch was: its nodes, on which of them each rank was, and the GPUs.
+    """The facts of a launch: its nodes, the node of each rank, and the GPUs.
 
-    ``gpus`` has, for each rank of a node, what it sees and which of that is its own.
+    ``gpus`` has, for each rank of a node, the GPUs that it sees and its own GPU.
     """
 
     kind: type
@@ -82,13 +82,13 @@ LAUNCHES = {
     "het-batch": Launch(Mpi, ("node0",), (0,)),
     "het-mpirun": Launch(Mpi, ("node0",), (0, 0)),
     "array-3": Launch(Mpi, ("node0",), (0,)),
-    # sbatch called in a step of another job, whose SLURM_STEP_* it hands on
+    # sbatch called in a step of another job, whose SLURM_STEP_* it passes on
     "left-over-step": Launch(Mpi, ("node0",), (0,)),
 }
 
-# What follows from the environment of some ranks alone.
+# Launches and ranks whose environment does not tell the node of each rank.
 UNKNOWN_LAYOUT = {("arbitrary", rank) for rank in range(5)} | {("mpirun-part", rank) for rank in range(4)}
-# mpirun fills node after node unless it is told otherwise, which these two ranks cannot see.
+# mpirun fills nodes one after the other by default. These two ranks cannot see the option --map-by node.
 ASSUMED_LAYOUT = {("mpirun-by-node", 0), ("mpirun-by-node", 5)}
 TASKS = [(folder, rank) for folder, launch in LAUNCHES.items() for rank in range(len(launch.node_of_rank))]
 
@@ -179,7 +179,7 @@ def test_array_task_is_named_after_its_array():
         ("mpirun-part", ALL),
         ("substep", ALL),
         ("het-order", ("node2", "node0", "node1")),
-        ("het-batch", ("node0",)),  # what mpirun may use: it starts nothing on the nodes of other groups
+        ("het-batch", ("node0",)),  # mpirun starts no ranks on nodes of other groups
     ],
 )
 def test_allocation(folder, nodes):

@@ -41,7 +41,7 @@ class TestSimple:
 
 
 class TestPlacement:
-    """Any resolver says where its task is among those that train: the chief first."""
+    """Every resolver tells the place of its task among those that train: the chief first."""
 
     @pytest.mark.parametrize(
         ("task", "rank", "local", "node"),
@@ -67,7 +67,7 @@ class TestPlacement:
     @pytest.mark.parametrize(
         ("task", "text"),
         [
-            ((None, None), "which of them this process is was not said"),
+            ((None, None), "the task of this process is not known"),
             (("worker", None), "task_id is None"),
             (("ps", 0), "task 0 of job 'ps' .c:1. does not train"),
             (("worker", 7), "job 'worker' has no task 7"),
@@ -198,7 +198,7 @@ class TestUnion:
 
 
 def test_own_resolver():
-    """Two answers make a resolver."""
+    """A subclass defines cluster_spec and master only."""
 
     class Own(ClusterResolver):
         def cluster_spec(self):

@@ -1,4 +1,4 @@
-"""Which GPU is a rank's, when it sees all, one, or some of its node's; and what never changes the environment."""
+"""The own GPU of a rank that sees all, one or some GPUs of its node, found without changing the environment."""
 
 import pytest
 
@@ -21,16 +21,16 @@ def step(local_rank, local_size, **more):
     ("seen", "given", "local_rank", "local_size", "gpu", "device", "number"),
     [
         ("0,1,2,3", "4", 2, 4, "2", "cuda:2", 1),  # --gpus-per-node=4
-        ("0,1,2,3", "4", 1, 2, "2", "cuda:2", 2),  # two for each
+        ("0,1,2,3", "4", 1, 2, "2", "cuda:2", 2),  # two GPUs per rank
         ("3", "4", 3, 4, "3", "cuda:0", 1),  # --gpus-per-task=1, --gpu-bind=single:1
         ("2,3", "4", 1, 2, "2", "cuda:0", 2),  # --gpus-per-task=2
         ("2,3", "2", 1, 2, "3", "cuda:1", 1),  # a job with half of the node
         ("0", "1", 1, 2, "0", "cuda:0", 1),  # two ranks on one GPU
-        ("0,1", "2", 3, 4, "1", "cuda:1", 1),  # four on two
+        ("0,1", "2", 3, 4, "1", "cuda:1", 1),  # four ranks on two GPUs
         ("GPU-8a,GPU-9b", "2", 1, 2, "GPU-9b", "cuda:1", 1),
         ("MIG-1a", "2", 1, 2, "MIG-1a", "cuda:0", 1),
         ("MIG-1a,MIG-2b", "2", 0, 2, "MIG-1a", "cuda:0", 1),
-        ("MIG-1a,MIG-2b", "2", 1, 2, "MIG-2b", None, 1),  # CUDA shows it the first one only
+        ("MIG-1a,MIG-2b", "2", 1, 2, "MIG-2b", None, 1),  # CUDA shows only the first slice
         ("MIG-GPU-8a/1/0,MIG-GPU-8a/2/0", "2", 1, 2, "MIG-GPU-8a/2/0", None, 1),
         # --gpu-bind=closest: the ranks of a socket share its GPUs
         ("0,1", "4", 0, 4, "0", "cuda:0", 1),
@@ -38,7 +38,7 @@ def step(local_rank, local_size, **more):
         ("2,3", "4", 2, 4, "2", "cuda:0", 1),
         ("2,3", "4", 3, 4, "3", "cuda:1", 1),
         ("4,5,6,7", "8", 2, 4, "4", "cuda:0", 2),
-        ("0,1", "8", 0, 3, "0", "cuda:0", 2),  # two for each of three, two are idle
+        ("0,1", "8", 0, 3, "0", "cuda:0", 2),  # two GPUs for each of three ranks; two are idle
         ("GPU-8a,GPU-9b", "4", 1, 2, "GPU-8a", "cuda:0", 2),
         ("", "2", 0, 2, None, "cpu:0", 0),
         ("NoDevFiles", "0", 0, 2, None, "cpu:0", 0),
@@ -64,21 +64,21 @@ def test_own(seen, given, local_rank, local_size, gpu, device, number):
         ("0,1", {"SLURM_TRES_PER_TASK": "cpu:2,gres/gpu:a100:2"}, "0", 2, "SLURM_TRES_PER_TASK"),
         ("2,3", {"SLURMD_TRES_BIND": "gpu:per_task:2", "SLURM_STEP_GPUS": "2,3"}, "2", 2, "SLURMD_TRES_BIND"),
         ("3", {"SLURM_GPU_BIND": "single:1", "SLURM_STEP_GPUS": "3"}, "3", 1, "CUDA_VISIBLE_DEVICES"),
-        # All tasks see all: --gpus-per-task=1 --gpu-bind=none
+        # All tasks see all GPUs: --gpus-per-task=1 --gpu-bind=none
         ("0,1", {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "none"}, "1", 1, "the local rank"),
         ("0,1", {"SLURM_STEP_GPUS": "0,1"}, "1", 1, "the local rank"),
         ("0,1", {}, "1", 1, "the local rank"),
     ],
 )
 def test_without_the_number_of_the_node(seen, more, gpu, number, source):
-    """Slurm before 20.11, and jobs of plugins of their own, have no SLURM_GPUS_ON_NODE."""
+    """Slurm before 20.11, and some plugins, do not set SLURM_GPUS_ON_NODE."""
     placement = resolve(step(1, 2, CUDA_VISIBLE_DEVICES=seen, **more)).placement
     assert (placement.gpu, placement.gpus_per_rank) == (gpu, number)
     assert placement.sources["gpu"].endswith(source)
 
 
 def test_a_slice_of_its_own_is_the_first():
-    """With auto_set_gpu, as in tf.distribute, the rank is shown its own slice alone, and CUDA takes it."""
+    """auto_set_gpu, as in tf.distribute, leaves only the rank's own slice visible: CUDA can use it."""
     environ = step(1, 2, CUDA_VISIBLE_DEVICES="MIG-1a,MIG-2b", SLURM_GPUS_ON_NODE="2")
     resolver = SlurmClusterResolver(environ=environ)
     assert resolver.placement.device is None

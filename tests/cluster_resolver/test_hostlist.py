@@ -1,4 +1,4 @@
-"""Slurm's lists of hosts and counts: own examples, generated ones, and scontrol as judge where it is installed."""
+"""Slurm's lists of hosts and counts: examples, generated lists, and comparison with scontrol if it is installed."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def test_hosts(text):
         ("a[1", 1, "not closed"),
         ("a[1-2,", 1, "not closed"),
         ("ab[", 2, "not closed"),
-        ("a]", 1, "no place"),
+        ("a]", 1, "not allowed"),
         ("n[3-1]", 2, "descends"),
         ("n[]", 2, "expected a number"),
         ("n[1,]", 4, "expected a number"),
@@ -56,7 +56,7 @@ def test_hosts(text):
         ("a,,b", 2, "expected a name"),
         (",a", 0, "expected a name"),
         ("a,", 2, "expected a name"),
-        ("a b", 1, "' ' has no place"),
+        ("a b", 1, "' ' is not allowed"),
         ("n[0-9999999]", 2, "hosts"),
         ("n[0-9999][0-9999]", 17, "hosts"),
         ("n[\u0967-\u0969]", 2, "expected a number"),
@@ -104,7 +104,7 @@ NAMES = st.builds("".join, st.tuples(st.sampled_from("abcxyz0189"), st.text("abc
 
 @st.composite
 def ranges(draw):
-    """A part of a bracket, and the numbers that it means."""
+    """Draw a part of a bracket, and its numbers."""
     low = draw(st.integers(0, 1200))
     width = draw(st.integers(1, 5))
     written = f"{low:0{width}}"
@@ -122,7 +122,7 @@ def brackets(draw):
 
 @st.composite
 def entries(draw, suffix):
-    """One name of a list with its brackets, and the hosts that it means."""
+    """Draw one name of a list with its brackets, and its hosts."""
     pieces = [(name, [name]) for name in draw(st.lists(NAMES, min_size=1, max_size=1))]
     for _ in range(draw(st.integers(0, 2))):
         pieces.append(draw(brackets()))
@@ -137,7 +137,7 @@ def entries(draw, suffix):
 
 
 def lists(suffix=True):
-    """A list of hosts, and the hosts that it means."""
+    """Return a strategy for lists of hosts, each with its hosts."""
     return st.lists(entries(suffix), min_size=1, max_size=4).map(
         lambda found: (",".join(text for text, _ in found), [host for _, hosts in found for host in hosts])
     )
@@ -171,7 +171,7 @@ def test_generated_counts(pairs):
 
 @pytest.fixture(scope="module")
 def scontrol(tmp_path_factory):
-    """``scontrol show hostnames``, which needs a configuration but no daemon."""
+    """Return a function that runs ``scontrol show hostnames``, which needs a configuration but no daemon."""
     program = shutil.which("scontrol")
     if program is None:
         pytest.skip("Slurm's scontrol is not installed")
@@ -186,7 +186,7 @@ def scontrol(tmp_path_factory):
             text=True,
             check=True,
         )
-        if ended.stderr or "Invalid hostlist" in ended.stdout:  # its status is 0 all the same
+        if ended.stderr or "Invalid hostlist" in ended.stdout:  # the exit status is 0 on errors too
             pytest.fail(f"{text!r}: {ended.stdout}{ended.stderr}")
         return ended.stdout.split()
 
@@ -197,6 +197,6 @@ def scontrol(tmp_path_factory):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(lists(suffix=False), min_size=12, max_size=18))
 def test_scontrol_agrees(scontrol, cases):
-    """Several lists in one call: starting it is what takes the time. Thousands of lists in all."""
+    """Each call has several lists, because the start of scontrol takes most of the time."""
     text = ",".join(text for text, _ in cases)
     assert expand_hostlist(text) == scontrol(text)

@@ -1,4 +1,4 @@
-"""What mpirun and mpiexec of all kinds tell, and the nodes that PBS, LSF and Flux name."""
+"""Resolvers for ranks of mpirun and mpiexec of all kinds, with nodes from PBS, LSF and Flux."""
 
 import os
 
@@ -62,7 +62,7 @@ FLUX = {
 
 @pytest.fixture
 def pbs(tmp_path):
-    """``pbs(*lines)``: what PBS sets in a job with these nodes."""
+    """``pbs(*lines)``: return the variables that PBS sets in a job with these nodes."""
 
     def make(*lines):
         file = tmp_path / "nodefile"
@@ -73,7 +73,7 @@ def pbs(tmp_path):
 
 
 def check(placement, nodes=("a", "b")):
-    """Rank 3 of 4, two on each node."""
+    """Assert that this is rank 3 of 4, with two ranks on each node."""
     assert (placement.size, placement.rank) == (4, 3)
     assert (placement.local_rank, placement.local_size) == (1, 2)
     if nodes is not None:
@@ -137,7 +137,7 @@ class TestMpirun:
         check(PbsClusterResolver(environ=environ).placement, ("a.cluster.org", "b.cluster.org"))
 
     def test_slots_tell_what_the_launcher_does_not(self):
-        """A launcher that tells rank and size alone."""
+        """A launcher may tell only rank and size."""
         environ = {"PMI_RANK": "3", "PMI_SIZE": "4", "LSB_JOBID": "17", "LSB_MCPU_HOSTS": "a 3 b 1"}
         placement = resolve(environ).placement
         assert (placement.node, placement.local_rank, placement.local_size) == (1, 0, 1)
@@ -146,7 +146,7 @@ class TestMpirun:
     @pytest.mark.parametrize("hosts", ["a 8 b 8 c 8", "a 3 b 3", "c 2 d 2"])
     def test_nodes_that_do_not_fit(self, hosts):
         environ = {**OPEN_MPI, **LSF, "LSB_MCPU_HOSTS": hosts}
-        if hosts == "a 3 b 3":  # two on each, although there is room for three
+        if hosts == "a 3 b 3":  # two ranks on each node, with room for three
             check(resolve(environ).placement)
             return
         placement = resolve(environ).placement
@@ -156,7 +156,7 @@ class TestMpirun:
         assert placement.allocation == tuple(hosts.split()[::2])
 
     def test_ranks_of_a_daemon_share_what_it_sees(self):
-        """mpirun in a job whose tasks would see one GPU of the two each."""
+        """mpirun runs in a job whose own tasks would see one of the two GPUs each."""
         environ = {**OPEN_MPI, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2,3"}
         resolver = MpiClusterResolver(environ=environ)
         assert (resolver.placement.gpu, resolver.placement.device) == ("3", "cuda:1")
@@ -187,7 +187,7 @@ class TestMpirun:
 
 
 class TestOwnLaunchers:
-    """Schedulers' own launchers speak PMI or PMIx: then it is not mpirun that started the task."""
+    """A scheduler's own launcher may speak PMI or PMIx: the task is then not a rank of mpirun."""
 
     STEP = {
         "SLURM_PROCID": "3",
@@ -224,7 +224,7 @@ class TestOwnLaunchers:
         ],
     )
     def test_mpirun_in_srun(self, spoken):
-        """Its daemons, one on each node, hand on what srun told them."""
+        """The daemons of mpirun, one on each node, pass on the variables that srun set for them."""
         step = {**self.STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
         step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_NODELIST": "a,b"}
         resolver = resolve({**step, **OPEN_MPI, **spoken})
@@ -243,13 +243,13 @@ class TestOwnLaunchers:
         assert (placement.gpus, placement.device) == ((), "cpu:0")
 
     def test_flux_in_a_step_has_nodes_of_its_own(self):
-        """The brokers are the step's tasks, and hand on the names of theirs."""
+        """The brokers of Flux are the step's tasks, and pass on the names of their own nodes."""
         environ = {**FLUX, **self.STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURMD_NODENAME": "a"}
         resolver = FluxClusterResolver(nodes="a,b", environ={**environ, "FLUX_TASK_LOCAL_ID": "1"})
         check(resolver.placement)
 
     def test_started_by_ssh(self, monkeypatch):
-        """mpiexec hands on the name of the node on which it was called."""
+        """mpiexec passes on the name of the node on which it was called."""
         monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "b.cluster.org")
         slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
         told = {name: value for name, value in HYDRA.items() if name != "PMI_HOSTNAME"}
@@ -273,7 +273,7 @@ class TestOwnLaunchers:
     )
     @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
     def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
-        """Neither this machine nor the one on which mpiexec was called is that rank's."""
+        """The rank is neither on this machine nor on the one where mpiexec was called."""
         monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "a")
         told = {each: value for each, value in MPIRUNS[mpi].items() if each != "PMI_HOSTNAME"}
         placement = resolve({**around, **told, "SLURMD_NODENAME": name}).placement
@@ -306,7 +306,7 @@ class TestOwnLaunchers:
         ("ranks", "each"), [(1, 1), (2, 2), (3, 3), (6, 3), (4, 2), (2, 3), (1, 3), (3, 1)]
     )
     def test_gpus_of_a_resource_set(self, sets, ranks, each):
-        """jsrun -r sets -a ranks -g each: its ranks use its GPUs evenly."""
+        """The ranks of ``jsrun -r sets -a ranks -g each`` use the GPUs of their resource set evenly."""
         size = sets * ranks
         users = {}
         for rank in range(size):
@@ -373,7 +373,7 @@ class TestLsf:
 class TestFlux:
     @pytest.fixture
     def command(self, tmp_path, monkeypatch):
-        """``command(text, status)``: a command flux that answers this."""
+        """``command(text, status)``: put a command flux on PATH that prints this and ends with this status."""
 
         def make(text, status=0):
             program = tmp_path / "flux"
@@ -395,7 +395,7 @@ class TestFlux:
     @pytest.mark.parametrize(("text", "status"), [("no such job", 1), ("", 0)])
     def test_is_not_told_names(self, command, text, status):
         command(text, status)
-        with pytest.raises(RuntimeError, match=r"does not tell them: (no such job|it said nothing)"):
+        with pytest.raises(RuntimeError, match=r"does not tell them: (no such job|it printed nothing)"):
             FluxClusterResolver(environ={**FLUX, "PATH": os.environ["PATH"]}).cluster_spec()
 
     def test_has_no_command(self, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the environment tells and what MPI tells, in programs under several ranks; and no MPI where none is needed."""
+"""The facts of the environment equal those of MPI under several ranks, and resolvers start MPI only if asked."""
 
 import pytest
 

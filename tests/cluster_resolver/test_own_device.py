@@ -1,4 +1,4 @@
-"""Which GPU is a rank's, from what the ranks of its node see."""
+"""The own GPU of each rank, from the GPUs that the ranks of its node see."""
 
 import pytest
 
@@ -9,7 +9,7 @@ A, B, C, D = "abcd"
 
 
 def own_gpus(*seen):
-    """The GPU of each rank, by name."""
+    """Return the GPU of each rank, by name."""
     return "".join(each[own_index(seen, rank)] for rank, each in enumerate(seen))
 
 
@@ -26,8 +26,8 @@ def own_gpus(*seen):
         ([(A, B), (C, D), (A, B), (C, D)], "acbd"),  # --gpu-bind=closest, sockets in turn
         ([(A, B), (A, B), (A, B), (C, D)], "aabc"),
         ([(A,), (A,), (B,), (B,)], "aabb"),
-        ([(A, B), (B, A)], "ab"),  # the same two, in another order
-        ([(B, A), (B, A)], "ba"),  # in the order that the user wants
+        ([(A, B), (B, A)], "ab"),  # the same GPUs in another order
+        ([(B, A), (B, A)], "ba"),  # the user's order is kept
         ([(), (A, B), (A, B)], "ab"),
     ],
 )
@@ -40,7 +40,7 @@ def test_ranks_that_see_the_same_divide_it(seen, expected):
 
 
 def test_gpus_that_nothing_tells_apart():
-    """As slices of one that have its UUID."""
+    """MIG slices may have the UUID of their GPU."""
     assert [own_index([(A, A)] * 2, rank) for rank in range(2)] == [0, 1]
 
 

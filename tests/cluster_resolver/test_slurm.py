@@ -18,7 +18,7 @@ GPUS = {**STEP, "CUDA_VISIBLE_DEVICES": "0,1"}
 
 @pytest.fixture
 def nvidia_smi(tmp_path):
-    """``nvidia_smi(text, status)``: a PATH with such a program that prints this and ends with that status."""
+    """``nvidia_smi(text, status)``: return a PATH with an nvidia-smi that prints ``text`` and ends with ``status``."""
 
     def make(text, status=0):
         program = tmp_path / "nvidia-smi"
@@ -149,7 +149,7 @@ class TestVariables:
                 {"SLURM_STEP_NUM_TASKS": "5"},
                 "SLURM_STEP_NUM_TASKS=5, but SLURM_STEP_TASKS_PER_NODE adds up to 4",
             ),
-            ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but there are 4 tasks"),
+            ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but the step has 4 tasks"),
         ],
     )
     def test_contradictory(self, changes, text):
@@ -216,7 +216,7 @@ class TestDistributions:
             assert resolver.placement.node_of_rank == (1, 0, 1, 2, 0)
 
     def test_that_is_not_what_slurm_did(self):
-        """The list of this node's tasks is what counts."""
+        """SLURM_GTIDS, the list of this node's tasks, is trusted more than SLURM_DISTRIBUTION."""
         resolver = own({**recorded("cyclic", 3), "SLURM_DISTRIBUTION": "block"})
         assert (resolver.placement.node, resolver.placement.local_rank) == (0, 1)
         with pytest.raises(RuntimeError, match="would put tasks 0,1 on node0, but SLURM_GTIDS=0,3"):
@@ -251,7 +251,7 @@ HET = {
 
 
 class TestComponents:
-    """A step of one component, where the job's variables are those of the batch script's."""
+    """A step of one component: the job's variables describe the batch script's component."""
 
     STEP = {
         **HET,
@@ -274,7 +274,7 @@ class TestComponents:
         assert placement.allocation == ("n0", "n1", "n2")
 
     def test_one_component_alone(self):
-        """``srun --het-group=0`` of a job with other numbers in its other components."""
+        """``srun --het-group=0`` in a job whose other components have other counts."""
         environ = {
             **{name: text for name, text in self.STEP.items() if "HET" not in name},
             **{name: text for name, text in HET.items() if not name.endswith("_1")},
@@ -288,7 +288,7 @@ class TestComponents:
         assert (placement.launcher, placement.size, placement.local_rank) == ("srun", 4, 2)
 
     def test_left_over_from_a_heterogeneous_job(self):
-        """The batch script of a job that was submitted inside of such a step."""
+        """The batch script belongs to a job that was submitted inside such a step."""
         environ = {**self.STEP, "SLURM_JOB_ID": "30"}
         resolver = resolve(environ)
         assert (resolver.placement.size, resolver.placement.allocation) == (1, ("n0",))
@@ -297,7 +297,7 @@ class TestComponents:
 
 
 class TestComponentsOnOneNode:
-    """Slurm lists such a node once for each component, and counts the tasks of each from 0."""
+    """Slurm lists a shared node once per component, and numbers the tasks of each component from 0."""
 
     STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_JOB_ID": "9"}
     TASKS = (("0,1", "0", "0"), ("0,1", "1", "0"), ("2", "0", "1"))
@@ -322,7 +322,7 @@ class TestComponentsOnOneNode:
         assert resolver.cluster_spec().as_dict() == {"worker": ["n0:8888", "n0:8889", "n0:8890"]}
 
     def test_in_any_order_of_counts(self):
-        """That of one node is known, whatever its components are."""
+        """With one node, the place of a task is known for every order of counts."""
         environ = {**self.STEP, "SLURM_STEP_NODELIST": "n0,n0", "SLURM_PROCID": "1", "SLURM_GTIDS": "1,2"}
         placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}).placement
         assert (placement.local_rank, placement.local_size, placement.node_of_rank) == (1, 3, (0, 0, 0))
@@ -332,7 +332,7 @@ class TestComponentsOnOneNode:
         [(0, "0,1", 0, 0), (1, "0,1", 0, 1), (2, "2", 1, 0), (3, "3", 0, 2), (4, "4", 2, 0)],
     )
     def test_of_a_heterogeneous_job(self, rank, gtids, node, local):
-        """Two tasks on n1; then one on each of n0, n1 and n2."""
+        """The first component has two tasks on n1, the second one on each of n0, n1 and n2."""
         environ = {
             "SLURM_HET_SIZE": "2",
             "SLURM_JOB_ID": "27",
@@ -357,7 +357,7 @@ class TestComponentsOnOneNode:
         assert placement.allocation == ("n1", "n0", "n2")
 
     def test_in_a_list_that_is_merged_already(self):
-        """The tasks of the node are more than those of this component: its numbers are not the node's."""
+        """The node has more tasks than this component, so SLURM_LOCALID is not the task's place on the node."""
         environ = {**self.STEP, "SLURM_STEP_NODELIST": "n[0-1]", "SLURM_PROCID": "1", "SLURM_GTIDS": "1"}
         placement = resolve({**environ, "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}).placement
         assert (placement.node, placement.local_rank, placement.local_size) == (0, None, 2)
@@ -448,7 +448,7 @@ class TestGpus:
         assert sorted(found) == [("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0"), ("3", "cuda:1")]
 
     def test_of_sockets_are_divided_unevenly(self):
-        """Three tasks on two masks of four GPUs each."""
+        """Three tasks share two masks of four GPUs each."""
         step = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "3"}
         step |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_GPUS_ON_NODE": "8"}
         for given, expected in ((None, ["4,5", "0,1,2,3", "6,7"]), (1, ["4", "0", "5"])):

@@ -1,9 +1,9 @@
-"""Small programs written against the API of ``tf.distribute``, each returning a JSON-able answer.
+"""Small programs against the API of ``tf.distribute``. Each returns an answer that JSON can hold.
 
-``expected.json`` has TensorFlow 2.21's recorded answers, with two replicas. One answer is this package's own:
-a mirrored variable without aggregation that replicas assign raises instead of diverging.
+``expected.json`` has the recorded answers of TensorFlow 2.21 with two replicas. One answer is this package's own:
+a replica that assigns to a mirrored variable without aggregation raises here, and diverges in TensorFlow.
 
-Every program takes one argument, the *world* ``w``, which hides what differs between the packages:
+Every program takes one argument, the *world* ``w``, which hides the differences between the packages:
 
 ``w.dist``                the module that holds the API (``tf.distribute`` or ``mpistrat``)
 ``w.sync``                a synchronous strategy with two replicas
@@ -11,7 +11,7 @@ Every program takes one argument, the *world* ``w``, which hides what differs be
 ``w.one``                 a one-device strategy
 ``w.Variable``            the variable constructor; ``w.Sync`` / ``w.Agg`` its two enums
 ``w.array(x, dtype)``     an array of the implementation
-``w.py(x)``               a plain Python number / list out of an array or variable
+``w.py(x)``               a plain Python number or list from an array or variable
 ``w.each(s, value)``      plain values of *all* replicas, in replica order
 ``w.dataset(x)``          a dataset of the rows of ``x``, with ``.batch(n, drop_remainder=False)``
 ``w.raises(fn)``          the name of the builtin exception that ``fn()`` raises, or ``None``
@@ -19,12 +19,11 @@ Every program takes one argument, the *world* ``w``, which hides what differs be
 ``w.ClusterSpec``         the constructor of cluster specifications
 ``w.end``                 the exception type(s) that end a ``DistributedIterator``
 
-A replica function is called once per replica, wherever that replica lives; what it sees
-must leave it through its return value only.
+A replica function is called once per replica, in any process. It must pass on what it sees by its return value only.
 """
 
 SCENARIOS = {}
-RESOLVER_SCENARIOS = {}  # they ask the environment only, and need no second replica
+RESOLVER_SCENARIOS = {}  # programs that read only the environment and need one replica
 
 
 def scenario(fn):
@@ -38,7 +37,7 @@ def resolver_scenario(fn):
 
 
 def where(w):
-    """The four context questions, answered at the caller's place."""
+    """Return the answers to three questions about the context, at the place of the call."""
     d = w.dist
     return [d.has_strategy(), d.in_cross_replica_context(), d.get_replica_context() is not None]
 
@@ -178,7 +177,7 @@ def replica_context_knows_its_strategy(w):
 
 
 def ids(w, s):
-    """A per-replica value: replica i holds float32(i + 1)."""
+    """Return a per-replica value: replica i holds float32(i + 1)."""
     return s.experimental_distribute_values_from_function(
         lambda c: w.array(c.replica_id_in_sync_group + 1, "float32")
     )
@@ -281,7 +280,7 @@ def reduce_op_as_string(w):
 
 
 def ragged(w, s):
-    """Replica 0 holds rows [[1, 2]], replica 1 holds rows [[3, 4], [5, 6]]."""
+    """Return a per-replica value: replica 0 holds rows [[1, 2]], replica 1 holds [[3, 4], [5, 6]]."""
     rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
     return s.experimental_distribute_values_from_function(
         lambda c: w.array(rows[c.replica_id_in_sync_group], "float32")
@@ -289,7 +288,7 @@ def ragged(w, s):
 
 
 def square(w, s):
-    """Replica i holds [[i, i + 1], [i + 2, i + 3]]."""
+    """Return a per-replica value: replica i holds [[i, i + 1], [i + 2, i + 3]]."""
     return s.experimental_distribute_values_from_function(
         lambda c: w.array(
             [

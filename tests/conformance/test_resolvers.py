@@ -1,4 +1,4 @@
-"""Programs that ask cluster resolvers give the answers that TensorFlow gives."""
+"""Programs that use cluster resolvers give the recorded answers of TensorFlow."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text())
 
 
 class World:
-    """What a scenario is given."""
+    """The argument ``w`` of a scenario."""
 
     dist = mpistrat
     ClusterSpec = mpistrat.cluster_resolver.ClusterSpec

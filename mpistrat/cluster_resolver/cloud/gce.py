@@ -1,4 +1,4 @@
-"""The virtual machines of an instance group of Google Compute Engine."""
+"""A resolver for an instance group of Google Compute Engine."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class GCEClusterResolver(ClusterResolver):
-    """The virtual machines of an instance group of Google Compute Engine, asked for anew each time.
+    """The virtual machines of an instance group of Google Compute Engine. Each call asks the service again.
 
     Parameters
     ----------
     project, zone, instance_group : str
-        Which group.
+        Project, zone and name of the group.
     port : int
-        The port of every task.
+        Port of every task.
     task_type : str
-        The job that all of them belong to.
+        Job of all machines.
     task_id : int
-        Which of them this process is.
+        Number of this process among the tasks.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     credentials : google.auth.credentials.Credentials or str or None
-        With which to log in; ``"default"`` for the machine's own.
+        Credentials for the service; ``"default"`` for those of the machine.
     service : googleapiclient.discovery.Resource, optional
-        The service to ask, instead of one that is made with the package ``google-api-python-client``.
+        Service to ask. By default the package ``google-api-python-client`` makes one.
 
     Raises
     ------
     ImportError
-        If that package is not installed, and no service is given.
+        If ``google-api-python-client`` is not installed, and no service is given.
 
     Examples
     --------
     >>> from unittest.mock import MagicMock
-    >>> service = MagicMock()  # in place of Google's
+    >>> service = MagicMock()  # stands in for Google's
     >>> groups = service.instanceGroups()
     >>> groups.listInstances().execute.return_value = {"items": [{"instance": "zones/z/instances/w"}]}
     >>> groups.listInstances_next.return_value = None
@@ -71,7 +71,7 @@ class GCEClusterResolver(ClusterResolver):
         self.task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """The addresses of the machines: internal IP address and port, sorted."""
+        """Return the addresses of the machines: internal IP address and port, sorted."""
         groups = self._service.instanceGroups()
         request = groups.listInstances(
             project=self._project,
@@ -100,12 +100,12 @@ class GCEClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one.
+        """Return the address of a task, by default this one.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -117,7 +117,7 @@ class GCEClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol in `master`."""
+        """Protocol of the addresses that `master` returns."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -126,14 +126,14 @@ class GCEClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of all machines of the group. It cannot be set."""
+        """Job of all machines of the group. It cannot be set."""
         return self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
         raise RuntimeError(
-            f"the task_type of a GCEClusterResolver cannot be set, to {task_type!r} or anything else: all machines of "
-            f"its group are of {self._task_type!r}; make another resolver"
+            f"the task_type of a GCEClusterResolver cannot be set (to {task_type!r}): all machines of its group have "
+            f"the job {self._task_type!r}; make another resolver"
         )
 
 
@@ -146,5 +146,5 @@ def _service(credentials: Any) -> Any:
             "or a service: GCEClusterResolver(..., service=...)"
         ) from error
     if isinstance(credentials, str) and credentials == "default":
-        credentials = None  # then the client looks for the machine's own
+        credentials = None  # then the client takes the machine's own
     return discovery.build("compute", "v1", credentials=credentials)

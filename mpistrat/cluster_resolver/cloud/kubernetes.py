@@ -1,4 +1,4 @@
-"""The pods of a Kubernetes cluster."""
+"""A resolver for the pods of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where this program runs, which decides how it logs in.
+    """Where this program runs, which selects the credentials.
 
     Examples
     --------
@@ -27,18 +27,18 @@ class KubernetesExecutableLocation(enum.Enum):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The pods of a Kubernetes cluster that have certain labels, sorted by name, asked for anew each time.
+    """The pods of a Kubernetes cluster with given labels, sorted by name. Each call asks the service again.
 
     Parameters
     ----------
     job_to_label_mapping : mapping, optional
-        For each job the label selectors of its pods; by default ``{"worker": ["job-name=tensorflow"]}``.
+        Label selectors of the pods of each job; by default ``{"worker": ["job-name=tensorflow"]}``.
     tf_server_port : int
-        The port of every task.
+        Port of every task.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     override_client : kubernetes.client.CoreV1Api, optional
-        The client to ask, instead of one that is made with the package ``kubernetes``.
+        Client to ask. By default the package ``kubernetes`` makes one.
     executable_location : KubernetesExecutableLocation
         Where this program runs.
 
@@ -47,7 +47,7 @@ class KubernetesClusterResolver(ClusterResolver):
     ImportError
         If the package ``kubernetes`` is not installed, and no client is given.
     ValueError
-        If ``executable_location`` is no such member.
+        If ``executable_location`` is not a member of ``KubernetesExecutableLocation``.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self.rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The addresses of the pods: the IP address of the host and the port.
+        """Return the addresses of the pods: IP address of the host, and port.
 
         Raises
         ------
@@ -91,12 +91,12 @@ class KubernetesClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one; empty if neither is known.
+        """Return the address of a task, by default this one; an empty string if the task is unknown.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -113,7 +113,7 @@ class KubernetesClusterResolver(ClusterResolver):
             if pod.status.phase != "Running":
                 raise RuntimeError(
                     f"pod {pod.metadata.name!r} (selected by {selector!r}) is not running: its phase is "
-                    f"{pod.status.phase!r}. Wait for it, or select others with job_to_label_mapping"
+                    f"{pod.status.phase!r}. Wait for this pod, or select other pods with job_to_label_mapping"
                 )
             addresses.append(f"{pod.status.host_ip}:{self._port}")
         return addresses

@@ -1,4 +1,4 @@
-"""TPUs, which are not driven through MPI."""
+"""The name of tf.distribute's resolver for TPUs, which this library does not support."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver
 
 
 class TPUClusterResolver(ClusterResolver):
-    """The resolver of tf.distribute for TPUs: there are none here, and creating it says so.
+    """The name of tf.distribute's resolver for TPUs. Creating one raises NotImplementedError.
 
     Parameters
     ----------
     tpu, zone, project, job_name, coordinator_name, coordinator_address, credentials, service, discovery_url
-        Those of tf.distribute.
+        As in tf.distribute; all are ignored.
 
     Raises
     ------
@@ -44,42 +44,42 @@ class TPUClusterResolver(ClusterResolver):
 
     @staticmethod
     def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> NoReturn:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def get_master(self) -> str:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def get_job_name(self) -> str | None:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def get_coordination_service_leader(self) -> str | None:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def get_tpu_system_metadata(self) -> Any:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def set_tpu_topology(self, serialized_tpu_topology: Any) -> None:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     @property
     def tpu_hardware_feature(self) -> Any:
-        """Not possible: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         _refuse()
 
     def __enter__(self) -> NoReturn:
@@ -92,5 +92,5 @@ class TPUClusterResolver(ClusterResolver):
 def _refuse() -> NoReturn:
     raise NotImplementedError(
         "there are no TPUs here: mpistrat runs one MPI rank per CPU or GPU device. Use "
-        "MultiWorkerMirroredStrategy(), and `mpistrat.cluster_resolver.resolve()` to see who the ranks are"
+        "MultiWorkerMirroredStrategy(), and `mpistrat.cluster_resolver.resolve()` to see the ranks and nodes"
     )

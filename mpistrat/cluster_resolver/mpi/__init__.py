@@ -1,1 +1,1 @@
-"""The ranks of an MPI program, from its launcher's variables or from MPI itself."""
+"""Resolvers for the ranks of an MPI program, from its launcher's variables or from MPI itself."""

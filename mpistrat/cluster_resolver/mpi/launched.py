@@ -1,4 +1,4 @@
-"""Resolvers that read what a launcher told its ranks, and the nodes from a scheduler."""
+"""The base of resolvers that read the ranks from a launcher's variables and the nodes from a scheduler's."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
 
 class LaunchedClusterResolver(ClusterResolver):
-    """Ranks that a launcher started: all are workers, in the order of ranks.
+    """The ranks that a launcher started: all are workers, in the order of ranks.
 
     Parameters
     ----------
     placement : Placement
-        Where this rank is among them.
+        Place of this rank among all ranks.
     port_base : int
-        The port of the first rank of a node; the next one has the next.
+        Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     """
 
     def __init__(self, placement: Placement, port_base: int = 8888, rpc_layer: str | None = "grpc"):
@@ -39,11 +39,11 @@ class LaunchedClusterResolver(ClusterResolver):
 
     @property
     def placement(self) -> Placement:
-        """Where this rank is among those that the launcher started, and which variable says so."""
+        """Place of this rank among those that the launcher started, with the source of each fact."""
         return self._placement
 
     def cluster_spec(self) -> ClusterSpec:
-        """The addresses of all ranks.
+        """Return the addresses of all ranks.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class LaunchedClusterResolver(ClusterResolver):
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
-                f"which rank is on which node does not follow from the environment (launcher: "
+                f"the environment does not tell which rank is on which node (launcher: "
                 f"{self.placement.launcher}; this rank's node: {self.placement.host or 'not named'}). "
                 "MpiClusterResolver(comm) asks MPI"
             )
@@ -62,12 +62,12 @@ class LaunchedClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one, with the protocol before it if there is one.
+        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         RuntimeError
             If the environment does not tell which rank is on which node.
         """
@@ -82,7 +82,7 @@ class LaunchedClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """How many GPUs this rank has; the arguments are there for the sake of tf.distribute."""
+        """Return the number of GPUs of this rank; the arguments, those of tf.distribute, are ignored."""
         number = self.placement.gpus_per_rank
         if number is None:
             seen = super().num_accelerators().get("GPU", 0)
@@ -98,36 +98,36 @@ def place(
     here: bool,
     job: tuple[str, str] | None = None,
 ) -> Placement:
-    """The place of a rank, from what its launcher told it and the nodes that a scheduler gave the job.
+    """Return the place of a rank, from its launcher's variables and the nodes that a scheduler gave to the job.
 
     Parameters
     ----------
     environ : mapping
-        The environment of the rank.
+        Environment of the rank.
     told : Launched
-        What its launcher told it.
+        Facts from the launcher's variables.
     allocations : sequence of Allocation
-        Nodes on which the ranks may be, the surest list first.
+        Nodes on which the ranks may be, the most reliable list first.
     here : bool
-        Whether this process is the rank, so that it can be asked for the name of its machine.
+        Whether this process is the rank, so that the name of this machine is the rank's node.
     job : tuple of str, optional
-        The name of the job, and the variables that it was read from.
+        Name of the job, and the variables that it was read from.
 
     Raises
     ------
     RuntimeError
-        If the launcher did not tell the number of ranks.
+        If the launcher's variables do not tell the number of ranks, or tell fewer than this rank's number.
     """
     if told.size is None:
         raise RuntimeError(
-            f"{told.launcher} says which rank this is ({told.sources['rank']}={told.rank}), but no variable says how "
-            "many ranks there are. `resolve()` looks at the scheduler's variables, too, and MpiClusterResolver(comm) "
+            f"{told.launcher} tells the number of this rank ({told.sources['rank']}={told.rank}), but no variable says "
+            "how many ranks there are. `resolve()` also reads the scheduler's variables, and MpiClusterResolver(comm) "
             "asks MPI"
         )
     if told.rank >= told.size:
         raise RuntimeError(
-            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they are not of the same "
-            "launch; start the program from a fresh shell"
+            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they describe "
+            "different launches; start the program from a fresh shell"
         )
     host, of_host = _host(environ, told, allocations, here)
     sources = {**told.sources, "host": of_host}
@@ -150,7 +150,7 @@ def place(
     if job is not None:
         placement = replace(placement, job=job[0])
         sources["job"] = job[1]
-    # All ranks of a node see what their launcher's daemon sees.
+    # All ranks of a node see the GPUs that their launcher's daemon sees.
     own, of_gpus = gpus.placed(environ, placement.local_rank, placement.local_size, None)
     sources.update(of_gpus)
     return replace(
@@ -171,10 +171,10 @@ def _host(
 
 
 def _handed_on(environ: Mapping[str, str], told: Launched) -> bool:
-    """Whether ``SLURMD_NODENAME`` may be that of the node on which the launcher was called.
+    """Return whether ``SLURMD_NODENAME`` may name the node where the launcher was called, not the rank's.
 
-    Launchers that start ranks by ssh, or from brokers, hand on their own environment: a batch script's, or that of a
-    shell in a step of one node. Where srun starts their proxies, the step has all nodes with ranks.
+    Launchers that start ranks by ssh, or from brokers, pass on their own environment: that of a batch script, or of a
+    shell in a step of one node. If srun starts the launcher's proxies, the step has all nodes with ranks.
     """
     if told.launcher == FLUX.name:
         return True
@@ -185,7 +185,7 @@ def _handed_on(environ: Mapping[str, str], told: Launched) -> bool:
 
 
 def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tuple[Placement, dict[str, str]]:
-    """All ranks are on the node of this one."""
+    """Return the place of this rank if all ranks are on its node, and the source of each new fact."""
     host, why = placement.host, "all ranks are on this node"
     sources = dict.fromkeys(("nodes", "node", "ranks_per_node", "node_of_rank"), why)
     nodes: tuple[str, ...] | None = None if host is None else (host,)
@@ -214,7 +214,7 @@ def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tup
 def _on_nodes(
     placement: Placement, told: Launched, allocation: Allocation
 ) -> tuple[Placement, dict[str, str]] | None:
-    """The place of this rank if the ranks are on these nodes; None if that contradicts what is known."""
+    """Return the place of this rank if the ranks are on these nodes, or None if known facts contradict it."""
     own = position_of(placement.host, allocation.nodes)
     if own is None:
         own = told.node
@@ -234,7 +234,7 @@ def _on_nodes(
         local_rank = layout.ranks_on(where, own).index(placement.rank) if local_rank is None else local_rank
         local_size = counts[own]
     sources = dict.fromkeys(("nodes", "node", "host"), allocation.variable)
-    # Slots are what the scheduler expects: --map-by and the like may have dealt out the ranks in another way.
+    # Slots are what the scheduler expects: --map-by and similar options may spread the ranks in another way.
     sources.update(
         dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why),
         ranks_per_node=f"assumed: {of_counts}",
@@ -257,7 +257,7 @@ def _on_nodes(
 def _order(
     counts: tuple[int, ...], rank: int, node: int | None, local_rank: int | None
 ) -> tuple[tuple[int, ...] | None, str]:
-    """On which node each rank is. Launchers fill node after node unless they are told otherwise."""
+    """Return the node of each rank. Launchers fill nodes one after the other by default."""
     orders = (
         (layout.block(counts), "assumed: node after node is filled"),
         (layout.cyclic(counts), "assumed: each node in turn gets one rank"),

@@ -1,4 +1,4 @@
-"""What the launcher of MPI programs tells each rank: mpirun and mpiexec of all kinds, and jsrun."""
+"""The facts that launchers of MPI programs give to each rank: mpirun and mpiexec of all kinds, and jsrun."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from mpistrat.runtime.process.launchers import MPIRUN, LauncherVariables
 
 
 class Launched(NamedTuple):
-    """What a launcher told this rank. What it did not is None.
+    """Facts that a launcher gave to this rank. Facts that it did not give are None.
 
     Attributes
     ----------
     launcher : str
-        What users call it.
-    rank, size, local_rank, local_size, node : int or None
-        This rank's number, that of all ranks, the same among those of its node, and the number of its node.
+        Name of the launcher.
+    rank, size : int or None
+        Number of this rank, and number of all ranks.
+    local_rank, local_size : int or None
+        Index of this rank on its node, and number of ranks there.
+    node : int or None
+        Number of this rank's node.
     host : str or None
-        The name of its node.
+        Name of this rank's node.
     sources : mapping
-        For each of these the variable.
+        Variable that each fact was read from.
     alone : bool
-        Whether no scheduler's own launcher sets these variables.
+        Whether only this launcher sets these variables, and no scheduler's own launcher does.
     """
 
     launcher: str
@@ -38,12 +42,12 @@ class Launched(NamedTuple):
 
 
 def launched(environ: Mapping[str, str]) -> Launched | None:
-    """What the launcher of an MPI program told this rank, None if none started it.
+    """Return the facts from the launcher of an MPI program, or None if no launcher started this process.
 
     Raises
     ------
     ValueError
-        If a variable holds no number.
+        If the value of a variable is not a number.
 
     Examples
     --------
@@ -54,7 +58,7 @@ def launched(environ: Mapping[str, str]) -> Launched | None:
 
 
 def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:
-    """What this launcher told this rank, None if it did not start it."""
+    """Return the facts from this launcher, or None if it did not start this rank."""
     rank, variable = first_of(environ, launcher.rank)
     if rank is None:
         return None

@@ -1,4 +1,4 @@
-"""What LSF tells of a job: its nodes and slots, ``LSB_MCPU_HOSTS="a 4 b 4"``."""
+"""The facts that LSF gives about a job: its nodes and slots, ``LSB_MCPU_HOSTS="a 4 b 4"``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTS = "LSB_MCPU_HOSTS"
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The name of the job, and the variables it was read from; None outside of LSF.
+    """Return the name of the job and the variables it was read from, or None outside of LSF.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
-    """The nodes of the job; under jsrun without the launch node, which stands first and has no rank.
+    """Return the nodes of the job; under jsrun without the launch node, which is first and has no rank.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
         return Allocation(tuple(pairs), HOSTS, tuple(pairs.values()))
     try:
         lines = Path(environ.get("LSB_DJOB_HOSTFILE", "")).read_text().split()
-    except (OSError, ValueError):  # there is none, it is not on this node, or is no text
+    except (OSError, ValueError):  # not set, not on this node, or not text
         return from_lines(environ.get("LSB_HOSTS", "").split(), "LSB_HOSTS")
     return from_lines(lines, "LSB_DJOB_HOSTFILE")
 

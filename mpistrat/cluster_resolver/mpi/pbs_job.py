@@ -1,4 +1,4 @@
-"""What PBS tells of a job: its nodes, in a file with one line for every rank that it expects there."""
+"""The facts that PBS gives about a job: its nodes, in a file with one line for each expected rank."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ NODEFILE = "PBS_NODEFILE"
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The name of the job, and the variable it was read from; None outside of PBS."""
+    """Return the name of the job and the variable it was read from, or None outside of PBS."""
     return (environ[JOB], JOB) if environ.get(JOB) else None
 
 
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
-    """The nodes of the job. None where the file cannot be read: some sites have it on the first node only."""
+    """Return the nodes of the job, or an empty list if the file cannot be read.
+
+    Some sites have the file on the first node only.
+    """
     path = environ.get(NODEFILE, "")
     if not path:
         return []
     try:
         lines = Path(path).read_text().split()
-    except (OSError, ValueError):  # or is no text
+    except (OSError, ValueError):  # not on this node, or not text
         return []
     found = from_lines(lines, NODEFILE)
     return [found] if found else []

@@ -1,4 +1,4 @@
-"""The ranks of an MPI program, from the variables of its launcher or from MPI itself."""
+"""A resolver for the ranks of an MPI program, from its launcher's variables or from MPI itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpistrat.cluster_resolver.variables import own_host
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
-# What is said to a program that no launcher started.
+# The facts of a program that no launcher started.
 ALONE = Launched(
     launcher="no launcher",
     rank=0,
@@ -37,25 +37,25 @@ _SCHEDULERS = (slurm_job, pbs_job, lsf_job)
 class MpiClusterResolver(LaunchedClusterResolver):
     """The ranks of an MPI program: all are workers.
 
-    It understands the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, and whatever else speaks PMI.
+    It reads the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, and other launchers that speak PMI.
     They tell a rank its number and its place on its node; the nodes come from the scheduler of the job. A program
-    that no launcher started is rank 0 of 1. With ``comm``, MPI itself is asked, and all is known.
+    that no launcher started is rank 0 of 1. With ``comm``, MPI itself is asked, and all facts are known.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        The ranks. Collective over them.
+        Communicator of the ranks. Making the resolver is then collective over it.
     port_base : int
-        The port of the first rank of a node; the next one has the next.
+        Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
 
     Raises
     ------
     RuntimeError
-        If the launcher does not tell how many ranks there are.
+        If the launcher does not tell the number of ranks.
     ValueError
         If a variable has a value that cannot be read.
 
@@ -92,7 +92,7 @@ class MpiClusterResolver(LaunchedClusterResolver):
 
 
 def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:
-    """The nodes of the job and its name, from the scheduler that this environment is of."""
+    """Return the nodes of the job and its name, from the variables of its scheduler."""
     for scheduler in _SCHEDULERS:
         job = scheduler.job(environ)
         found = scheduler.allocations(environ)
@@ -102,7 +102,7 @@ def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[
 
 
 def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
-    """The place of this rank as MPI knows it. Collective."""
+    """Return the place of this rank as MPI knows it. Collective."""
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(comm)
@@ -132,7 +132,7 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
 
 
 def placement_in(topology: Topology) -> Placement:
-    """The place of this rank as MPI knows it, without the names of nodes: nobody else is asked."""
+    """Return the place of this rank as MPI knows it, without node names and without communication."""
     node_of_rank = [0] * topology.size
     for node, ranks in enumerate(topology.nodes):
         for rank in ranks:

@@ -1,1 +1,1 @@
-"""What the ranks of a program settle together: whether a resolver is right about them, and the device of each."""
+"""Agreements among the ranks: whether the resolver matches MPI, and which device each rank has."""

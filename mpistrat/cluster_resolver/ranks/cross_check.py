@@ -1,4 +1,4 @@
-"""A strategy's resolver and MPI must not contradict each other."""
+"""The check that a strategy's resolver and MPI do not contradict each other."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ _warned: set[str] = set()
 
 
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:
-    """Raise on every rank if a resolver contradicts MPI on any of them. Collective.
+    """Raise on every rank if a resolver contradicts MPI on any rank. Collective.
 
     Parameters
     ----------
     resolver : ClusterResolver
-        It describes the ranks of the topology, or those of the whole job.
+        Resolver of the ranks of the topology, or of the whole job.
     topology : Topology
+        Ranks of the strategy.
     world : mpi4py.MPI.Intracomm
         All ranks of the job.
 
     Raises
     ------
     RuntimeError
-        If they differ.
+        If the resolver and MPI differ.
     Exception
-        On the rank where the resolver itself raises it; a RuntimeError, or the same, on the others.
+        The resolver's own exception on the ranks where it fails; RuntimeError on the others.
     """
     told_resolver = asked_once(resolver, topology)
     error: Exception | None = None
     said = None
     try:
         said = _differences(told_resolver, topology, world)
-    except Exception as raised:  # whatever a client of a cloud raises: the others wait
+    except Exception as raised:  # a cloud's client may raise anything, and the other ranks wait
         error, said = raised, (f"the resolver fails: {raised}", "")
     told = topology.all_gather_object(said)
     if error is not None:
@@ -60,14 +61,14 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
 
 
 def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
-    """The same resolver, or what one that asks a service over the network told rank 0. Collective.
+    """Return the resolver, or for one that asks a network service the answer that rank 0 got. Collective.
 
-    Thousands of ranks that ask at the same time are more than such a service answers, and may get different answers.
+    A service may refuse thousands of ranks that ask at the same time, or give them different answers.
 
     Raises
     ------
     Exception
-        What the resolver raises on rank 0; elsewhere the same, or a RuntimeError.
+        The exception of the resolver on rank 0; the same or a RuntimeError on the other ranks.
     """
     cluster = topology.on_first(
         lambda: resolver.cluster_spec().as_dict() if resolver._asks_a_service else None
@@ -78,9 +79,9 @@ def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver
 
 
 def resolver_of(topology: Topology) -> ClusterResolver:
-    """What the environment says about the ranks of a topology, or, where that is something else, what MPI says.
+    """Return the environment's resolver of a topology, or one of MPI's facts if the two contradict each other.
 
-    The environment of a strategy on a part of the job describes the whole job, which is no contradiction.
+    If a strategy has a part of the job's ranks, the environment describes the whole job. This is not reported.
     """
     known = placement_in(topology)
     try:
@@ -97,17 +98,15 @@ def resolver_of(topology: Topology) -> ClusterResolver:
         why = str(error)
     if why and topology.rank == 0 and why not in _warned:
         _warned.add(why)
-        _log.warning(
-            "strategy.cluster_resolver says what MPI says, and not what the environment does: %s", why
-        )
+        _log.warning("strategy.cluster_resolver has the facts of MPI, not those of the environment: %s", why)
     return LaunchedClusterResolver(known)
 
 
 def _differences(resolver: ClusterResolver, topology: Topology, world: Any) -> tuple[str, str] | None:
-    """What differs on this rank, and why that probably is."""
+    """Return the differences on this rank and their likely cause, or None without differences."""
     told = told_by(resolver)
     known = placement_in(topology)
     if "size" in told and told["size"].value != known.size and world.size > topology.size:
-        known = Placement("MPI", world.size, world.rank)  # it describes the job, of which these are a part
+        known = Placement("MPI", world.size, world.rank)  # the resolver describes the whole job
     found = contradictions(told, known)
     return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None

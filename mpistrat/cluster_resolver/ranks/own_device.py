@@ -17,23 +17,24 @@ _warned: set[str] = set()
 
 
 def own_device(topology: Topology, name: str | Device | None = None, same: bool = True) -> Device:
-    """The device of this rank. Collective, unless all ranks ask for the host.
+    """Return the device of this rank. Collective, unless all ranks ask for the host.
 
     Parameters
     ----------
     topology : Topology
+        Ranks of the strategy.
     name : str or Device, optional
-        ``"cpu"``, ``"cuda"`` (also ``"gpu"``) for one of the GPUs that this rank sees, ``"cuda:1"`` for that one, or
+        ``"cpu"``, ``"cuda"`` (also ``"gpu"``) for one of the GPUs that this rank sees, ``"cuda:1"`` for GPU 1, or
         ``"auto"``: a GPU if every rank sees one, else the host. By default ``mpistrat.rc.device``.
     same : bool
-        Whether all ranks ask for the same, so that it is known here whether it is the host for all.
+        Whether all ranks pass the same name. Then a request for the host needs no communication.
 
     Raises
     ------
     RuntimeError
-        On every rank, if one of them lacks its device.
+        On every rank, if a rank lacks its device.
     TypeError, ValueError
-        If it is no name of a device.
+        If ``name`` is not the name of a device.
     """
     name = name if name is not None else rc.device
     auto = isinstance(name, str) and name.strip().lower() == "auto"
@@ -67,7 +68,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
 
 
 def _tell_who_shares(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
-    """Warn of ranks that have one GPU between them, which may be meant and may be a mistake in a job's script."""
+    """Warn of ranks that share a GPU, which may be on purpose or a mistake in the job's script."""
     for ranks, seen in zip(topology.nodes, on_nodes, strict=True):
         users: dict[str, list[int]] = {}
         for place, rank in enumerate(ranks):
@@ -77,30 +78,30 @@ def _tell_who_shares(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, 
             _warn(
                 topology,
                 f"{ranks_in_words(several[0])} share a GPU: the node has {len(ranks)} ranks, which see "
-                f"{len({each for those in seen for each in those})} in all; NCCL refuses that, and they take turns; "
-                "fix: start a rank for each GPU, unless it is meant",
+                f"{len({each for those in seen for each in those})} in all; NCCL refuses shared GPUs, and their "
+                "kernels take turns; fix: start one rank per GPU, unless the sharing is on purpose",
             )
             return
 
 
 def _warn(topology: Topology, text: str) -> None:
-    """Once in a program, on one rank."""
+    """Log a warning once in a program, on rank 0."""
     if topology.rank == 0 and text not in _warned:
         _warned.add(text)
         _log.warning("%s", text)
 
 
 def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
-    """Which of the GPUs that a rank sees is its own.
+    """Return the index of a rank's own GPU among those that it sees.
 
-    Ranks that see the same GPUs divide them, as neighbours; a scheduler has dealt them out to the others.
+    Ranks that see the same GPUs divide them, as neighbours. Ranks that see different GPUs have them from a scheduler.
 
     Parameters
     ----------
     seen : sequence of tuple of str
-        What each rank of the node sees.
+        GPUs that each rank of the node sees.
     local_rank : int
-        Which of them it is.
+        Index of the rank on its node.
 
     Examples
     --------
@@ -114,5 +115,5 @@ def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
     users = [rank for rank, each in enumerate(seen) if sorted(each) == sorted(own)]
     part = share(own, users.index(local_rank), len(users))
     assert part is not None
-    order = seen[users[0]]  # others may name the same in another order
+    order = seen[users[0]]  # other ranks may name the same GPUs in another order
     return own.index(order[part.first]) if len(set(own)) == len(own) else part.first

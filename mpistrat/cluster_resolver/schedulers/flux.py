@@ -1,4 +1,4 @@
-"""The tasks of a Flux job."""
+"""A resolver for the tasks of a Flux job."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _NODES = "FLUX_JOB_NNODES"
 class FluxClusterResolver(LaunchedClusterResolver):
     """The tasks that ``flux run`` or ``flux submit`` started: all are workers.
 
-    Flux tells a task its number, that on its node, and how many nodes there are, not their names. Where those
-    are needed, in `cluster_spec` and `master`, the command ``flux jobs`` is asked for them.
+    Flux tells a task its number in the job and on its node, and the number of nodes, but not their names.
+    `cluster_spec` and `master` need the names and run the command ``flux jobs``.
 
     Parameters
     ----------
     port_base : int
-        The port of the first task of a node; the next one has the next.
+        Port of the first task of a node. The next task of the node has the next port.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     nodes : str or sequence of str, optional
-        The names of the nodes, instead of asking for them; a string is a list such as ``"node[1-3]"``.
+        Names of the nodes, in place of running ``flux jobs``; a string is a list such as ``"node[1-3]"``.
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
 
     Raises
     ------
     RuntimeError
-        If this is no task of Flux.
+        If this process is not a task of Flux.
     ValueError
-        If a variable has a value that cannot be read, or ``nodes`` are not as many as the job has.
+        If a variable has a value that cannot be read, or ``nodes`` has not as many names as the job has nodes.
 
     Examples
     --------
@@ -70,13 +70,13 @@ class FluxClusterResolver(LaunchedClusterResolver):
             self._placement = self._place(names)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The addresses of all tasks.
+        """Return the addresses of all tasks.
 
         Raises
         ------
         RuntimeError
-            If the names of the nodes are not given and Flux does not tell them, or it does not follow which task
-            is on which node.
+            If the names of the nodes are not given and Flux does not tell them, or if the node of each task is
+            unknown.
         """
         if self._placement.nodes is None:
             self._placement = self._place(self._asked())
@@ -116,7 +116,9 @@ class FluxClusterResolver(LaunchedClusterResolver):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(_unknown(command, str(error))) from error
         if ended.returncode != 0 or not ended.stdout.strip():
-            raise RuntimeError(_unknown(command, (ended.stderr + ended.stdout).strip() or "it said nothing"))
+            raise RuntimeError(
+                _unknown(command, (ended.stderr + ended.stdout).strip() or "it printed nothing")
+            )
         return expand_hostlist(ended.stdout.strip())
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a program in an LSF job."""
+"""A resolver for the ranks of a program in an LSF job."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mpistrat.runtime.process.launchers import JSRUN
 class LsfClusterResolver(LaunchedClusterResolver):
     """The ranks of a program in an LSF job: all are workers.
 
-    LSF names the nodes (``LSB_MCPU_HOSTS``); ranks are started, and told their numbers, by ``jsrun`` or
-    ``mpirun``. The job script itself is rank 0 of 1.
+    LSF names the nodes (``LSB_MCPU_HOSTS``). ``jsrun`` or ``mpirun`` starts the ranks and tells them their
+    numbers. The job script itself is rank 0 of 1.
 
     Parameters
     ----------
     port_base : int
-        The port of the first rank of a node; the next one has the next.
+        Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
 
     Raises
     ------
     RuntimeError
-        If this is no LSF job, or the launcher does not tell how many ranks there are.
+        If this process is not in an LSF job, or the launcher does not tell the number of ranks.
     ValueError
         If a variable has a value that cannot be read.
 
@@ -52,7 +52,7 @@ class LsfClusterResolver(LaunchedClusterResolver):
     ):
         here = environ is None
         environ = os.environ if environ is None else environ
-        required(environ, lsf_job.JOB, "LSF sets it in its jobs; is this one?")
+        required(environ, lsf_job.JOB, "LSF sets it in its jobs; is this process in a job?")
         by = by_jsrun(environ) or launched(environ) or ALONE
         allocations = lsf_job.allocations(environ)
         super().__init__(
@@ -61,9 +61,9 @@ class LsfClusterResolver(LaunchedClusterResolver):
 
 
 def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
-    """What jsrun told this rank; None if it did not start it, or it is a rank of an mpirun inside of that.
+    """Return the facts from jsrun, or None for a rank that mpirun or no jsrun started.
 
-    jsrun sets the variables of Open MPI, too: if those tell something else, they are mpirun's.
+    jsrun also sets the variables of Open MPI. If these have other values, an mpirun inside jsrun started the rank.
     """
     step, inner = told(environ, JSRUN), launched(environ)
     if step is None or inner is None:

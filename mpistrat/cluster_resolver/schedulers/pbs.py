@@ -1,4 +1,4 @@
-"""The ranks of a program in a PBS job (OpenPBS, PBS Professional, TORQUE)."""
+"""A resolver for the ranks of a program in a PBS job (OpenPBS, PBS Professional, TORQUE)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mpistrat.cluster_resolver.variables import required
 class PbsClusterResolver(LaunchedClusterResolver):
     """The ranks of a program in a PBS job: all are workers.
 
-    PBS names the nodes (``PBS_NODEFILE``); ranks are started, and told their numbers, by ``mpiexec``. The job
+    PBS names the nodes (``PBS_NODEFILE``). ``mpiexec`` starts the ranks and tells them their numbers. The job
     script itself is rank 0 of 1.
 
     Parameters
     ----------
     port_base : int
-        The port of the first rank of a node; the next one has the next.
+        Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     environ : mapping, optional
-        The environment to read; by default that of this process.
+        Environment to read; ``os.environ`` by default.
 
     Raises
     ------
     RuntimeError
-        If this is no PBS job, or the launcher does not tell how many ranks there are.
+        If this process is not in a PBS job, or the launcher does not tell the number of ranks.
     ValueError
         If a variable has a value that cannot be read.
 
@@ -51,7 +51,7 @@ class PbsClusterResolver(LaunchedClusterResolver):
     ):
         here = environ is None
         environ = os.environ if environ is None else environ
-        required(environ, pbs_job.JOB, "PBS sets it in its jobs; is this one?")
+        required(environ, pbs_job.JOB, "PBS sets it in its jobs; is this process in a job?")
         told = launched(environ) or ALONE
         allocations = pbs_job.allocations(environ)
         super().__init__(

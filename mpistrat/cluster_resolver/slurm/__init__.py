@@ -1,1 +1,1 @@
-"""The tasks of a Slurm step, from Slurm's environment."""
+"""The resolver for the tasks of a Slurm step, and readers of Slurm's variables."""

@@ -1,4 +1,4 @@
-"""What Slurm tells of the job as a whole, which is also right for ranks that mpirun started inside it."""
+"""The facts that Slurm gives about a whole job, which also hold for ranks that mpirun started inside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpistrat.runtime.process.left_over_step import groups
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The name of the job, and the variables it was read from; None outside of Slurm.
+    """Return the name of the job and the variables it was read from, or None outside of Slurm.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | None:
-    """All nodes of the job, and where they were read from."""
+    """Return all nodes of the job and the variable they were read from, or None if no variable names them."""
     parts = groups(environ)
     if parts:
         return tuple(dict.fromkeys(host for part in parts for host in part)), GROUPS
@@ -39,14 +39,14 @@ def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | No
 
 
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
-    """The nodes on which mpirun may have put ranks, the surest list first."""
+    """Return the lists of nodes on which mpirun may have put ranks, the most reliable first."""
     hosts = parsed(environ, "SLURM_JOB_NODELIST", expand_hostlist)
     if not hosts:
         return []
     slots, of_slots = _slots(environ, len(hosts))
     found = []
     if environ.get("SLURM_EXTERNAL_LAUNCHER"):
-        # The step is that of mpiexec's proxies (MPICH, Intel MPI): it has just the nodes with ranks.
+        # The step runs mpiexec's proxies (MPICH, Intel MPI): its nodes are exactly those with ranks.
         step = parsed(environ, NODELIST, expand_hostlist)
         if step and set(step) <= set(hosts):
             slots_of = dict(zip(hosts, slots or (), strict=False))
@@ -56,8 +56,8 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[tuple[int, ...] | None, str]:
-    """How many ranks mpirun starts on each node: the tasks that were asked for, or what the CPUs allow."""
-    if "SLURM_STEP_ID" not in environ:  # the batch script's; elsewhere the name is that of the daemons' step
+    """Return the number of ranks that mpirun starts on each node: the requested tasks, or by CPUs."""
+    if "SLURM_STEP_ID" not in environ:  # true in a batch script; in a step it describes the daemons
         tasks = parsed(environ, "SLURM_TASKS_PER_NODE", expand_counts)
         if tasks and len(tasks) == nodes:
             return tuple(tasks), "SLURM_TASKS_PER_NODE"

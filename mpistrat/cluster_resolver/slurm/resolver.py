@@ -1,4 +1,4 @@
-"""The tasks of a Slurm step."""
+"""A resolver for the tasks of a Slurm step."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from mpistrat.cluster_resolver.slurm import step as slurm_step
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """The tasks that ``srun`` started, read from ``SLURM_*`` and nothing else.
+    """The tasks that ``srun`` started, read from ``SLURM_*`` only.
 
     A batch script that runs without ``srun`` is one task if its job has one. Nodes and tasks are in Slurm's order.
     Jobs take consecutive ranks, sorted by name. Under ``mpirun`` inside a batch job these variables describe the
-    launcher's daemons: there `resolve` finds the right ones.
+    daemons of ``mpirun``: use `resolve` there.
 
     Parameters
     ----------
     jobs : mapping, optional
-        The number of tasks of each job; by default all are ``"worker"``.
+        Number of tasks of each job; by default all tasks are ``"worker"``.
     port_base : int
-        The port of the first task of a node; the next one has the next.
+        Port of the first task of a node. The next task of the node has the next port.
     gpus_per_node, gpus_per_task : int, optional
-        By default what the step has on a node, divided evenly; 0 for a job without GPUs.
+        Number of GPUs; by default those of the step on a node, divided evenly. 0 for a job without GPUs.
     tasks_per_node : int or mapping, optional
-        The number of tasks of every node, or of each by name, instead of ``SLURM_STEP_TASKS_PER_NODE``.
+        Number of tasks of every node, or of each node by name. Replaces ``SLURM_STEP_TASKS_PER_NODE``.
     auto_set_gpu : bool
         Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` of this process to the GPUs of its task.
     rpc_layer : str or None
-        The protocol in `master`.
+        Protocol of the addresses that `master` returns.
     environ : mapping, optional
-        The environment to read, and to set ``CUDA_VISIBLE_DEVICES`` in; by default that of this process.
+        Environment to read, and to set ``CUDA_VISIBLE_DEVICES`` in; ``os.environ`` by default.
 
     Raises
     ------
     RuntimeError
-        If the environment lacks a variable (the text names it), there are more or fewer tasks than the jobs
-        need, or a node has fewer GPUs than its tasks need.
+        If the environment lacks a variable (the message names it). If the step has more or fewer tasks than the jobs
+        need, or a node fewer GPUs than its tasks need.
     ValueError
         If a variable has a value that cannot be read, or a number is negative.
     TypeError
-        If ``jobs``, ``tasks_per_node`` or a number is of another kind.
+        If ``jobs``, ``tasks_per_node`` or a number has another type.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class SlurmClusterResolver(ClusterResolver):
         self.task_type, self.task_id = self._task(rank)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The addresses of all tasks. With ``auto_set_gpu``, it also sets ``CUDA_VISIBLE_DEVICES``.
+        """Return the addresses of all tasks. With ``auto_set_gpu``, also set ``CUDA_VISIBLE_DEVICES``.
 
         Raises
         ------
@@ -103,8 +103,8 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
-                f"which task is on which node does not follow from the environment: {self._step.why}. "
-                "MpiClusterResolver(comm) asks MPI; SlurmClusterResolver(tasks_per_node={'node': tasks, ...}) is told"
+                f"the environment does not tell which task is on which node: {self._step.why}. "
+                "MpiClusterResolver(comm) asks MPI; or give SlurmClusterResolver(tasks_per_node={'node': tasks, ...})"
             )
         cluster: dict[str, list[str]] = {}
         start = 0
@@ -116,18 +116,18 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """The job of this process, and which of the job's tasks it is."""
+        """Return the job of this process, and the number of this process among the job's tasks."""
         return self.task_type, self.task_id
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default that of this one, with the protocol before it if there is one.
+        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set.
 
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the cluster has no such task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -140,12 +140,12 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """How many GPUs each task has; the arguments are there for the sake of tf.distribute."""
+        """Return the number of GPUs of each task; the arguments, those of tf.distribute, are ignored."""
         return {"GPU": self._gpus_of_task()}
 
     @property
     def placement(self) -> Placement:
-        """Where this task is among those of the step, and which variable says so."""
+        """Place of this task among those of the step, with the source of each fact."""
         step, environ = self._step, self._environ
         counts = slurm_step.COUNTS if self._tasks_per_node is None else "tasks_per_node"
         sources = {
@@ -163,7 +163,7 @@ class SlurmClusterResolver(ClusterResolver):
         local_size = None if step.node is None else step.counts[step.node]
         given, counted = self._gpus_per_node, self._counted
         on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
-        if on_node is None and counted:  # `cluster_spec` may have set what is visible since
+        if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
         own, of_gpus = gpus.placed(environ, step.local_rank, local_size, on_node)
         if self._batch_script:
@@ -215,7 +215,7 @@ class SlurmClusterResolver(ClusterResolver):
         names = "tasks_per_node" if self._tasks_per_node is not None else slurm_step.COUNTS
         if by_default:
             raise RuntimeError(
-                f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: they are not of the same step"
+                f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: they describe different steps"
             )
         raise RuntimeError(
             f"jobs={self._jobs} need {wanted} tasks, but the step has {there} according to {names}: start it with "
@@ -238,7 +238,7 @@ class SlurmClusterResolver(ClusterResolver):
         return told and told[0]
 
     def _gpus_of_node(self) -> int:
-        """What the step has on this node. A task may see fewer: then the others are for the others."""
+        """Return the number of the step's GPUs on this node. A task may see only its own part."""
         if self._gpus_per_node is not None:
             return self._gpus_per_node
         if self._counted is None:
@@ -252,7 +252,7 @@ class SlurmClusterResolver(ClusterResolver):
         return self._gpus_of_node() // max(self._step.counts, default=1) if dealt is None else dealt.number
 
     def _dealt(self) -> gpus.Share | None:
-        """What is this task's of the GPUs that it sees, if Slurm shows it some of those of the step on its node."""
+        """Return this task's share of the GPUs that it sees, if Slurm shows it only a part of the node's."""
         step, seen, there = self._step, self._visible, self._on_node()
         if self._gpus_per_node is not None or seen is None or len(seen.ids) >= (there or 0):
             return None
@@ -276,7 +276,7 @@ class SlurmClusterResolver(ClusterResolver):
         ids = self._visible.ids if self._visible else ()
         if not ids:
             ids = tuple(map(str, range(self._gpus_of_node())))
-        if len(ids) <= number:  # they are dealt out already
+        if len(ids) <= number:  # Slurm shows this task only its own GPUs
             return
         first = (self._dealt() or gpus.Share(self._local_rank() * number, number)).first
         own = ids[first : first + number]
@@ -291,10 +291,10 @@ class SlurmClusterResolver(ClusterResolver):
 
 def _checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(jobs, Mapping):
-        raise TypeError(f"jobs is a dict from names to numbers of tasks, not {jobs!r}")
+        raise TypeError(f"jobs is a dict from names of jobs to numbers of tasks, not {jobs!r}")
     counts = {job: int(count) for job, count in jobs.items()}
     if any(count < 0 for count in counts.values()):
-        raise ValueError(f"a job has 0 tasks or more: jobs={dict(jobs)!r}")
+        raise ValueError(f"each job must have 0 tasks or more: jobs={dict(jobs)!r}")
     return counts
 
 

@@ -1,8 +1,8 @@
-"""What Slurm tells a task about its step: tasks, nodes, and which tasks are where.
+"""The facts that Slurm gives to a task about its step: tasks, nodes, and the node of each task.
 
-Only ``SLURM_STEP_*`` and the variables of the task itself are true inside a step. ``SLURM_NODELIST``,
-``SLURM_JOB_*`` and ``SLURM_NTASKS_PER_NODE`` are those of the job, also where the step is smaller; so is
-``SLURM_NNODES`` in a batch script. Of heterogeneous steps, ``SLURM_STEP_NODELIST`` and
+Inside a step only ``SLURM_STEP_*`` and the variables of the task itself describe the step. ``SLURM_NODELIST``,
+``SLURM_JOB_*`` and ``SLURM_NTASKS_PER_NODE`` describe the job, even if the step is smaller; so does
+``SLURM_NNODES`` in a batch script. In heterogeneous steps, ``SLURM_STEP_NODELIST`` and
 ``SLURM_STEP_TASKS_PER_NODE`` are sorted by name, while tasks and ``SLURM_NODEID`` follow the groups.
 """
 
@@ -36,21 +36,21 @@ class Step:
     Attributes
     ----------
     nodes : tuple of str
-        In the order in which Slurm numbers them.
+        Names of the nodes, in the order in which Slurm numbers them.
     counts : tuple of int
-        How many tasks each has.
+        Number of tasks of each node.
     rank : int
-        Which task this is.
+        Number of this task.
     node : int or None
-        Which node it is on.
+        Index in ``nodes`` of this task's node.
     local_rank : int or None
-        Which of that node's tasks it is.
+        Index of this task on its node.
     node_of_rank : tuple of int or None
-        On which node each task is; None if the environment does not tell.
+        Index in ``nodes`` of the node of each task; None if the environment does not tell.
     why : str
-        What ``node_of_rank`` follows from, or why it is None.
+        Source of ``node_of_rank``, or the reason why it is None.
     of_nodes, of_local_rank : str
-        Where names and order of the nodes are from, and ``local_rank``.
+        Sources of ``nodes`` and ``local_rank``.
     """
 
     nodes: tuple[str, ...]
@@ -65,7 +65,7 @@ class Step:
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """Which task of its step this is.
+    """Return the number of this task in its step.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def num_tasks(environ: Mapping[str, str]) -> int:
-    """How many tasks the step has.
+    """Return the number of tasks of the step.
 
     Raises
     ------
@@ -102,14 +102,14 @@ def num_tasks(environ: Mapping[str, str]) -> int:
 
 
 def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
-    """The step that a task is in.
+    """Return the step of a task.
 
     Parameters
     ----------
     environ : mapping
-        The environment of the task.
+        Environment of the task.
     tasks_per_node : mapping or int, optional
-        How many tasks each node has, instead of what the environment says.
+        Number of tasks of each node. Replaces the environment's.
 
     Raises
     ------
@@ -122,8 +122,8 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     why = left_over(environ) if tasks_per_node is None else None
     if why is not None:
         raise RuntimeError(
-            f"the variables of the step are those of another job: {why}. They were handed on by sbatch, which was "
-            "called inside that job; start the tasks with srun, or submit from a fresh shell"
+            f"the variables of the step are those of another job: {why}. sbatch was called inside that job and passed "
+            "them on; start the tasks with srun, or submit from a fresh shell"
         )
     parts: list[list[str]] = []
     if isinstance(tasks_per_node, Mapping):
@@ -140,17 +140,17 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     if len(nodes) != len(counts):
         raise RuntimeError(
             f"{NODELIST}={environ[NODELIST]} names {len(nodes)} nodes, but "
-            f"{COUNTS}={environ[COUNTS]} has {len(counts)} counts: they are not of the same step"
+            f"{COUNTS}={environ[COUNTS]} has {len(counts)} counts: they describe different steps"
         )
     if rank >= sum(counts):
         said = COUNTS if tasks_per_node is None else "tasks_per_node"
         raise RuntimeError(
-            f"{RANK}={rank}, but there are {sum(counts)} tasks according to {said}: was this program started "
+            f"{RANK}={rank}, but the step has {sum(counts)} tasks according to {said}: was this program started "
             "by mpirun? Then `resolve()` finds the right variables"
         )
     sizes = [len(part) for part in parts] or [len(nodes)]
     where, why = _layout(environ, nodes, counts, sizes)
-    # Components of a heterogeneous step may share a node, which then stands there once for each.
+    # Components of a heterogeneous step may share a node: then ``nodes`` has it once per component.
     position = {host: place for place, host in enumerate(dict.fromkeys(nodes))}
     names, merged = tuple(position), [position[host] for host in nodes]
     totals = [0] * len(names)
@@ -174,7 +174,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     elif len(names) == 1:
         where, why = [0] * sum(counts), "all tasks are on this node"
     local_rank, of_local_rank = integer(environ, _LOCAL_RANK), _LOCAL_RANK
-    # It counts the tasks of one component.
+    # SLURM_LOCALID counts the tasks of one component: wrong where components share a node.
     shared = node is not None and gtids and len(gtids.split(",")) < totals[node]
     if local_rank is None or shared or len(names) < len(nodes):
         local_rank = None if where is None else layout.ranks_on(where, where[rank]).index(rank)
@@ -192,14 +192,14 @@ def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
 def gpus_on_node(
     environ: Mapping[str, str], rank: int, size: int, local_size: int | None
 ) -> tuple[int, str] | None:
-    """How many GPUs the step has on this node, and what says so; None if the ranks are not the tasks of the step."""
+    """Return the number of the step's GPUs on this node and its source; None if ranks are not the step's tasks."""
     if environ.get(RANK) != str(rank) or environ.get(SIZE) != str(size):
         return None
     return gpus.on_node(environ, local_size)
 
 
 def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[list[str]]:
-    """The step's nodes by group; one group if the groups do not say."""
+    """Return the step's nodes by group; one group if the groups do not cover the step's nodes exactly."""
     there = set(nodes)
     parts = [[host for host in group if host in there] for group in groups(environ)]
     parts = [part for part in parts if part]
@@ -211,10 +211,10 @@ def _groups_of_step(environ: Mapping[str, str], nodes: tuple[str, ...]) -> list[
 def _in_order_of(
     parts: list[list[str]], nodes: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Nodes and counts in the order in which Slurm numbers the nodes."""
+    """Return nodes and counts in the order in which Slurm numbers the nodes."""
     if len(nodes) != len(counts) or len(parts) == 1:
         return nodes, counts
-    counts_of: dict[str, list[int]] = {}  # several if several groups have tasks on a node
+    counts_of: dict[str, list[int]] = {}  # one count for each group with tasks on the node
     for host, count in zip(nodes, counts, strict=True):
         counts_of.setdefault(host, []).append(count)
     ordered = [host for part in parts for host in part]
@@ -224,7 +224,7 @@ def _in_order_of(
 def _layout(
     environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...], sizes: list[int]
 ) -> tuple[list[int] | None, str]:
-    """On which node each task is, and what that follows from; ``sizes`` are those of the groups of nodes."""
+    """Return the node of each task, and its source; ``sizes`` has the number of nodes of each group."""
     text = environ.get("SLURM_DISTRIBUTION", "")
     kind = text.split(":")[0].split(",")[0].lower()
     why = f"SLURM_DISTRIBUTION={text}" if text else "Slurm's default distribution, block"
@@ -249,7 +249,7 @@ def _layout(
 def _from_hostfile(
     environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[list[int] | None, str]:
-    """The order of ``--distribution=arbitrary``, which stands in a file, or in a variable of some tasks."""
+    """Return the node of each task under ``--distribution=arbitrary``, from a file or a variable, and its source."""
     path = environ.get("SLURM_HOSTFILE", "")
     listed = parsed(environ, _ARBITRARY, expand_hostlist)
     if not path and not listed:
@@ -272,7 +272,7 @@ def _from_hostfile(
 
 
 def hosts_of_file(text: str) -> list[str]:
-    """The hosts of a file for ``SLURM_HOSTFILE``: lists of hosts, one after the other, ``node*3`` for three times.
+    """Return the hosts of the text of a ``SLURM_HOSTFILE``: lists of hosts, with ``node*3`` for three times.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``tf.compat.v1.distribute``: the same strategies with what only version 1 had."""
+"""``tf.compat.v1.distribute``: the strategies with the methods that only version 1 had."""
 
 from mpistrat.collectives import (
     CrossDeviceOps,

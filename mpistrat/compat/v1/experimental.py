@@ -1,4 +1,4 @@
-"""``tf.compat.v1.distribute.experimental``."""
+"""``tf.compat.v1.distribute.experimental``: its strategy and options."""
 
 from __future__ import annotations
 

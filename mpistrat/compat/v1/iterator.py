@@ -1,4 +1,4 @@
-"""Iterators that are started by hand."""
+"""The iterators of version 1, which the program starts and advances by calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class InputIterator:
     Parameters
     ----------
     dataset : DistributedDataset or Dataset
+        Dataset to iterate over.
 
     Examples
     --------
@@ -26,22 +27,22 @@ class InputIterator:
         self._iterator = iter(dataset)
 
     def initialize(self) -> list[Any]:
-        """Start again, with a new epoch. Returns the operations left to run: none."""
+        """Start a new epoch. Return an empty list: no operations are left to run."""
         self._iterator = iter(self._dataset)
         return []
 
     @property
     def initializer(self) -> list[Any]:
-        """As `initialize`."""
+        """Result of `initialize`. Reading it starts a new epoch."""
         return self.initialize()
 
     def get_next(self) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Raises
         ------
         StopIteration
-            If there is none.
+            At the end of the epoch.
         """
         return next(self._iterator)
 
@@ -53,11 +54,12 @@ class InputIterator:
 
 
 class Calls:
-    """What a function returns, call by call, until it raises StopIteration.
+    """The results of a function, one per call, until it raises StopIteration.
 
     Parameters
     ----------
-    fn : callable without arguments
+    fn : callable
+        Function without arguments.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How losses of replicas combine."""
+"""The reduction of the replicas' losses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mpistrat.values import ReduceOp
 
 
 def get_loss_reduction() -> ReduceOp:
-    """The reduction of losses outside of Estimators: always SUM.
+    """Return the reduction of losses outside of Estimators: always SUM.
 
     Examples
     --------

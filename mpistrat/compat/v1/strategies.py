@@ -1,4 +1,4 @@
-"""The strategies with version 1's methods."""
+"""The strategies with the methods of version 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategy as version 1 had it."""
+"""The base class Strategy of version 1."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Strategy(v2.Strategy):
     Parameters
     ----------
     extended : StrategyExtended
+        Lower-level part of the strategy, see `mpistrat.StrategyExtended`.
 
     Examples
     --------
@@ -29,11 +30,11 @@ class Strategy(v2.Strategy):
     """
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
-        """As `mpistrat.Strategy.reduce`, where ``axis`` has no default."""
+        """Return the reduction of a value, as `mpistrat.Strategy.reduce`; here ``axis`` has a default. Collective."""
         return super().reduce(reduce_op, value, axis)
 
     def make_dataset_iterator(self, dataset: Dataset) -> InputIterator:
-        """An iterator over the dataset, spread as by `experimental_distribute_dataset`. Collective.
+        """Return an iterator over the dataset as `experimental_distribute_dataset` distributes it. Collective.
 
         Raises
         ------
@@ -47,21 +48,23 @@ class Strategy(v2.Strategy):
         input_fn: Callable[[InputContext], Dataset | Callable[[], Any]],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
-        """An iterator over the per-replica batches that ``input_fn(InputContext)`` makes. Collective.
+        """Return an iterator over the per-replica batches that ``input_fn(InputContext)`` makes. Collective.
 
         Parameters
         ----------
         input_fn : callable
             Returns a Dataset, or a function without arguments that returns the next batch. The replicas do not
-            compare what such functions return, nor when they end.
+            compare the results of such functions, nor their ends.
         replication_mode : InputReplicationMode
+            Only PER_WORKER.
 
         Raises
         ------
         ValueError
             For a replication mode other than PER_WORKER.
         TypeError
-            On every replica, if one of them got neither, or some got a Dataset and others a function.
+            On every replica, if ``input_fn`` returned something else on a replica, or a Dataset on some replicas and a
+            function on others.
         RuntimeError
             As `distribute_datasets_from_function`.
         """
@@ -74,7 +77,7 @@ class Strategy(v2.Strategy):
             if isinstance(made, Dataset) or not callable(made):
                 return made
             functions.append(made)
-            return Dataset.range(1).batch(1)  # in its place while the replicas compare theirs
+            return Dataset.range(1).batch(1)  # a placeholder, equal on all replicas, for their comparison
 
         distributed = self.distribute_datasets_from_function(dataset_fn)
         if self.agree(not functions):
@@ -86,14 +89,14 @@ class Strategy(v2.Strategy):
         return InputIterator(Calls(functions[0]))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset over arrays in memory. There are no sessions."""
+        """Return a dataset over arrays in memory. ``session`` is ignored."""
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: InputIterator | None = None) -> Any:
-        """Former way to run a function on the next batch of an iterator."""
+        """Run a function on the next batch of an iterator. Deprecated: use `run`."""
         warn("experimental_run", "run")
         return self.run(fn) if input_iterator is None else self.run(fn, args=(input_iterator.get_next(),))
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """A copy of a session's configuration, which needs no change here."""
+        """Return a copy of a session's configuration, without changes."""
         return copy.deepcopy(config_proto)

@@ -1,7 +1,7 @@
-"""Lists as Slurm writes them: ``node[01-03,07],login`` for hosts, ``3,1(x2)`` for counts.
+"""Slurm's lists: ``node[01-03,07],login`` for hosts, ``3,1(x2)`` for counts.
 
-The grammar is that of ``scontrol show hostnames``, which is no help at run time: it is not on every node, and
-exits with status 0 when it fails. Unlike it, a name may go on after its last bracket (``node[1-3]-ib``).
+The grammar is that of ``scontrol show hostnames``. The command itself is not used: it is not on every node, and exits
+with status 0 when it fails. Here a name may also go on after its last bracket (``node[1-3]-ib``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """The hosts of a list, in its order, as often as it names them.
+    """Return the hosts of a list, in its order, with repetitions.
 
-    Several brackets of a name multiply, the left one slowest. Numbers keep the width of the lower bound.
+    Several brackets in a name multiply, and the rightmost varies fastest. Numbers keep the width of the lower bound.
 
     Raises
     ------
     ValueError
-        If it is no such list: the text says at which position.
+        If ``text`` is not a list of hosts. The message tells the position.
 
     Examples
     --------
@@ -49,12 +49,12 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """The counts of a list such as ``SLURM_STEP_TASKS_PER_NODE``.
+    """Return the counts of a list such as ``SLURM_STEP_TASKS_PER_NODE``.
 
     Raises
     ------
     ValueError
-        If it is no such list: the text says at which position.
+        If ``text`` is not a list of counts. The message tells the position.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
-    """The alternatives for each part of the name at ``position``, and where that name ends."""
+    """Return the alternatives for each part of the name at ``position``, and the position after the name."""
     parts: list[list[str]] = []
     while position < len(text) and text[position] != ",":
         if text[position] == "[":
@@ -93,7 +93,7 @@ def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
             continue
         match = _NAME.match(text, position)
         if match is None:
-            raise _error(text, position, f"{text[position]!r} has no place here")
+            raise _error(text, position, f"{text[position]!r} is not allowed here")
         parts.append([match[0]])
         position = match.end()
     if not parts:
@@ -102,7 +102,7 @@ def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
 
 
 def _bracket(text: str, opening: int) -> tuple[list[str], int]:
-    """The numbers of the bracket at ``opening``, and where it ends."""
+    """Return the numbers of the bracket at ``opening``, and the position after the bracket."""
     numbers: list[str] = []
     position = opening
     while text[position : position + 1] != "]":

@@ -13,7 +13,7 @@ from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist
 from mpistrat.runtime.process.launchers import SRUN
 
 _Value = TypeVar("_Value")
-_GROUP = ("PACK_GROUP", "HET_GROUP")  # srun writes the first in a job of its own, sbatch both
+_GROUP = ("PACK_GROUP", "HET_GROUP")  # sbatch sets both; srun without sbatch sets the first only
 (_SIZE,), (_RANK,), (_NODE,) = SRUN.size, SRUN.rank, SRUN.node
 _COUNTS, _NODELIST = "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
 _JOB_NODELIST = "SLURM_JOB_NODELIST"
@@ -22,7 +22,7 @@ _MOST_GROUPS = 18  # digits of their number
 
 
 def left_over(environ: Mapping[str, str]) -> str | None:
-    """What shows that the variables of the step are another job's; None if nothing does.
+    """Return the evidence that the variables of the step are another job's, or None without evidence.
 
     A step of one task on each node of the same nodes is not told apart from the batch script's own.
 
@@ -53,7 +53,9 @@ def left_over(environ: Mapping[str, str]) -> str | None:
 
 
 def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The nodes of each group of a heterogeneous job; empty for other jobs, also if they were submitted in one.
+    """Return the nodes of each group of a heterogeneous job, or an empty list for other jobs.
+
+    A job that was submitted inside a heterogeneous job inherits its variables. It is an "other job" too.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def test_devices_that_are_not_there():
 
 
 def test_devices_are_a_list():
-    with pytest.raises(TypeError, match="not the name 'cpu:0'"):
+    with pytest.raises(TypeError, match="not the string 'cpu:0'"):
         MirroredStrategy(devices="cpu:0")
 
 
