@@ -1,12 +1,12 @@
-"""What is in the file of a checkpoint: arrays by name, with checksums.
+"""The format of a checkpoint file: arrays by name, with checksums.
 
-It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset, whose attribute ``checksums`` has
-that of each piece of it; how many bytes a piece has is in the attribute ``checksum_bytes`` of the file. Both are
-missing in files of earlier versions.
+The file is HDF5, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` has one
+checksum per piece; the attribute ``checksum_bytes`` of the file has the size of a piece in bytes. Files of earlier
+versions have neither.
 
-A checksum has 64 bits: the words of each 4 KiB are added up, and those sums once more, each times another odd number.
-It tells bytes that are changed, missing, or elsewhere, as disks and copies make them; against forgers it is no help.
-It takes a tenth of the time of a CRC-32, which would be a third of all that a save takes.
+A checksum has 64 bits. It is a sum over pages of 4 KiB: the sum of the words of a page, times an odd number of its own.
+It detects bytes that a disk or a copy changed, lost or moved. It does not protect against forgery.
+It takes a tenth of the time of a CRC-32, which would be a third of the time of a save.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 
 
 def stored(dtype: np.dtype) -> np.dtype:
-    """The dtype of the dataset in which arrays of a dtype are stored.
+    """Return the dtype of the dataset that stores arrays of this dtype.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def stored(dtype: np.dtype) -> np.dtype:
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array that has any.
+    """Return the memory of a contiguous array with at least one element.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def as_bytes(array: np.ndarray) -> memoryview:
 
 
 def checksum(data: memoryview) -> int:
-    """Of a piece.
+    """Return the checksum of a piece.
 
     Examples
     --------
