@@ -146,7 +146,7 @@ def _routes(topology: Any) -> tuple[str, str]:
 
 
 def _devices() -> str:
-    """Return the GPUs of this node, or why there are none."""
+    """Return the GPUs of this node as text, or the reason why it has no usable GPU."""
     from mpistrat.runtime.device import cupy_for, gpu_count
     from mpistrat.runtime.gpu.bounds import bounds
 

@@ -146,8 +146,8 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     FileNotFoundError
         If the file does not exist.
     ValueError
-        On every replica, if a variable is missing in the file or has another shape or dtype there, or if the names
-        or their order differ between replicas.
+        On every replica, if the file lacks a variable or has it with another shape or dtype. Also if the names or
+        their order differ between replicas.
     mpistrat.data.DataFileError
         On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError

@@ -31,8 +31,8 @@ _NESTEROV = EachElement(
 class SGD(Optimizer):
     """Gradient descent with optional momentum (Polyak 1964; Nesterov 1983 as in Sutskever et al. 2013).
 
-    Without momentum a step is ``w -= rate * g``. With momentum it is ``m = momentum * m - rate * g`` and ``w += m``,
-    or with ``nesterov`` ``w += momentum * m - rate * g``.
+    Without momentum a step is ``w -= rate * g``. With momentum it is ``m = momentum * m - rate * g``, then ``w += m``.
+    With ``nesterov`` the second part is ``w += momentum * m - rate * g``.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ def _better(first: Pair, second: Pair | None) -> Pair:
 def _usual(pairs: list[Pair]) -> float:
     """Return the usual bandwidth: the median over nodes of the bandwidth of a node's median pair.
 
-    The best pair is no measure: two nodes on one switch may be far faster than all others. Nor is the median of all
+    The best pair is not typical: two nodes on one switch may be far faster than all others. Nor is the median of all
     pairs: with three nodes one bad link slows down two pairs.
     """
     by_node: dict[int, list[float]] = {}
