@@ -251,7 +251,7 @@ class Optimizer(ABC):
     def _update_alone(
         self, variable: GpuVariable, gradient: Any, step: int, rate: float, state: list[Any]
     ) -> None:
-        """Update on the host: without a kernel, or rows, which a GPU adds in another order on each replica."""
+        """Update on the host if there is no kernel, and for rows: GPUs add rows in another order on each replica."""
         weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
         if isinstance(gradient, IndexedSlices):
             rows = IndexedSlices(
