@@ -1,4 +1,4 @@
-"""`mpistrat bench allreduce` beside other ways to give MPI one array."""
+"""Compare `mpistrat bench allreduce` with other ways to pass one array to MPI."""
 
 import sys
 
@@ -8,7 +8,7 @@ from mpistrat.bench.reduction.bounds import BUFFERS, PLAIN
 
 
 def rivals(comm, count):
-    """Return ways to sum an array of this many float32, as they stand in the report."""
+    """Return ways to sum an array of ``count`` float32 by their case and name in the report."""
     import allreduce_nonblocking_by_hand as nonblocking
     import allreduce_pieces_by_hand as pieces
     import numpy as np

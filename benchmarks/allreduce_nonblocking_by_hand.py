@@ -1,6 +1,6 @@
-"""The sum of one array over all ranks: one call that does not block, and waiting for it.
+"""All-reduce of one array by a non-blocking call and a wait.
 
-Some MPI libraries have other algorithms for this than for the call that blocks.
+Some MPI libraries have other algorithms for it than for the blocking call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 
 def all_reduce(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[int], None]:
-    """A function that does it k times."""
+    """Return a function that reduces ``send`` k times."""
     one, other, op = [send, MPI.FLOAT], [receive, MPI.FLOAT], MPI.SUM
 
     def times(k: int) -> None:

@@ -1,4 +1,4 @@
-"""The sum of one array over all ranks: piece by piece, each of which stays in the cache."""
+"""All-reduce of one array in pieces that fit the CPU cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _pieces(array: np.ndarray) -> list[list[Any]]:
 
 
 def all_reduce(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[int], None]:
-    """A function that does it k times."""
+    """Return a function that reduces ``send`` k times."""
     pairs = list(zip(_pieces(send), _pieces(receive), strict=True))
 
     def times(k: int) -> None:
@@ -28,7 +28,7 @@ def all_reduce(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[in
 
 
 def all_reduce_in_place(comm: Any, array: np.ndarray) -> Callable[[int], None]:
-    """A function that does it k times, and leaves the sum in the array itself."""
+    """Return a function that reduces an array k times in place."""
     pieces = _pieces(array)
 
     def times(k: int) -> None:

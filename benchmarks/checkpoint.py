@@ -1,4 +1,4 @@
-"""`mpistrat bench checkpoint` beside h5py by itself."""
+"""Compare `mpistrat bench checkpoint` with h5py alone."""
 
 import sys
 
@@ -6,7 +6,7 @@ from mpistrat.bench import checkpoint
 
 
 def rivals():
-    """Return what writes and reads arrays with the same guarantees."""
+    """Return programs that write and read arrays with the same guarantees."""
     import checkpoint_h5py_by_hand
 
     return {"h5py": checkpoint_h5py_by_hand}

@@ -1,4 +1,4 @@
-"""Arrays into an HDF5 file and out of it, as h5py does it by itself."""
+"""Writing and reading arrays of an HDF5 file with h5py alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def write(arrays: Sequence[np.ndarray], path: str) -> None:
-    """A dataset each, to the disk, under another name first."""
+    """Write one dataset per array to the disk, under a temporary name first."""
     temporary = f"{path}.tmp"
     with h5py.File(temporary, "w") as file:
         for number, array in enumerate(arrays):
@@ -27,7 +27,7 @@ def _to_disk(path: str, flags: int) -> None:
 
 
 def read(arrays: Sequence[np.ndarray], path: str) -> None:
-    """Into arrays that are there."""
+    """Read into existing arrays."""
     with h5py.File(path, "r") as file:
         for number, array in enumerate(arrays):
             file[str(number)].read_direct(array)

@@ -1,4 +1,4 @@
-"""`mpistrat bench files` beside programs that open the files with h5py."""
+"""Compare `mpistrat bench files` with programs that open the files with h5py."""
 
 import sys
 
@@ -6,7 +6,7 @@ from mpistrat.bench import files
 
 
 def rivals(comm, pattern):
-    """Return ways to find out what the files of a pattern hold."""
+    """Return ways to describe the files of a pattern."""
     import files_by_hand as by_hand
 
     return {

@@ -1,4 +1,4 @@
-"""Finding out what many HDF5 files hold, with h5py and mpi4py."""
+"""Describing many HDF5 files with h5py and mpi4py."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, TypeAlias
 
 import h5py
 
-# For each file the number of rows, and type and shape of one.
+# For each file the number of rows, and the dtype and shape of a row.
 Shapes: TypeAlias = "list[tuple[int, str, tuple[int, ...]]]"
 
 
 def every_rank(pattern: str) -> Shapes:
-    """All files opened by every rank, as a program does that knows nothing of the others."""
+    """Describe all files on every rank, as a program without communication does."""
     return _described(sorted(glob.glob(pattern)))
 
 
 def own_part(comm: Any, pattern: str) -> Shapes:
-    """The files found by one rank, each described by one, and told to all."""
+    """List the files on one rank, describe each on one rank, and gather the results on all ranks."""
     paths = comm.bcast(sorted(glob.glob(pattern)) if comm.rank == 0 else None)
     parts = comm.allgather(_described(paths[comm.rank :: comm.size]))
     return [parts[i % comm.size][i // comm.size] for i in range(len(paths))]

@@ -1,4 +1,4 @@
-"""`mpistrat bench gradients` beside programs written by hand."""
+"""Compare `mpistrat bench gradients` with programs written by hand."""
 
 import sys
 
@@ -7,7 +7,7 @@ from mpistrat.bench.gradients import BUFFERS, PLAIN, GradientsWay
 
 
 def rivals(comm, shapes):
-    """Return ways to sum float32 arrays of these shapes, as they stand in the report."""
+    """Return ways to sum float32 arrays of these shapes by their case and name in the report."""
     import gradients_one_buffer_by_hand as one_buffer
     import numpy as np
     from gradients_separate_by_hand import Separate

@@ -1,4 +1,4 @@
-"""Many arrays that lie anywhere: small ones are packed, large ones go in pieces that stay in the cache."""
+"""All-reduce of separate arrays: small ones are packed, large ones travel in pieces that fit the CPU cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from mpi4py import MPI
 
 PIECE = 1 << 20  # float32 numbers: 4 MiB
-SMALL = 16 << 10  # 64 KiB: below, a message of its own costs more than a copy
+SMALL = 16 << 10  # 64 KiB: for smaller arrays a message of their own takes longer than a copy
 
 
 class Separate:
-    """The sum of each over all ranks, in memory that is kept.
+    """The sums of arrays over all ranks, in memory that is used again.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Separate:
             start += arrays[i].size
 
     def times(self, k: int) -> None:
-        """Do it k times."""
+        """Reduce the arrays k times."""
         all_reduce = self._comm.Allreduce
         for _ in range(k):
             for mine, pack in self._packs:

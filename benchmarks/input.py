@@ -1,4 +1,4 @@
-"""`mpistrat bench input` beside h5py by itself, and torch's DataLoader where torch is installed."""
+"""Compare `mpistrat bench input` with h5py alone, and with the DataLoader of torch if it is installed."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from mpistrat.bench.report import LIBRARY
 
 
 class Comparison(subject.Measurement):
-    """All cases of the subject with further ways, and two cases of torch."""
+    """The measurement of all cases with h5py in addition, and of two cases with torch."""
 
     def __init__(self, arguments):
         super().__init__(arguments)
@@ -21,7 +21,7 @@ class Comparison(subject.Measurement):
         import input_h5py_by_hand as by_h5py
 
         ways = {"h5py, slices": partial(by_h5py.slices, paths, BATCH)}
-        if not decoded:  # without a cache it would decode chunks twice
+        if not decoded:  # without a cache it decodes chunks twice
             ways["h5py, read_direct"] = partial(by_h5py.read_direct, paths, BATCH)
         return ways
 
@@ -59,5 +59,5 @@ class Comparison(subject.Measurement):
 
 if __name__ == "__main__":
     parser = subject.parser()
-    parser.add_argument("--no-torch", action="store_true", help="leave torch out, though it is installed")
+    parser.add_argument("--no-torch", action="store_true", help="leave torch out, even if it is installed")
     sys.exit(subject.run(parser, sys.argv[1:], Comparison))

@@ -1,4 +1,4 @@
-"""Batches of the dataset "x" of HDF5 files, in order, with h5py."""
+"""Reading batches of the dataset "x" of HDF5 files in order with h5py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ with contextlib.suppress(ImportError):
 
 
 def slices(files: Sequence[str], batch: int) -> int:
-    """As every tutorial does it; how many bytes there were."""
+    """Read slices, as tutorials do. Return the total bytes."""
     total = 0
     for path in files:
         with h5py.File(path, "r") as file:
@@ -25,7 +25,7 @@ def slices(files: Sequence[str], batch: int) -> int:
 
 
 def read_direct(files: Sequence[str], batch: int) -> int:
-    """Into one buffer, and without a cache of chunks, which only costs when rows are read in order."""
+    """Read into one buffer without a chunk cache, which only takes time here. Return the total bytes."""
     total, buffer = 0, None
     for path in files:
         with h5py.File(path, "r", rdcc_nbytes=0) as file:

@@ -1,4 +1,4 @@
-"""Batches of the dataset "x" of HDF5 files, by torch's DataLoader."""
+"""Reading batches of the dataset "x" of HDF5 files with the DataLoader of torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-with contextlib.suppress(ImportError):  # without it, nobody calls what is here
+with contextlib.suppress(ImportError):  # without torch this module is not used
     import torch
     from torch.utils.data import DataLoader
 
 
 class Rows:
-    """Rows of files; each process opens those it needs, once."""
+    """The rows of files. Each process opens the files that it needs once."""
 
     def __init__(self, files: Sequence[str]):
         self._files = list(files)
@@ -44,7 +44,7 @@ class Rows:
 
 
 class Batches(Rows):
-    """Rows that are fetched a batch at a time, neighbours at once."""
+    """The rows of files, read in batches. Neighbouring rows are read at once."""
 
     def __getitems__(self, wanted: list[int]) -> torch.Tensor:
         parts = []
@@ -60,7 +60,7 @@ class Batches(Rows):
 
 
 def loader(files: Sequence[str], batch: int, shuffle: bool, workers: int, batched: bool) -> DataLoader:
-    """A loader that keeps its workers from epoch to epoch."""
+    """Return a loader that keeps its workers between epochs."""
     return DataLoader(
         Batches(files) if batched else Rows(files),
         batch_size=batch,
@@ -72,7 +72,7 @@ def loader(files: Sequence[str], batch: int, shuffle: bool, workers: int, batche
 
 
 def epoch(loader: DataLoader) -> int:
-    """Go through all batches; how many bytes they had."""
+    """Read all batches. Return their total bytes."""
     return sum(batch.numel() * batch.element_size() for batch in loader)
 
 

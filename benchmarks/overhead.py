@@ -1,4 +1,4 @@
-"""`mpistrat bench overhead` beside lists that are summed by hand."""
+"""Compare `mpistrat bench overhead` with lists that are summed by hand."""
 
 import sys
 

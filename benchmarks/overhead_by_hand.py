@@ -1,4 +1,4 @@
-"""What the library's calls do, in NumPy and mpi4py and nothing else. Each function does it k times."""
+"""The calls of the library written with NumPy and mpi4py. Each returned function runs k times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 
 def all_reduce_list(comm: Any, arrays: list[np.ndarray]) -> Callable[[int], list[np.ndarray]]:
-    """Add up many flat arrays in one message, into new arrays."""
+    """Return a function that sums flat arrays in one message, into new arrays."""
     ends = np.cumsum([array.size for array in arrays]).tolist()
     slices = [slice(end - array.size, end) for end, array in zip(ends, arrays, strict=True)]
 
@@ -25,7 +25,7 @@ def all_reduce_list(comm: Any, arrays: list[np.ndarray]) -> Callable[[int], list
 
 
 def all_reduce_list_in_place(comm: Any, arrays: list[np.ndarray]) -> Callable[[int], list[np.ndarray]]:
-    """Add up many flat arrays in one message, into the same memory each time: views made once."""
+    """Return a function that sums flat arrays in one message, into the same memory each time."""
     flat = np.concatenate(arrays)
     totals = np.split(flat, np.cumsum([array.size for array in arrays])[:-1])
 

@@ -1,4 +1,4 @@
-"""`mpistrat bench overlap` beside requests of MPI, driven by hand."""
+"""Compare `mpistrat bench overlap` with MPI requests managed by hand."""
 
 import sys
 
@@ -6,7 +6,7 @@ from mpistrat.bench import overlap
 
 
 def rivals(comm, network):
-    """Return the way by hand, and where it leaves its totals."""
+    """Return the way by hand, and the arrays that get its totals."""
     import numpy as np
     import overlap_by_hand
 

@@ -1,4 +1,4 @@
-"""Reductions that go on while the next gradient is computed, as MPI alone does them."""
+"""Non-blocking all-reduces that overlap with the computation of the next gradient, with MPI alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def all_reduce_each(
     compute: Callable[[int, Callable[[], object]], np.ndarray],
     totals: Sequence[np.ndarray],
 ) -> Callable[[int], None]:
-    """A function that k times computes all gradients, each one's sum begun when it is there, and waits for all.
+    """Return a function that k times computes all gradients, begins each sum at once, and waits for all sums.
 
-    ``compute`` calls what it is given now and then, for MPI to make progress.
+    ``compute`` calls its second argument between blocks, so that MPI makes progress.
     """
 
     def times(k: int) -> None:

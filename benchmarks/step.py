@@ -1,4 +1,4 @@
-"""`mpistrat bench step` beside the same step in NumPy and mpi4py."""
+"""Compare `mpistrat bench step` with the same step in NumPy and mpi4py."""
 
 import sys
 
@@ -8,7 +8,7 @@ PIECES = 2 << 20
 
 
 def rivals(comm, initial, momentum):
-    """Return the programs by hand: one call for all gradients, and one for each 2 MiB."""
+    """Return the programs by hand: with one call for all gradients, and with one call per 2 MiB."""
     from step_by_hand import StepByHand
 
     from mpistrat.bench.programs.perceptron import Perceptron

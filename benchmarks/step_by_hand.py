@@ -1,8 +1,8 @@
-"""A data-parallel training step in NumPy and mpi4py, as fast as it can reasonably be written.
+"""A fast data-parallel training step in NumPy and mpi4py.
 
-The parameters are views of one buffer and the gradients of another, written there by the model itself:
-nothing is packed, nothing allocated. One all-reduce in place, one update in place, both in order of
-memory, the update in pieces that stay in the cache.
+The parameters are views of one buffer, the gradients of another, and the model writes to it directly:
+the step neither packs nor allocates. It does one all-reduce and one update, both in place and in the
+order of memory. The update is done in pieces that fit the CPU cache.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-_PIECE = 1 << 15  # elements that are updated at a time
+_PIECE = 1 << 15  # elements per update
 
 
 def views(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Arrays of these shapes, one behind the other in a flat buffer."""
+    """Return consecutive views of a flat buffer with these shapes."""
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
 
 
 class StepByHand:
-    """A training step.
+    """A training step written by hand.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
     make_model : callable
-        Takes the arrays to write gradients to, returns an object with
+        Takes the arrays for the gradients, and returns an object with
         ``differentiate(parameters, images, labels, examples)``.
     initial : sequence of numpy.ndarray
-        The parameters.
+        The initial parameters.
     momentum : float
     pieces : int, optional
-        Bytes of the buffer that are reduced at a time, by default all.
+        Bytes of the buffer per all-reduce, by default all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StepByHand:
         self.parameters = views(self._flat, shapes)
 
     def step(self, images: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> float:
-        """One step; returns this rank's part of the loss."""
+        """Do one step. Return this rank's part of the loss."""
         comm, gradient = self._comm, self._gradient
         loss = self._model.differentiate(self.parameters, images, labels, len(images) * comm.size)
         for start in range(0, len(gradient), self._pieces):

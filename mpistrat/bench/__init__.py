@@ -1,1 +1,1 @@
-"""Measurements behind ``mpistrat bench``: one file a subject, competitors in files of their own."""
+"""The measurements of ``mpistrat bench``: one file per subject, and the programs that they time."""

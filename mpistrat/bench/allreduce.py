@@ -1,4 +1,4 @@
-"""All-reduce of one array of float32, size by size."""
+"""Measure all-reduce of one float32 array by size."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
 PROGRAM = ("-m", "mpistrat.bench.allreduce")
 SIZES = "4KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 _MEASUREMENT_SECONDS = 0.005
-_FEWEST = 3  # repetitions
+_FEWEST = 3  # minimum of repetitions
 
 Key = TypeVar("Key")
 Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], ArrayWay]]"
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("allreduce", __doc__ or "", repetitions=21)
     parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"of the array ({SIZES})"
+        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )
     parser.add_argument(
         "--algorithm",
         action="append",
         default=[],
         metavar="NAME",
-        help="also measure the algorithm of that name; may be repeated; 'all' is every one that works here",
+        help="also measure this algorithm; repeatable; 'all' is every algorithm that works here",
     )
     parser.add_argument(
-        "--seconds", type=float, default=10, help="for one size: repeat less often than that (%(default)g)"
+        "--seconds", type=float, default=10, help="time limit for the repetitions of one size (%(default)g)"
     )
     parser.add_argument(
-        "--wire", type=sizes.rate, metavar="RATE", help="payload that a node's link carries, such as 940mbit"
+        "--wire", type=sizes.rate, metavar="RATE", help="payload rate of the link of a node, such as 940mbit"
     )
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where the array lives: cuda is each rank's GPU (%(default)s)",
+        help="place of the array: cuda is the GPU of each rank (%(default)s)",
     )
     parser.add_argument(
         "--device-pointers",
         action="store_true",
-        help="with --device cuda: also the MPI library's own all-reduce on them, which one that is not CUDA-aware "
-        "does not survive",
+        help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
+        "that is not CUDA-aware crashes",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth over size")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth by size")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
@@ -146,18 +146,18 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
 
 
 class ArrayWay(NamedTuple):
-    """One way to do it, and what is needed to see that it does it right.
+    """A way to reduce an array, and what is needed to check its sum.
 
     Attributes
     ----------
     cases : sequence of str
-        Of the report, in which its time stands.
+        Cases of the report that show its time.
     times : callable
-        ``times(k)`` does it k times.
+        ``times(k)`` reduces the array k times.
     send : numpy.ndarray
-        What is summed.
+        The array to sum.
     result : callable
-        ``result()`` is the sum.
+        ``result()`` returns the sum.
     """
 
     cases: Sequence[str]
@@ -198,7 +198,7 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
     return ways
 
 
-_IN_PLACE = ("hierarchical",)  # the algorithms that a buffer does not have to be copied for
+_IN_PLACE = ("hierarchical",)  # algorithms that reduce a buffer without a copy
 
 
 def _all_reduce(send: np.ndarray, options: Any, totals: list[Any], k: int) -> None:
@@ -212,7 +212,7 @@ def _all_reduce(send: np.ndarray, options: Any, totals: list[Any], k: int) -> No
 
 
 def _one_call(comm: Any, send: np.ndarray, receive: np.ndarray, k: int) -> None:
-    """What MPI's own all-reduce takes."""
+    """Call MPI's own all-reduce k times."""
     from mpi4py import MPI
 
     one, other, op = [send, MPI.FLOAT], [receive, MPI.FLOAT], MPI.SUM
@@ -226,7 +226,7 @@ def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
 
 
 def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
-    """What is wrong with the sums of some way, None if nothing. Leaves all arrays zero, as sums then are."""
+    """Return the wrong sums of all ways and ranks as text, or None. Set arrays to zero, and so their sums."""
     import numpy as np
 
     faults = []
@@ -247,7 +247,10 @@ def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
 def interleaved_for(
     comm: Any, ways: Mapping[Key, Callable[[int], object]], repetitions: int, seconds: float
 ) -> dict[Key, list[float]]:
-    """As `timing.interleaved`, each measurement long enough to be one, and few if they take long."""
+    """Return the seconds of each way as `timing.interleaved` does, within about ``seconds`` in all.
+
+    Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
+    """
     from mpistrat.bench.timing import interleaved
 
     once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
@@ -257,12 +260,12 @@ def interleaved_for(
 
 
 def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
-    """These names of algorithms, or all that can add up float32 here, if ``"all"`` is among them.
+    """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
 
     Raises
     ------
     SystemExit
-        If one is unknown.
+        If a name is unknown.
     """
     import numpy as np
 
@@ -278,7 +281,7 @@ def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
         return able if topology.size > 1 else []
     unknown = [name for name in names if name not in ALGORITHMS]
     if unknown:
-        raise SystemExit(f"{unknown[0]!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+        raise SystemExit(f"{unknown[0]!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
     return list(dict.fromkeys(names))
 
 

@@ -1,4 +1,4 @@
-"""Saving variables to a file, loading them, and the time for which training stands still."""
+"""Measure saving variables to a file, loading them, and the pause of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rivals: TypeAlias = "Callable[[], Mapping[str, ReadsAndWrites]]"
 
 
 class ReadsAndWrites(Protocol):
-    """What writes arrays to a file, and reads them into arrays that are there."""
+    """A module or object that writes arrays to a file, and reads them into existing arrays."""
 
     def write(self, arrays: Sequence[Any], path: str) -> None: ...
 
@@ -27,11 +27,14 @@ class ReadsAndWrites(Protocol):
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("checkpoint", __doc__ or "", repetitions=11)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to write files in")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
-        "--megabytes", type=launch.positive, default=440, help=f"of {TENSORS} float32 arrays (%(default)s)"
+        "--megabytes",
+        type=launch.positive,
+        default=440,
+        help=f"size of {TENSORS} float32 arrays (%(default)s)",
     )
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
@@ -61,7 +64,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 
 class _Measurement:
-    """All cases, one after another."""
+    """The measurement of all cases."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class _Measurement:
         self._pending: Any = None
 
     def run(self) -> None:
-        """Measure."""
+        """Measure all cases."""
         from mpistrat.training import load, save, save_async
 
         variables, path = self._variables, self._path(LIBRARY)
@@ -127,7 +130,7 @@ class _Measurement:
             self._pending.wait()
 
     def _on_first(self, call: Callable[..., object], *arguments: object) -> Callable[[], object]:
-        """What the first rank does alone."""
+        """Return a call that only the first rank makes."""
         return partial(call, *arguments) if self._comm.rank == 0 else lambda: None
 
     def _compare(

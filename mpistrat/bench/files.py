@@ -1,4 +1,4 @@
-"""Starting on many small HDF5 files: finding, opening and describing them, with and without a manifest that is kept."""
+"""Measure the start of reading many small HDF5 files, with and without a stored manifest."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mpistrat.bench.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.files")
 _KEPT = f"{LIBRARY}, manifest kept"
-_ROWS, _WIDTH = 8, 64  # of a file, in float32
+_ROWS, _WIDTH = 8, 64  # rows per file, and float32 values per row
 _BATCH = 64
 Rivals: TypeAlias = "Callable[[Any, str], Mapping[str, Callable[[int], object]]]"
 _START, _COLLECTIVES, OPENED = "start", "start, in collectives", "opened"
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("files", __doc__ or "", repetitions=3)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to make the files in")
-    parser.add_argument("--files", type=launch.positive, default=10_000, help="how many (%(default)s)")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
+    parser.add_argument("--files", type=launch.positive, default=10_000, help="number of files (%(default)s)")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
@@ -57,7 +57,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         return start
 
     starts = {LIBRARY: ours(LIBRARY, None), _KEPT: ours(_KEPT, manifest)}
-    starts[_KEPT](1)  # which writes it
+    starts[_KEPT](1)  # the first start writes the manifest
     opened = {way: _opened(comm, start) for way, start in starts.items()}
     ways: dict[str, Callable[[int], object]] = {**starts, **rivals(comm, pattern)}
     seconds = interleaved(comm, ways, arguments.repetitions, warmup=1)
@@ -86,7 +86,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 
 class _Timed:
-    """Replicas, and the seconds that this one has spent in their collectives."""
+    """Collectives of replicas that measure the seconds of this replica in them."""
 
     def __init__(self, peers: Any):
         self._peers = peers
@@ -114,7 +114,7 @@ class _Timed:
 
 
 def _opened(comm: Any, start: Callable[[int], None]) -> int:
-    """How many files all ranks together open in HDF5."""
+    """Return the number of files that all ranks together open in HDF5."""
     import h5py
 
     real, count = h5py.File, 0
@@ -133,7 +133,7 @@ def _opened(comm: Any, start: Callable[[int], None]) -> int:
 
 
 def _made(comm: Any, data: Path, count: int) -> Path:
-    """The folder of the files, which all ranks make together if it is not there."""
+    """Return the folder of the files. All ranks make it together if it does not exist."""
     import h5py
     import numpy as np
 

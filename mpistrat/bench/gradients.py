@@ -1,4 +1,4 @@
-"""All-reduce of the gradients of known networks, float32."""
+"""Measure all-reduce of the float32 gradients of known networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rivals: TypeAlias = "Callable[[Any, Sequence[tuple[int, ...]]], Mapping[tuple[st
 
 
 class GradientsWay(NamedTuple):
-    """One way to do it: ``times(k)`` does it k times, ``totals()`` are the sums of the ``gradients``."""
+    """A way to reduce: ``times(k)`` reduces ``gradients`` k times, and ``totals()`` returns the sums."""
 
     gradients: list[np.ndarray]
     times: Callable[[int], object]
@@ -29,16 +29,19 @@ class GradientsWay(NamedTuple):
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("gradients", __doc__ or "", repetitions=11)
     parser.add_argument(
         "--network",
         choices=list(NETWORKS),
         action="append",
-        help="measure this one, may be repeated (all)",
+        help="measure only this network; repeatable (all)",
     )
     parser.add_argument(
-        "--part", type=launch.positive, default=1, help="only every such tensor, for a trial (%(default)s)"
+        "--part",
+        type=launch.positive,
+        default=1,
+        help="measure only every N-th tensor, for a trial (%(default)s)",
     )
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
@@ -73,7 +76,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 
 def views(shapes: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a zeroed buffer, and arrays of these shapes one behind the other in it."""
+    """Return a zeroed buffer, and consecutive views of it with these shapes."""
     import numpy as np
 
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
@@ -111,7 +114,7 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
 
 
 def _one_call(comm: Any, flat: np.ndarray, total: np.ndarray, k: int) -> None:
-    """What MPI's own all-reduce takes, of as many bytes."""
+    """Call MPI's own all-reduce k times for the same number of bytes."""
     for _ in range(k):
         comm.Allreduce(flat, total)
 
@@ -126,7 +129,7 @@ def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -
 
 
 def _fault(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> str | None:
-    """What is wrong with the sums of some way, None if nothing. Leaves gradients zero, as sums then are."""
+    """Return the wrong sums of all ways and ranks as text, or None. Set gradients to zero, and so their sums."""
     import numpy as np
 
     faults = []

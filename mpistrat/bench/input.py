@@ -1,4 +1,4 @@
-"""Reading batches out of HDF5 files, warm (from memory) and cold (from the disk)."""
+"""Measure reading batches from HDF5 files, warm (from the page cache) and cold (from the disk)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mpistrat.bench.report import LIBRARY, Report
 
 BATCH = 64
 WARM, COLD = "warm", "cold"
-_COMPUTED = 0.005  # seconds of a step
-_INDICES = (6, 9, 12)  # rows: ten to the power of these
+_COMPUTED = 0.005  # seconds of computation per step
+_INDICES = (6, 9, 12)  # numbers of rows, as powers of ten
 _SHUFFLED = f"{LIBRARY}, shuffled"
 _UNTHREADED = f"{LIBRARY}, prefetch(0)"
 
@@ -30,20 +30,20 @@ def main(argv: list[str]) -> int | None:
 def parser() -> argparse.ArgumentParser:
     """Return a parser of the arguments of this subject."""
     parser = argparse.ArgumentParser(prog="mpistrat bench input", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder to make the files in")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
         "--mib", type=launch.positive, default=512, help="MiB of rows in each layout (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is in the files (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the contents of the files (%(default)s)")
     parser.add_argument(
-        "--repetitions", type=launch.positive, default=5, help="measurements of each way (%(default)s)"
+        "--repetitions", type=launch.positive, default=5, help="measurements of each program (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
     return parser
 
 
 def run(parser: argparse.ArgumentParser, argv: list[str], measurement: type[Measurement]) -> int:
-    """Run the subject by a measurement that may know more ways."""
+    """Run the subject by a measurement class, which may add ways and cases."""
     arguments = parser.parse_args(argv)
     if launch.under_several_ranks():
         parser.error("input measures one rank: call it without a launcher")
@@ -52,7 +52,7 @@ def run(parser: argparse.ArgumentParser, argv: list[str], measurement: type[Meas
 
 
 class Measurement:
-    """All cases, one after another.
+    """The measurement of all cases.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Measurement:
     """
 
     def __init__(self, arguments: argparse.Namespace):
-        # Here, since these load the BLAS, whose number of threads is set by now.
+        # Imported here: it loads the BLAS, which reads its number of threads from the environment set before.
         from mpistrat.bench.programs import hdf5_files
 
         self._files = hdf5_files
@@ -76,7 +76,7 @@ class Measurement:
         }
 
     def run(self) -> int:
-        """Measure, print and write."""
+        """Measure all cases, print the table and write the file."""
         cold = self._files.forget(self.paths["contiguous"])
         self._in_order(cold)
         self._shuffled(cold)
@@ -86,22 +86,20 @@ class Measurement:
         self._memory()
         print(self.report.table())
         if not cold:
-            print(
-                "nothing is measured cold: this system does not drop files from its memory when it is told to"
-            )
+            print("nothing is measured cold: this system does not drop files from the page cache on request")
         if self.arguments.json:
             self.report.write_json(self.arguments.json)
         return 0
 
     def rivals(self, paths: list[str], decoded: bool) -> dict[str, Callable[[], object]]:
-        """Return further ways to read these files in order, whose chunks may have to be decoded."""
+        """Return further ways to read these files in order. ``decoded``: their chunks are compressed."""
         return {}
 
     def further(self) -> None:
-        """Measure cases of one's own."""
+        """Measure further cases. Subclasses add them."""
 
     def programs(self) -> dict[str, list[str]]:
-        """Return what is run for its memory: arguments of Python, to which the files are added."""
+        """Return the programs for measurements of memory: arguments of Python, without the files."""
         folder = Path(__file__).parent / "programs"
         return {
             LIBRARY: [str(folder / "read_batches.py"), str(BATCH)],
@@ -109,7 +107,7 @@ class Measurement:
         }
 
     def raw(self, paths: list[str]) -> Callable[[], object]:
-        """Return what reads the bytes of these files: no program reads faster."""
+        """Return a function that reads the bytes of these files: no program reads faster."""
         from mpistrat.bench.programs import read_bytes
 
         return partial(read_bytes.epoch, paths, BATCH * self._files.ROW_BYTES)
@@ -143,7 +141,7 @@ class Measurement:
             self.compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
 
     def _index(self) -> None:
-        """One index of a shuffled epoch, in batches of as many as the library finds at once."""
+        """Measure one index of a shuffled epoch, computed in batches as the library does."""
         import numpy as np
         from mpi4py import MPI
 
@@ -170,7 +168,7 @@ class Measurement:
             self.report.add(f"an index of 10^{exponent}, shuffled", LIBRARY, 8, median(samples))
 
     def _step(self) -> None:
-        """A program that computes for as long as it says, and finds its batches read when it is done."""
+        """Measure a program that computes for a fixed time while its next batch is read."""
         import numpy as np
 
         from mpistrat.bench.programs import read_batches as library
@@ -223,7 +221,7 @@ class Measurement:
 
 
 def _calls_within(seconds: float, call: Callable[[], object]) -> int:
-    """How often a function can be called in that time."""
+    """Return how often a function can be called in this time."""
     import time
 
     call()

@@ -1,4 +1,4 @@
-"""How a measurement comes to run under several ranks."""
+"""Launching a measurement under several ranks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_
 
 
 def parser(subject: str, description: str, repetitions: int) -> argparse.ArgumentParser:
-    """A parser of the arguments that all subjects take."""
+    """Return a parser of the arguments that all subjects have."""
     parser = argparse.ArgumentParser(prog=f"mpistrat bench {subject}", description=description)
     parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
     parser.add_argument(
-        "--repetitions", type=positive, default=repetitions, help="measurements of each way (%(default)s)"
+        "--repetitions", type=positive, default=repetitions, help="measurements of each program (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
     parser.add_argument(
         "--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})"
     )
     parser.add_argument(
-        "--here", action="store_true", help="measure the ranks that run this command, launch none"
+        "--here", action="store_true", help="measure the ranks that run this command; launch no others"
     )
     return parser
 
 
 def positive(text: str) -> int:
-    """An argument that is a positive number."""
+    """Return an argument as a positive number."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be positive, not {number}")
@@ -41,20 +41,20 @@ def positive(text: str) -> int:
 
 
 def under_several_ranks() -> bool:
-    """Whether a launcher started this process together with others."""
+    """Return whether a launcher started this process together with others."""
     started = started_tasks(os.environ)
     return started is not None and started.tasks > 1
 
 
 def command(n: int, launcher: str | None, program: Sequence[str]) -> list[str]:
-    """The command that runs ``python program...`` under n ranks."""
+    """Return the command that runs ``python program...`` under n ranks."""
     if launcher is None:
         return [sys.executable, "-m", "mpistrat", "run", "-n", str(n), *program]
     return [*shlex.split(launcher.replace("{n}", str(n))), sys.executable, *program]
 
 
 def one_thread(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to an environment so that a rank has one BLAS thread: nothing where the user chose.
+    """Return the variables that give a rank one BLAS thread: none if the user has set one of them.
 
     Examples
     --------
@@ -65,16 +65,16 @@ def one_thread(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of launched ranks."""
+    """Return the environment of launched ranks."""
     environ = without_launcher(os.environ)
     return {**environ, **one_thread(environ)}
 
 
 def launched(program: Sequence[str], arguments: argparse.Namespace, argv: Sequence[str]) -> int | None:
-    """Launch ``python program... argv...`` under the ranks that its arguments ask for, and return their exit status.
+    """Launch ``python program... argv...`` under the ranks of its arguments, and return their exit status.
 
-    None if the measurement should run in this process, whose environment then says how many threads a
-    BLAS that is loaded later may use.
+    Return None if the measurement should run in this process. Its environment then limits the threads of a
+    BLAS that is loaded later.
     """
     if arguments.here or under_several_ranks():
         os.environ.update(one_thread(os.environ))
@@ -84,5 +84,5 @@ def launched(program: Sequence[str], arguments: argparse.Namespace, argv: Sequen
 
 
 def no_rivals(*_: Any) -> dict[Any, Any]:
-    """Return no programs to compare with: the default of subjects, which `benchmarks/` replaces."""
+    """Return no competitors: the default of subjects, which the programs in `benchmarks/` replace."""
     return {}

@@ -1,4 +1,4 @@
-"""How much memory a program takes, its children included."""
+"""The peak memory of a program and its children."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 def peak(program: Sequence[str], environ: Mapping[str, str] | None = None) -> int | None:
-    """The peaks of ``python program...`` and of its children together, in bytes; None if nobody tells.
+    """Return the sum of the peak memories of ``python program...`` and its children, or None without /proc.
 
-    Memory that they share counts for each.
+    The result is in bytes. Shared memory counts once per process.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a call of the library costs beyond the MPI call in it."""
+"""Measure the time of calls of the library beyond the MPI call inside."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 PROGRAM = ("-m", "mpistrat.bench.overhead")
-FLOATS = 16  # of the one array
+FLOATS = 16  # length of the single array
 ARRAYS = 200
-LENGTHS = (16, 256, 4096)  # floats of each of the many
+LENGTHS = (16, 256, 4096)  # floats per array of a list
 Rivals: TypeAlias = "Callable[[Any, list[np.ndarray]], Mapping[str, Callable[[int], object]]]"
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("overhead", __doc__ or "", repetitions=30)
     parser.add_argument(
-        "--inner", type=launch.positive, default=500, help="calls in one measurement (%(default)s)"
+        "--inner", type=launch.positive, default=500, help="calls per measurement (%(default)s)"
     )
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
@@ -79,7 +79,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             empty()
 
     def raw(array: np.ndarray) -> Callable[[int], None]:
-        """MPI's own call, into memory that is there."""
+        """Return repeated calls of MPI's own all-reduce into existing memory."""
         total = np.empty_like(array)
 
         def times(k: int) -> None:

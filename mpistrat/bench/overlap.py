@@ -1,8 +1,8 @@
-"""What is hidden of an all-reduce of gradients behind the computing of the next ones.
+"""Measure how much of an all-reduce of gradients overlaps with the computation of the next gradients.
 
-Layer after layer, last first, a gradient is computed and its reduction begun. Computing alone and reducing alone say
-what there is to hide. Most MPI libraries go on with a reduction in their own calls only, so a layer is computed in
-blocks, between which they are called.
+From the last layer to the first, a gradient is computed and its reduction begun. The times of computing alone and of
+reducing alone show how much could overlap. Most MPI libraries make progress only inside MPI calls, so a layer is
+computed in blocks with an MPI call after each.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Rivals: TypeAlias = "Callable[[Any, Network], Mapping[str, tuple[Callable[[int],
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("overlap", __doc__ or "", repetitions=15)
-    parser.add_argument("--layers", type=launch.positive, default=8, help="of the network (%(default)s)")
+    parser.add_argument(
+        "--layers", type=launch.positive, default=8, help="layers of the network (%(default)s)"
+    )
     parser.add_argument(
         "--width",
         type=launch.positive,
         default=1024,
-        help="of a layer, whose gradient is a square (%(default)s)",
+        help="width of a layer; its gradient is square (%(default)s)",
     )
-    parser.add_argument(
-        "--blocks", type=launch.positive, default=8, help="in which a layer is computed (%(default)s)"
-    )
-    parser.add_argument("--rows", type=launch.positive, default=256, help="of a batch (%(default)s)")
+    parser.add_argument("--blocks", type=launch.positive, default=8, help="blocks per layer (%(default)s)")
+    parser.add_argument("--rows", type=launch.positive, default=256, help="rows per batch (%(default)s)")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
@@ -66,14 +66,14 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             report.add(f"{arguments.layers} layers", way, nbytes, seconds)
         print(report.table())
         for way in (way for way in totals if way != ONE_LIST):
-            print(f"{way} hides {hidden(medians, way):.0%} of what reducing alone takes")
+            print(f"{way} hides {hidden(medians, way):.0%} of the time of reducing alone")
         if arguments.json:
             report.write_json(arguments.json)
     return 0
 
 
 def hidden(seconds: Mapping[str, float], way: str) -> float:
-    """The share of the time of reducing alone that a way does not take beyond computing alone.
+    """Return the part of the time of reducing alone that a way hides behind computation.
 
     Examples
     --------
@@ -84,21 +84,21 @@ def hidden(seconds: Mapping[str, float], way: str) -> float:
 
 
 class Network:
-    """Square layers without activations: for each gradient two matrix products, as in any dense layer."""
+    """A network of square layers without activations. Each gradient takes two matrix products."""
 
     def __init__(self, rank: int, layers: int, width: int, rows: int, blocks: int):
         import numpy as np
 
         rng = np.random.default_rng(rank)
         self._inputs = [rng.standard_normal((rows, width), np.float32) for _ in range(layers)]
-        scale = np.float32(width**-0.5)  # so that all gradients are of one size
+        scale = np.float32(width**-0.5)  # keeps the values of all gradients in the same range
         self._weights = [scale * rng.standard_normal((width, width), np.float32) for _ in range(layers)]
         self._deltas = [rng.standard_normal((rows, width), np.float32) for _ in range(layers + 1)]
         self.gradients = [np.zeros((width, width), np.float32) for _ in range(layers)]
         self._blocks = [slice(width * i // blocks, width * (i + 1) // blocks) for i in range(blocks)]
 
     def compute(self, i: int, between: Callable[[], object] = lambda: None) -> np.ndarray:
-        """Gradient ``i`` of the backward pass, and what the next one needs; ``between`` is called after each block."""
+        """Compute gradient ``i`` of the backward pass. Call ``between`` after each block."""
         import numpy as np
 
         for block in self._blocks:
@@ -111,7 +111,7 @@ class Network:
 def _ways(
     comm: Any, network: Network, rivals: Rivals
 ) -> tuple[dict[str, Callable[[int], object]], dict[str, Sequence[np.ndarray]]]:
-    """What is measured, and where those that compute and reduce leave their totals."""
+    """Return the ways to measure, and the lists that get the totals of those that reduce."""
 
     import mpistrat
 
@@ -167,7 +167,7 @@ def _fault(
     ways: Mapping[str, Callable[[int], object]],
     totals: Mapping[str, Sequence[np.ndarray]],
 ) -> str | None:
-    """What is wrong with the totals of some way, None if nothing."""
+    """Return the wrong totals of all ways and ranks as text, or None."""
     import numpy as np
 
     ways[COMPUTING](1)

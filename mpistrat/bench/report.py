@@ -1,4 +1,4 @@
-"""What was measured: rows that become a table and a file."""
+"""The results of a measurement, as a table and as a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ LIBRARY = "mpistrat"
 
 
 class Row(NamedTuple):
-    """One median.
+    """The median of one measurement.
 
     Attributes
     ----------
     subject, case : str
-        What was measured.
+        The subject, and the case of it.
     way : str
-        Who did it: ``"mpistrat"`` or the competitor's name.
+        The program: ``"mpistrat"`` or the name of a competitor.
     bytes : int
-        Of one replica's message; peak memory where the case is ``"memory"``, files where it is ``"opened"``.
+        Bytes of one replica's message; in case ``"memory"`` peak memory, in case ``"opened"`` a number of files.
     seconds : float
-        The median over the repetitions; 0 where the case is one of these.
+        The median over the repetitions; 0 in these two cases.
     n : int
         Number of ranks.
     """
@@ -35,12 +35,12 @@ class Row(NamedTuple):
 
     @property
     def is_memory(self) -> bool:
-        """Whether ``bytes`` is what was measured."""
+        """Whether the row is a measurement of memory, in ``bytes``."""
         return self.case == "memory"
 
     @property
     def is_count(self) -> bool:
-        """Whether ``bytes`` is a number of files."""
+        """Whether the row is a number of files, in ``bytes``."""
         return self.case == "opened"
 
 
@@ -75,9 +75,9 @@ class Report:
         self.rows.append(Row(self.subject, case, way, nbytes, seconds, self.n))
 
     def table(self) -> str:
-        """An aligned table: what the library takes stands beside each competitor.
+        """Return an aligned table that compares the library with each competitor.
 
-        Rows of one case and size stand together, whenever they were added.
+        Rows of the same case and size are grouped.
         """
         first: dict[tuple[str, int], int] = {}
         for number, row in enumerate(self.rows):
@@ -105,7 +105,7 @@ class Report:
         return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{difference}"
 
     def write_json(self, path: str | Path) -> None:
-        """Write the rows: a list of objects."""
+        """Write the rows as a JSON list of objects."""
         Path(path).write_text(json.dumps([row._asdict() for row in self.rows], indent=1) + "\n")
 
 

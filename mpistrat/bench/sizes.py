@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them."""
+"""Sizes and rates as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def size(text: str) -> int:
-    """Bytes, as an argument.
+    """Return the bytes of a size with a unit.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def size(text: str) -> int:
 
 
 def sizes(text: str) -> list[int]:
-    """Sizes with commas between them.
+    """Return the bytes of sizes separated by commas.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def sizes(text: str) -> list[int]:
 
 
 def rate(text: str) -> float:
-    """Bits per second, with the suffixes of ``tc``, as bytes per second.
+    """Return the bytes per second of a rate in bits per second, with a unit of ``tc``.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def rate(text: str) -> float:
 
 
 def in_words(nbytes: int) -> str:
-    """A size in the largest unit that divides it.
+    """Return a size in the largest unit that divides it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""From launch to the end of the first all-reduce, and the memory that takes."""
+"""Measure time and memory from the launch to the end of the first all-reduce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Start(NamedTuple):
-    """One launch: what the slowest and the largest rank took."""
+    """A launch: the times of the slowest rank, and the memory of the largest."""
 
     since_launch: float
     since_first_line: float
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int | None:
         for way in ways:
             path = Path(__file__).parent / "programs" / PROGRAMS[way]
             start = _start(launch.command(arguments.n, launcher, [str(path)]), arguments.n)
-            if repetition:  # the first only warms the page cache
+            if repetition:  # the first launch only warms the page cache
                 starts[way].append(start)
     report = Report("startup", arguments.n)
     for case, what in (("launch to first all-reduce", 0), ("first line to first all-reduce", 1)):
@@ -56,15 +56,15 @@ def main(argv: list[str]) -> int | None:
 
 
 def _mpirun() -> str:
-    """The launcher itself: `mpistrat run` looks around before it starts one, which is no cost of the library."""
+    """Return the command of mpirun. The checks of `mpistrat run` are not a cost of the library."""
     beside = Path(sys.executable).with_name("mpirun")
     path = str(beside) if beside.exists() else shutil.which("mpirun")
     if path is None:
-        sys.exit("found no mpirun beside this Python nor on PATH: name a launcher by --launcher")
+        sys.exit("found no mpirun beside this Python or on PATH: give a launcher by --launcher")
     return f"{shlex.quote(path)} -n {{n}}"
 
 
-# Whoever starts this, with as many cores as there are.
+# Allow root, and more ranks than cores.
 _LENIENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

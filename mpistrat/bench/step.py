@@ -1,4 +1,4 @@
-"""One training step of a perceptron."""
+"""Measure one training step of a perceptron."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Rivals: TypeAlias = "Callable[[Any, list[np.ndarray], float], Mapping[str, Train
 
 
 class TrainingStep(Protocol):
-    """A program of which steps are timed, and whose parameters are compared with those of the others."""
+    """A program that does training steps. Its parameters are compared with those of the other programs."""
 
     @property
     def parameters(self) -> list[np.ndarray]:
-        """The parameters as they are now."""
+        """The current parameters."""
         ...
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Do one step, and return this rank's part of the loss."""
+        """Do one step. Return this rank's part of the loss."""
         ...
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
-    """Run the subject with these arguments, beside rivals that the same ``program`` gives."""
+    """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("step", __doc__ or "", repetitions=50)
-    parser.add_argument("--momentum", type=float, default=0.0, help="of the optimizer (%(default)s)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
-    # Here, since these load the BLAS, whose number of threads is set by now.
+    # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
 
     from mpistrat.bench.programs.perceptron import initial_parameters, random_batch
@@ -88,7 +88,7 @@ def _steps(program: Any, batch: tuple[np.ndarray, np.ndarray], k: int) -> None:
 
 
 def difference(parameters: Mapping[str, Sequence[np.ndarray]]) -> str | None:
-    """What is not equal between the programs, up to rounding; None if all is.
+    """Return the first difference of parameters between programs beyond rounding, or None.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Several ways to do the same, measured in turn."""
+"""Interleaved timing of several programs that do the same."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def interleaved(
     warmup: int = 2,
     before: Callable[[], object] | None = None,
 ) -> dict[Way, list[float]]:
-    """Seconds that each way takes, those of the slowest rank, once per repetition. Collective.
+    """Return the seconds of each way, by the slowest rank, once per repetition. Collective.
 
-    Each repetition measures every way, beginning with another one each time, so that what disturbs the
-    machine for a while disturbs all of them. The ranks meet before each measurement.
+    Each repetition measures every way and starts with another one, so that a disturbance of the machine
+    affects all of them. A barrier precedes each measurement.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
     ways : mapping of str, or another key, to callable
-        ``way(k)`` does the thing k times.
+        ``way(k)`` repeats the operation k times.
     repetitions : int
     inner : int
-        How many times a way does its thing in one measurement; the seconds are those of one time.
+        Operations per measurement. The seconds are those of one operation.
     warmup : int
-        Repetitions beforehand that are not counted.
+        First repetitions, which are not counted.
     before : callable, optional
-        Called before each measurement, and not counted.
+        Called before each measurement, outside of the measured time.
 
     Examples
     --------
@@ -65,5 +65,5 @@ def interleaved(
 
 
 def median(seconds: list[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return statistics.median(seconds)

@@ -1,4 +1,4 @@
-"""From which size on which all-reduce algorithm is the fastest here."""
+"""Find the fastest all-reduce algorithm for each size on this machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
     parser = launch.parser("tune", __doc__ or "", repetitions=9)
     parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"of the array ({SIZES})"
+        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )
     parser.add_argument(
-        "--seconds", type=float, default=2, help="for one size: repeat less often than that (%(default)g)"
+        "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what was measured, keep nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the results without storing them")
     arguments = parser.parse_args(argv)
     status = launch.launched(("-m", "mpistrat.bench.tune"), arguments, argv)
     return _measure(arguments) if status is None else status
@@ -44,10 +44,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
-    topology.costs = {}  # of the choice that is built in
+    topology.costs = {}  # measure the built-in choice
     names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
     if not names:
-        print("one rank reduces nothing: start several, as in mpistrat bench tune -n 4")
+        print("one rank has no all-reduce to measure: start several, as in mpistrat bench tune -n 4")
         return 1
     points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     lines = [
@@ -65,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
             _keep(cost_file.path_of(topology), cost_file.to_json(topology, points))
-            print(f"kept in {cost_file.path_of(topology)}; {Options.tuned.variable}=1 makes programs heed it")
+            print(f"kept in {cost_file.path_of(topology)}; programs use it with {Options.tuned.variable}=1")
         if arguments.json:
             _keep(arguments.json, cost_file.to_json(topology, points))
     return 0

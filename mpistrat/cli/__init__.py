@@ -1,7 +1,7 @@
-"""What people type: ``mpistrat COMMAND``, or ``python -m mpistrat COMMAND``.
+"""The command line: ``mpistrat COMMAND``, or ``python -m mpistrat COMMAND``.
 
-One command is one file, or one folder with a file ``main``; its ``command`` loads when it is used. A new one is
-a new file and a line in `COMMANDS`.
+A command is one file, or one folder with a file ``main``. The file has an object ``command`` and is imported when
+the command is used. A new command is a new file and a line in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import click
 
 from mpistrat.version import __version__
 
-# Command -> its module, and what `mpistrat --help` says about it.
+# Command -> its module, and its line in `mpistrat --help`.
 COMMANDS = {
     "run": ("run.main", "Start a Python program on this machine, one process per rank."),
     "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
     "slurm": ("slurm.main", "Write batch scripts for SLURM."),
-    "check": ("check.main", "Find what will break a job, under the command line that starts it."),
-    "hosts": ("hosts", "Show who the ranks are, where that is read from, and what MPI says."),
-    "shard": ("shard", "Divide the rows of HDF5 files over a number of new files."),
-    "data": ("data", "Show what HDF5 files hold, and how replicas would share them."),
-    "bench": ("bench", "Measure."),
+    "check": ("check.main", "Find what will break a job. Start it like the job itself."),
+    "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
+    "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
+    "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
+    "bench": ("bench", "Measure the speed of this machine and of the library."),
 }
 
 
 class _Commands(click.Group):
-    """A group that imports the file of a command when that command is used, and not for the list of them."""
+    """The group of all commands. It imports the file of a command only when that command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -50,5 +50,5 @@ def commands() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command, with the arguments of this process unless others are given."""
+    """Run a command. The arguments default to those of this process."""
     commands.main(args=arguments, prog_name="mpistrat")

@@ -10,20 +10,20 @@ import click
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
     "step": "One training step on several ranks.",
-    "startup": "From the start of a program to its first step.",
-    "overhead": "What a call costs beyond what it computes.",
-    "input": "Reading batches out of HDF5 files.",
+    "startup": "The time from the start of a program to its first step.",
+    "overhead": "The time of a call beyond its computation.",
+    "input": "Reading batches from HDF5 files.",
     "checkpoint": "Saving variables to a file, and loading them.",
     "files": "Starting on many small HDF5 files.",
-    "allreduce": "All-reduce of one array, size by size, by all algorithms.",
+    "allreduce": "All-reduce of one array, by size and algorithm.",
     "gradients": "All-reduce of the gradients of known networks.",
-    "overlap": "What is hidden of an all-reduce behind computing.",
-    "tune": "From which size on which all-reduce algorithm is the fastest here.",
+    "overlap": "The part of an all-reduce that overlaps with computation.",
+    "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 
 
 class _Subject(click.Command):
-    """A command that leaves all of its arguments, --help too, to the subject's own parser."""
+    """A command that passes all its arguments, also --help, to the parser of the subject."""
 
     def __init__(self, name: str):
         super().__init__(name, callback=self._measure, add_help_option=False)
@@ -58,7 +58,7 @@ class _Subjects(click.Group):
 
 @click.command(cls=_Subjects, subcommand_metavar="SUBJECT [ARGS]...")
 def command() -> None:
-    """Measure.
+    """Measure the speed of this machine and of the library.
 
-    What follows SUBJECT is for it; `mpistrat bench SUBJECT --help` says what that can be.
+    The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """

@@ -1,4 +1,4 @@
-"""``mpistrat data``: what HDF5 files hold, and how replicas would share them."""
+"""``mpistrat data``: what HDF5 files contain, and how replicas would share them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def command(
     batch_size: int,
     as_json: bool,
 ) -> None:
-    """Show what HDF5 files hold, how they are stored and read, and how replicas would share them.
+    """Show what HDF5 files contain, how they are stored and read, and how replicas would share them.
 
     \b
     mpistrat data /scratch/images
     mpistrat data 'train-*.h5' --dataset image --replicas 64 --batch-size 4096
 
-    Without --dataset, those that are as long as the largest of the first file; the others are told with the
-    reason. The exit status is 1 if a file is damaged or does not fit the others.
+    Without --dataset, it shows the datasets of the first file that have as many rows as the largest one. The others
+    are listed with the reason. The exit status is 1 if a file is damaged or does not fit the others.
     """
     paths = _files(inputs)
     found, problems, beside = _described(paths, datasets)
@@ -88,7 +88,7 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
 def _described(
     paths: list[str], datasets: tuple[str, ...]
 ) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
-    """The records of the files that are sound, what is wrong with the others, and which datasets are no rows."""
+    """Return the records of intact files, the problems of the others, and the datasets without rows."""
     from mpistrat.data.hdf5.describe import describe
     from mpistrat.data.write.contents import contents
 
@@ -120,7 +120,7 @@ def _described(
 
 
 def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[str]:
-    """Those datasets that can be described by themselves; what is wrong with the others goes to the problems."""
+    """Return the datasets that can be described. Add the errors of the others to ``problems``."""
     from mpistrat.data.hdf5.describe import describe
 
     readable = []
@@ -135,7 +135,7 @@ def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[st
 
 
 def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
-    """Type of every dataset, and the ways in which it is stored, with the number of files."""
+    """Return the type of each dataset, and the number of files for each way of reading it."""
     from mpistrat.data.hdf5.describe import way_of_reading
 
     if not records:
@@ -159,7 +159,7 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
 
 
 def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
-    """Steps per epoch under each policy, and how uneven the shares of files are."""
+    """Return the steps per epoch under each policy, and the imbalance of the shares of files."""
     from mpistrat.data.distribute.autoshard import MOST_IMBALANCE, deal, imbalance
     from mpistrat.data.rows.split import piece
 
@@ -194,11 +194,11 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
         rows = [each["rows"] for each in files]
         size = sum(each["bytes"] for each in files) / 2**20
         click.echo(f"{len(files)} files, {sum(rows):,} rows, {size:,.1f} MiB")
-        click.echo(f"rows of a file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
+        click.echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
         width = max(len(each["name"]) for each in (*report["datasets"], *report["beside"]))
         for each in report["datasets"]:
             kind = f"{each['dtype']} {tuple(each['shape'])}"
-            click.echo(f"{each['name']:<{width}}  {kind}, {each['row_bytes']:,} bytes a row")
+            click.echo(f"{each['name']:<{width}}  {kind}, {each['row_bytes']:,} bytes per row")
             for way, count in each["read"].items():
                 click.echo(f"{'':<{width}}    {count} files: {way}")
         for each in report["beside"]:
@@ -209,7 +209,7 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
         if len(files) > _SHOWN:
             click.echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
     if report["policies"]:
-        click.echo(f"\nsteps of an epoch, global batches of {batch_size} rows")
+        click.echo(f"\nsteps per epoch, global batches of {batch_size} rows")
         head = ("replicas", "DATA", "FILE", "FILE, balanced", "OFF", "AUTO", "longest share of files")
         click.echo("".join(f"{title:>{len(title) + 3}}" for title in head))
         for each in report["policies"]:

@@ -1,4 +1,4 @@
-"""``mpistrat hosts``: who the ranks are, where that is read from, and what MPI says."""
+"""``mpistrat hosts``: the ranks, the variables that describe them, and what MPI says."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
 
 
 @click.command()
-@click.option("--no-mpi", is_flag=True, help="Only read the environment, and do not start MPI.")
+@click.option("--no-mpi", is_flag=True, help="Read the environment only: do not start MPI.")
 def command(no_mpi: bool) -> None:
-    """Show who the ranks are, where that is read from, and what MPI says.
+    """Show the ranks, the variables that describe them, and what MPI says.
 
     \b
     mpistrat hosts
@@ -52,7 +52,7 @@ def command(no_mpi: bool) -> None:
 
 
 def _wait_for_rank_0() -> None:
-    """The first rank that ends with an error ends the others, and rank 0 may still be printing."""
+    """Wait until rank 0 has printed: the first rank that ends with an error ends all others."""
     from mpistrat.runtime.process import mpi
 
     sys.stdout.flush()
@@ -60,7 +60,7 @@ def _wait_for_rank_0() -> None:
 
 
 def _row(placement: Placement) -> list[str]:
-    """One rank of the table of ranks."""
+    """Return the row of one rank in the table of ranks."""
     from mpistrat.runtime.process import affinity
 
     cores = affinity.cores()
@@ -69,7 +69,7 @@ def _row(placement: Placement) -> list[str]:
 
 
 def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:
-    """What MPI says of this rank, the rows of all ranks, and the first rank's contradictions. Collective."""
+    """Return MPI's placement of this rank, the rows of all ranks, and contradictions of one rank. Collective."""
     from mpistrat.cluster_resolver import MpiClusterResolver
     from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
     from mpistrat.runtime.process import mpi
@@ -113,7 +113,7 @@ def _show(
 
 
 def _said(known: Placement, name: str) -> Any:
-    """What MPI says itself; GPUs and the job are the environment's."""
+    """Return a fact that MPI itself gives, else None: GPUs and the job come from the environment."""
     if name == "launcher" or known.sources.get(name) != "MPI":
         return None
     return getattr(known, name)

@@ -53,7 +53,7 @@ def command(as_json: bool) -> None:
 
 
 def _options() -> dict[str, str]:
-    """Return the options of ``mpistrat.rc``, and the variables that look like one and are not."""
+    """Return the options of ``mpistrat.rc``, and variables ``MPISTRAT_*`` that are not options."""
     rc, found = environment.rc, {}
     for option in environment.options():
         try:
@@ -89,21 +89,24 @@ def _version(name: str) -> str:
 
 
 def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
-    """Fill in what MPI says. The rank of this process, and the table of algorithms."""
+    """Fill in the facts of MPI. Return the rank of this process and the table of algorithms."""
     from mpistrat.runtime.process import mpi
 
     try:
         MPI = mpi.start()
-    except (ImportError, RuntimeError) as error:  # no libmpi; or each task is alone, which the text explains
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # libmpi is missing, or each task is a job of its own
         library["library"] = f"not usable: {error}"
-        return 0, "none without MPI"
+        return 0, "not available without MPI"
     from mpistrat.collectives.algorithms import costs
     from mpistrat.collectives.algorithms.choose import describe
     from mpistrat.runtime.topology import Topology
 
     try:
         topology = Topology.of(MPI.COMM_WORLD)
-    except ValueError as error:  # an option that a rank cannot read, or that differs
+    except ValueError as error:  # an option is invalid, or differs between ranks
         ranks["ranks"] = f"not usable: {error}"
         return MPI.COMM_WORLD.rank, "none"
     costs.heed(topology)
@@ -123,7 +126,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 
 
 def _routes(topology: Any) -> tuple[str, str]:
-    """How arrays on the ranks' GPUs are reduced, and why not otherwise; and what the MPI library moves between GPUs."""
+    """Return the route of arrays on GPUs with the reasons against others, and the operations on device pointers."""
     from mpistrat.cluster_resolver.ranks.own_device import own_device
     from mpistrat.collectives.gpu.all_reduce import obstacles
 
@@ -143,7 +146,7 @@ def _routes(topology: Any) -> tuple[str, str]:
 
 
 def _devices() -> str:
-    """What this node has beside its processors."""
+    """Return the GPUs of this node as text, or the reason why it has no usable GPU."""
     from mpistrat.runtime.device import cupy_for, gpu_count
     from mpistrat.runtime.gpu.bounds import bounds
 
@@ -153,7 +156,7 @@ def _devices() -> str:
         names = [
             f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)
         ]
-    except RuntimeError as error:  # CUDA's, too
+    except RuntimeError as error:  # also errors of CUDA
         return f"cpu ({error})"
     return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
 

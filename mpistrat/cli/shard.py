@@ -1,4 +1,4 @@
-"""``mpistrat shard``: HDF5 files to more files, or to fewer."""
+"""``mpistrat shard``: the rows of HDF5 files in more files, or in fewer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import click
 @click.option("-n", "count", type=click.IntRange(min=1), required=True, help="Number of new files.")
 @click.option(
     "--out", "folder", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write them; made if it does not exist.",
+    help="Directory of the new files; created if it does not exist.",
 )  # fmt: skip
-@click.option("--name", metavar="NAME", help="What the new files are called, instead of like the inputs.")
+@click.option("--name", metavar="NAME", help="Base name of the new files.  [default: from the inputs]")
 @click.option("--dataset", "datasets", multiple=True, metavar="NAME", help="Only this dataset; repeatable.")
 @click.option(
     "--by", type=click.Choice(["rows", "bytes"]), default="rows", show_default=True,
-    help="What the files get equal amounts of.",
+    help="Quantity that is equal in all files.",
 )  # fmt: skip
 @click.option(
     "--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows."
@@ -35,16 +35,16 @@ def command(
     chunk: int | None,
     compress: str | None,
 ) -> None:
-    """Divide the rows of HDF5 files over a number of new files.
+    """Divide the rows of HDF5 files among a number of new files.
 
     \b
     mpistrat shard big.h5 -n 64 --out shards
     mpistrat shard big.h5 -n 64 --out shards --compress zstd --chunk 32
     mpistrat shard 'shards/*.h5' -n 1 --out whole
 
-    Rows, types and attributes stay, in their order, and datasets with a single value go to every new file.
-    Contiguous storage unless --chunk or --compress asks for chunks. The new files appear when all are complete;
-    files that exist are never replaced.
+    The order of rows, the types and the attributes are kept. Every new file has a copy of the datasets with a single
+    value. Storage is contiguous without --chunk and --compress. The new files appear when all are complete; existing
+    files are never replaced.
     """
     from mpistrat.data.hdf5.file_list import FileList
     from mpistrat.data.write.reshard import shard

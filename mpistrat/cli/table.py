@@ -1,4 +1,4 @@
-"""Tables that are legible in a terminal and in the log of a job."""
+"""Tables that can be read in a terminal and in the log of a job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Where tables are printed: without colours, and wide enough, where there is no terminal."""
+    """Return the console for tables: without a terminal it has no colours and 140 columns."""
     from rich.console import Console
 
     try:
-        columns = os.get_terminal_size(
-            1
-        ).columns  # none: the pseudo-terminal that a launcher makes for its ranks
+        columns = os.get_terminal_size(1).columns  # 0 in the pseudo-terminal that a launcher gives its ranks
     except OSError:
         columns = 0
     if columns:

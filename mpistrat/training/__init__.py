@@ -1,4 +1,4 @@
-"""What a training script needs around a strategy."""
+"""Optimizers, metrics, checkpoints, preemption and progress of training programs."""
 
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.training.checkpoint.variables import load, save, save_async

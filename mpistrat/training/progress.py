@@ -1,4 +1,4 @@
-"""A progress bar on one replica."""
+"""The progress bar of a training loop."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from mpistrat.strategy import get_strategy
 
 
 def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None = None) -> Any:
-    """Iterate with a progress bar on replica 0 of the current strategy, where there is a terminal.
+    """Iterate with a progress bar on replica 0 of the current strategy.
+
+    The bar is shown only if there is a terminal.
 
     Parameters
     ----------
     iterable : iterable
     desc : str, optional
-        What is going on.
+        Text before the bar.
     total : int, optional
-        Number of elements, where the iterable does not know. A distributed dataset does.
+        Number of elements. Needed only if the iterable does not know its length; a distributed dataset does.
 
     Returns
     -------
     tqdm.tqdm
-        The iterable; ``set_postfix`` and the other methods of tqdm work on every replica.
+        The iterable. ``set_postfix`` and the other methods of tqdm work on every replica.
 
     Examples
     --------
@@ -37,10 +39,10 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
     """
     from tqdm import tqdm
 
-    steps = getattr(iterable, "cardinality", None)  # of a distributed dataset, which has no len()
+    steps = getattr(iterable, "cardinality", None)  # a distributed dataset has no len()
     if total is None and isinstance(steps, int) and steps >= 0:
         total = steps
-    # Under a launcher a rank's stderr is a pipe: `mpistrat run` says whether a terminal is behind it.
+    # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
     terminal = sys.stderr.isatty() if rc.progress is None else rc.progress
     return tqdm(
         iterable, desc=desc, total=total, disable=not (terminal and get_strategy().is_chief), leave=False

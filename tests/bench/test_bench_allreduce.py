@@ -87,7 +87,7 @@ def test_networks():
 def test_unknown_algorithm(run_alone):
     ended = run_alone("-m", "mpistrat.bench.allreduce", "--here", "--algorithm", "no such")
     assert ended.status not in (0, None)
-    ended.shows("'no such' is no all-reduce algorithm: use one of ")
+    ended.shows("'no such' is not an all-reduce algorithm: use one of ")
 
 
 @pytest.mark.parametrize("text", ["", "4", "0KiB", "4 KB", "-1MiB", "1.5MiB"])

@@ -189,7 +189,7 @@ def test_rank_that_never_comes(run_ranks, faults):
     ended = run_ranks(3, *CHECK, "--limit", "2", cwd=faults, FAULTS="silent")
     findings = found(ended, None)  # where MPI is in disorder, the launcher's status may be another one
     assert findings["start"][0] == "fix"
-    assert "rank 1: stands in 'the start of Python' for 2 s" in findings["start"][1]["found"]
+    assert "rank 1: no progress in 'the start of Python' for 2 s" in findings["start"][1]["found"]
 
 
 @pytest.mark.fault

@@ -157,7 +157,7 @@ def loaded(name="Open MPI v5.0.11", **more):
         (
             [loaded(), {**loaded(), "error": "cannot load MPI library"}],
             FIX,
-            "rank 1 (n0) can load none: cannot",
+            "rank 1 (n0) cannot load an MPI library: cannot",
         ),
         ([loaded(), loaded(threads="FUNNELED")], LOOK, "threads FUNNELED"),
     ],
@@ -249,11 +249,11 @@ def test_layout():
 
 def test_start():
     assert judged(start, None, None).found == "2 ranks, one job"
-    stands = Trouble(Blame.STANDS, "stands in 'x' for 9 s", "x")
-    troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "was not heard of"), 2: stands}
+    stands = Trouble(Blame.STANDS, "no progress in 'x' for 9 s", "x")
+    troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
     finding = judged(start, None, None, None, troubles=troubles)
     assert finding.verdict is FIX
-    assert finding.found == "rank 1 (n0): was not heard of\nranks 0,2 (n0): stands in 'x' for 9 s"
+    assert finding.found == "rank 1 (n0): sent no report\nranks 0,2 (n0): no progress in 'x' for 9 s"
     aborted = {
         rank: Trouble(Blame.ENDED, f"ended in 'the start of MPI' (status 16): Abort({rank})", START)
         for rank in range(3)
@@ -421,7 +421,7 @@ def test_hosts(run_ranks, tmp_path):
 WRONG = """
 import os
 from mpistrat.cli import main
-from mpistrat.runtime import mpi
+from mpistrat.runtime.process import mpi
 
 rank = mpi.start().COMM_WORLD.rank
 for size in {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & set(os.environ) if rank == 1 else ():

@@ -117,7 +117,9 @@ def test_ranks_with_gpus_are_spread_evenly():
     """Slurm would fill the first node, with more ranks than it has GPUs."""
     script = write("--mpi=pmix --nodes 2 --ntasks 5 --gpus-per-node 4 prog.py")
     assert "#SBATCH --ntasks=5 " in script
-    assert re.search("^#SBATCH --ntasks-per-node=3 +# the most ranks on a node$", script, re.MULTILINE)
+    assert re.search(
+        "^#SBATCH --ntasks-per-node=3 +# maximum number of ranks per node$", script, re.MULTILINE
+    )
     for more in ("--ntasks 4 --gpus-per-node 4", "--nodes 2 --ntasks 5"):
         assert (
             "--ntasks-per-node" not in write(f"--mpi=pmix --python p {more} prog.py").split("#SBATCH", 1)[1]
@@ -237,7 +239,7 @@ def test_mpi_of_the_library(monkeypatch, family, plugin):
 
 def test_mpi_of_an_unknown_library(monkeypatch):
     monkeypatch.setattr(launcher, "library_of", lambda python: "other")
-    assert "give it; `srun --mpi=list` shows what there is" in write("prog.py")
+    assert "give --mpi; `srun --mpi=list` shows all types" in write("prog.py")
 
 
 def test_mpi_of_no_python():

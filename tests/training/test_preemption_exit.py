@@ -58,10 +58,10 @@ def test_stopped_and_resumed(run_ranks, tmp_path):
     undisturbed = re.search(r"final loss (\S+)", run("undisturbed", -1).check().output)[1]
     stopped = run("stopped", 11)
     assert stopped.status == 42, str(stopped)
-    stopped.shows("rank 2 was told to stop (SIGUSR2 at", "all 3 ranks saved after run 11", "no job of Slurm")
+    stopped.shows("rank 2 was told to stop (SIGUSR2 at", "all 3 ranks saved after run 11", "not a Slurm job")
     assert "final loss" not in stopped.output
     resumed = run("stopped", 11 + 20).check()
-    resumed.shows("going on after run 11", f"final loss {undisturbed}")
+    resumed.shows("continuing after run 11", f"final loss {undisturbed}")
 
 
 def test_signals_end_a_program_that_has_no_watcher_any_more(run_alone):

@@ -1,1 +1,1 @@
-"""What the subjects time: small programs, with the library and, as their bound, with MPI or files alone."""
+"""The small programs that the subjects time: with the library, and with MPI or files alone as a bound."""

@@ -1,4 +1,4 @@
-"""The bytes of arrays into a file and out of it, and nothing else: what a disk can do."""
+"""Writing and reading the bytes of arrays only: the bound of the disk."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def write(arrays: Sequence[np.ndarray], path: str) -> None:
-    """One after another, to the disk, under another name first."""
+    """Write arrays to the disk one after another, under a temporary name first."""
     temporary = f"{path}.tmp"
     with open(temporary, "wb", buffering=0) as file:
         for array in arrays:
             data = array.reshape(-1).view(np.uint8).data
-            while len(data):  # a call writes 2 GiB at most
+            while len(data):  # one call writes at most 2 GiB
                 data = data[file.write(data) :]
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -24,7 +24,7 @@ def write(arrays: Sequence[np.ndarray], path: str) -> None:
 
 
 def read(arrays: Sequence[np.ndarray], path: str) -> None:
-    """Into arrays that are there."""
+    """Read into existing arrays."""
     with open(path, "rb", buffering=0) as file:
         for array in arrays:
             data = array.reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""The files that reading is measured with: made from a seed, once."""
+"""The HDF5 files for measurements of reading, made once from a seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 256
 
 
 def layouts() -> dict[str, dict[str, Any]]:
-    """How the rows are stored: names, and what they mean for h5py."""
+    """Return the layouts of rows by name, with their arguments of h5py."""
     chunk = (_CHUNK_ROWS, *ROW)
     found: dict[str, dict[str, Any]] = {
         "contiguous": {},
@@ -35,12 +35,12 @@ def layouts() -> dict[str, dict[str, Any]]:
 
 
 def made(folder: Path, layout: str, how: dict[str, Any], nbytes: int, seed: int) -> list[str]:
-    """The files of a layout, of ``nbytes`` together when decoded; those that are there are taken.
+    """Return the files of a layout, with ``nbytes`` in all when decoded. Make those that are missing.
 
     Raises
     ------
     FileExistsError
-        If there is another file of that name.
+        If a file of that name has other contents.
     """
     rows = max(_CHUNK_ROWS, nbytes // ROW_BYTES // FILES)
     paths = []
@@ -56,7 +56,7 @@ def made(folder: Path, layout: str, how: dict[str, Any], nbytes: int, seed: int)
             file.attrs["made by"] = mark
             x = file.create_dataset("x", (rows, *ROW), "f4", **how)
             for start in range(0, rows, _ROWS_AT_ONCE):
-                # Smooth, as pictures are, so that there is something to compress.
+                # Smooth rows, like pictures, so that compression has an effect.
                 steps = rng.integers(-2, 3, (min(_ROWS_AT_ONCE, rows - start), *ROW), np.int8)
                 x[start : start + len(steps)] = np.cumsum(steps, axis=2, dtype=np.float32) / 8
     return paths
@@ -70,7 +70,7 @@ def _check(path: Path, mark: str) -> None:
 
 
 def forget(paths: list[str]) -> bool:
-    """Have the system drop the files from its memory; False if it kept them, or does not say."""
+    """Drop the files from the page cache. Return False if they are still there, or it is not known."""
     dropped = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
     for path in paths if dropped else []:
         descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The model that training steps are measured with: its arithmetic, and nothing of how it is distributed."""
+"""The model for measurements of training steps: its arithmetic, without any distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPES = [shape for rows, columns in pairwise(SIZES) for shape in ((rows, column
 
 
 def initial_parameters() -> list[np.ndarray]:
-    """Weights and biases, layer by layer: equal at each call."""
+    """Return weights and biases of all layers: the same at each call."""
     rng = np.random.default_rng(0)
     values = []
     for shape in SHAPES:
@@ -22,21 +22,21 @@ def initial_parameters() -> list[np.ndarray]:
 
 
 def random_batch(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels."""
+    """Return random images and labels."""
     rng = np.random.default_rng(seed)
     images = rng.random((rows, SIZES[0]), np.float32)
     return images, rng.integers(SIZES[-1], size=rows)
 
 
 class Perceptron:
-    """Loss and gradients of a perceptron with two hidden layers (ReLU, softmax, cross-entropy).
+    """A perceptron with two hidden layers (ReLU, softmax, cross-entropy).
 
     Parameters
     ----------
     rows : int
-        Examples of a batch: what is computed on the way is allocated once.
+        Examples per batch. Memory for intermediate results is allocated once.
     gradients : sequence of numpy.ndarray
-        Where the gradients are written, in the order of `SHAPES`.
+        Arrays for the gradients, in the order of `SHAPES`.
     """
 
     def __init__(self, rows: int, gradients: Sequence[np.ndarray]):
@@ -49,7 +49,7 @@ class Perceptron:
     def differentiate(
         self, parameters: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray, examples: int
     ) -> float:
-        """Write the gradients of the batch's summed loss divided by ``examples``, and return that loss."""
+        """Return the summed loss of a batch divided by ``examples``, and write its gradients."""
         weights, biases = parameters[0::2], parameters[1::2]
         inputs = [images, *self._activations[:-1]]
         last = len(weights) - 1

@@ -1,4 +1,4 @@
-"""Batches of the dataset "x" of HDF5 files, with the library."""
+"""Reading batches of the dataset "x" of HDF5 files with the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpistrat.data import Dataset
 
 
 def distributed(files: Sequence[str], batch: int, shuffle: bool = False, prefetch: int = -1) -> Any:
-    """A distributed dataset for one replica."""
+    """Return a distributed dataset for one replica."""
     dataset = Dataset.from_hdf5(list(files), "x")
     if shuffle:
         dataset = dataset.shuffle(seed=0)
@@ -20,7 +20,7 @@ def distributed(files: Sequence[str], batch: int, shuffle: bool = False, prefetc
 
 
 def epoch(dataset: Any, compute: Callable[[Any], object] | None = None) -> int:
-    """Go through all batches; how many bytes they had."""
+    """Read all batches. Return their total bytes."""
     total = 0
     for batch in dataset:
         total += batch.nbytes

@@ -1,4 +1,4 @@
-"""The bytes of files, read one after another and nothing done with them: no program reads faster."""
+"""Reading the bytes of files one after another: no program reads faster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 
 def epoch(files: Sequence[str], piece: int) -> int:
-    """Read all files into one buffer of ``piece`` bytes; how many bytes they had."""
-    buffer = mmap.mmap(
-        -1, piece
-    )  # begins with a page, as copies of pages are faster to than to memory of malloc
+    """Read all files into one buffer of ``piece`` bytes. Return their total bytes."""
+    buffer = mmap.mmap(-1, piece)  # aligned to a page: copies to it are faster than to memory of malloc
     total = 0
     for path in files:
         with open(path, "rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""A program that uses the library, up to its first all-reduce."""
+"""A program with the library that ends after its first all-reduce."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A program in NumPy and mpi4py, up to its first all-reduce."""
+"""A program with NumPy and mpi4py that ends after its first all-reduce."""
 
 import time
 

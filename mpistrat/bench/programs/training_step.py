@@ -1,4 +1,4 @@
-"""The same training step as a program that uses the library."""
+"""A training step of the perceptron with the library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from mpistrat.bench.programs.perceptron import SHAPES, Perceptron, initial_param
 
 
 class StepWithLibrary:
-    """A training step.
+    """A training step with the library.
 
     Parameters
     ----------
     rows : int
-        Examples of a replica's batch.
+        Examples per batch of a replica.
     momentum : float
     buffers : bool
-        Whether the model writes its gradients to buffers of the strategy, rather than to plain arrays.
+        Whether the model writes its gradients to buffers of the strategy, not to plain arrays.
     """
 
     def __init__(self, rows: int, momentum: float = 0.0, buffers: bool = False):
@@ -32,11 +32,11 @@ class StepWithLibrary:
 
     @property
     def parameters(self) -> list[np.ndarray]:
-        """The parameters as they are now."""
+        """The current parameters."""
         return [np.asarray(variable) for variable in self.variables]
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """One step; returns this replica's part of the loss."""
+        """Do one step. Return this replica's part of the loss."""
         return self.strategy.run(self._replica_step, args=((images, labels),))
 
     def _replica_step(self, batch: tuple[np.ndarray, np.ndarray]) -> float:

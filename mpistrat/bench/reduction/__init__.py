@@ -1,1 +1,1 @@
-"""What the subjects of all-reduces have in common: bounds, networks, charts, arrays on GPUs."""
+"""Common parts of the measurements of all-reduce: bounds, networks, charts, arrays on GPUs."""

@@ -1,4 +1,4 @@
-"""What bounds an all-reduce, and what the cases of a report are called."""
+"""The lower bound of an all-reduce, and the names of cases in a report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COPY, WIRE = "a copy in memory", "the wire"
 
 
 def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
-    """Return the bytes that every node has to send at least, or every rank where there is one node.
+    """Return the minimum of bytes that every node must send, or every rank of a single node.
 
     Patarasuk and Yuan 2009, theorem 1.
 

@@ -1,4 +1,4 @@
-"""A chart of time and bandwidth over the size of the array."""
+"""The chart of time and bandwidth by size of the array."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpistrat.bench.sizes import in_words
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:
-    """Write a PNG of what `allreduce` measured.
+    """Write the results of `allreduce` as a PNG.
 
-    Bus bandwidth is what every node has to send at least, or every rank where there is one node, by the time.
+    Bus bandwidth is the result of `least_bytes` divided by the time.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -
 
 
 def _lines(rows: Sequence[Row], bound: str) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each line. A competitor whose rows stand beside both cases is one line."""
+    """Return the rows of each line. A competitor with rows in both cases is one line."""
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.bytes):
         if row.case == BOUND and row.way != bound:

@@ -8,7 +8,7 @@ Shape = tuple[int, ...]
 
 
 def resnet50() -> list[Shape]:
-    """ResNet-50 (He et al. 2016, table 1, shortcuts B), with scale and shift after each convolution.
+    """Return ResNet-50 (He et al. 2016, table 1, shortcuts B) with scale and shift after each convolution.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def _convolution(size: int, inputs: int, outputs: int) -> Iterator[Shape]:
 
 
 def bert_base() -> list[Shape]:
-    """BERT-base, uncased (Devlin et al. 2019, section 3), the encoder and its pooler.
+    """Return BERT-base, uncased (Devlin et al. 2019, section 3): the encoder and its pooler.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""All-reduce of one array of float32 that lives on the ranks' GPUs: every route, and what is usual without them."""
+"""All-reduce of one float32 array on GPUs: every route of the library, and the usual ways without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
 
 
 class GpuWay(NamedTuple):
-    """One way to do it: ``times(k)`` does it k times, ``send`` is summed, ``result()`` is what came out."""
+    """A way to reduce: ``times(k)`` reduces ``send`` k times, and ``result()`` returns the sum."""
 
     times: Callable[[int], object]
     send: Any
@@ -33,22 +33,22 @@ def measure(
     timed: Callable[[dict[tuple[str, str], Callable[[int], object]]], dict[tuple[str, str], float]],
     device_pointers: bool,
 ) -> str | None:
-    """Add the rows of all sizes to a report; returns what was wrong with a sum, None if nothing was. Collective.
+    """Add the rows of all sizes to a report. Return an error about a wrong sum, or None. Collective.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
     strategy : Strategy
-        One whose device is a GPU.
+        A strategy whose device is a GPU.
     report : Report
     sizes : sequence of int
-        Bytes.
+        Bytes of the arrays.
     names : sequence of str
-        Routes that are measured too.
+        Routes to measure in addition.
     timed : callable
-        Seconds that each of some ways takes.
+        Returns the seconds of each way.
     device_pointers : bool
-        Whether device pointers may be given to the MPI library's own all-reduce.
+        Whether to measure the MPI library's own all-reduce on device pointers.
     """
     limits = bounds(strategy.extended._device.index)
     for nbytes in sizes:
@@ -70,7 +70,7 @@ def measure(
 
 
 def bandwidths(report: Report, nbytes: int) -> list[str]:
-    """Lines that tell, for arrays of one size, GB/s of each way, and what part it is of what bounds it."""
+    """Return lines with the GB/s of each way for arrays of one size, and its fraction of the bound."""
     seconds = {row.way: row.seconds for row in report.rows if row.bytes == nbytes}
     lines = []
     for way, each in seconds.items():

@@ -1,1 +1,1 @@
-"""``mpistrat check``: what will break a job, found before it runs."""
+"""``mpistrat check``: find what will break a job before it runs."""

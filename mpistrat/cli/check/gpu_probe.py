@@ -1,4 +1,6 @@
-"""Tries which operations of the MPI library work on the memory of GPUs: a program of its own, for one may end it.
+"""A program that tests which operations of the MPI library work on GPU memory.
+
+It is a program of its own because an operation may crash it:
 
 mpistrat run -n 2 -m mpistrat.cli.check.gpu_probe
 """
@@ -8,11 +10,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-_ELEMENTS = (5, 100_003)  # what goes by one message and what goes by several
+_ELEMENTS = (5, 100_003)  # one message, and several messages
 
 
 def main() -> int:
-    """Try each operation; what came out is printed and kept. The exit status is 1 if something is missing."""
+    """Test each operation, print and store the result. Return exit status 1 unless all of them work."""
     from mpistrat.cluster_resolver.ranks.own_device import own_device
     from mpistrat.collectives.gpu import verdicts as gpu_verdicts
     from mpistrat.runtime.device import cupy_for
@@ -20,7 +22,7 @@ def main() -> int:
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(mpi.start().COMM_WORLD)
-    missing = "one rank has nobody to exchange with: start at least two" if topology.size == 1 else ""
+    missing = "one rank cannot exchange data: start at least two ranks" if topology.size == 1 else ""
     try:
         device = own_device(topology, "cuda").use()
     except RuntimeError as error:
@@ -32,11 +34,11 @@ def main() -> int:
     key: list[Any] = gpu_verdicts.key(topology, device.index)
     before: dict[str, str] = topology.broadcast_object(gpu_verdicts.read(key))
     verdicts: dict[str, str] = {}
-    # What ended the program last comes last, or what follows it would never be tried.
+    # The operation that crashed the last run goes last: otherwise those after it would never be tested.
     for operation in sorted(
         gpu_verdicts.OPERATIONS, key=lambda name: before.get(name) == gpu_verdicts.TRYING
     ):
-        if topology.rank == 0:  # before the operation, which may end the program
+        if topology.rank == 0:  # before the operation, which may crash the program
             gpu_verdicts.write(key, {**gpu_verdicts.read(key), operation: gpu_verdicts.TRYING})
         topology.barrier()
         verdicts[operation] = _try(topology, cupy_for("the probe"), operation)
@@ -57,7 +59,7 @@ def _try(topology: Any, cupy: Any, operation: str) -> str:
         error = ""
         try:
             got, want = _TRIALS[operation](topology, cupy, elements)
-        except Exception as problem:  # whatever the library refuses
+        except Exception as problem:  # any error of the library
             error = f"fails: {problem}"
         if not error and not np.array_equal(cupy.asnumpy(got), want):
             error = "gives wrong values"

@@ -1,4 +1,4 @@
-"""``mpistrat check``: what will break a job, found before it runs."""
+"""``mpistrat check``: find what will break a job before it runs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "
 
 @click.command()
 @click.option(
-    "--data", metavar="DIR", help="The directory where the program reads its data and writes checkpoints."
+    "--data", metavar="DIR", help="The directory where the program reads data and writes checkpoints."
 )
 @click.option(
     "--limit",
     type=click.FloatRange(1),
     default=60,
     show_default=True,
-    help="Seconds after which a rank that gets nowhere is reported.",
+    help="Seconds after which a rank without progress is reported.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--gpu-direct",
     is_flag=True,
-    help="Only try which operations of the MPI library work on the memory of GPUs, and keep what comes out.",
+    help="Only test which operations of the MPI library work on GPU memory, and store the result.",
 )
 def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> None:
-    """Find what will break a job, under the command line that starts it.
+    """Find what will break a job. Start it like the job itself.
 
     \b
     srun -N 3 --ntasks-per-node=4 --mpi=pmix python -m mpistrat check --data /scratch/me
     mpistrat run -n 4 -m mpistrat check
 
-    mpistrat check --gpu-direct  # or under srun: each kind of node once, where GPUs are used
+    mpistrat check --gpu-direct  # or under srun: once for each kind of node with GPUs
 
-    Rank 0 prints what was found and what to do. The exit status is 1 if anything must be fixed. A rank that
-    cannot talk to the others is reported, and nothing waits for it longer than the limit.
+    Rank 0 prints the findings and what to do. The exit status is 1 if anything must be fixed. A rank that
+    cannot communicate with the others is reported, and the others wait for it no longer than the limit.
     """
     if gpu_direct:
         raise SystemExit(_probe(limit))
@@ -73,7 +73,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
 
 
 def _probe(limit: float) -> int:
-    """Under several ranks here, else under two in a process of its own: a library may crash over it."""
+    """Run the GPU probe: on these ranks, or on two new ones if there is one rank. The MPI library may crash."""
     if launch.under_several_ranks():
         from mpistrat.cli.check import gpu_probe
 
@@ -82,11 +82,11 @@ def _probe(limit: float) -> int:
     try:
         status = subprocess.run(program, env=launch.environment(), timeout=limit).returncode
     except subprocess.TimeoutExpired:
-        click.echo(f"the probe was not done within {limit:g} s, and was stopped")
+        click.echo(f"the probe did not end within {limit:g} s and was stopped")
         return 1
     if status not in (0, 1):
         click.echo(
-            f"the probe ended with status {status}: device pointers will not be given to this MPI library"
+            f"the probe ended with status {status}: device pointers will not be passed to this MPI library"
         )
     return min(1, abs(status))
 

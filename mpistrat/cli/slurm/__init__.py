@@ -1,1 +1,1 @@
-"""``mpistrat slurm``: what helps with batch jobs."""
+"""``mpistrat slurm``: commands for batch jobs."""

@@ -1,4 +1,4 @@
-"""``mpistrat slurm``: what helps with batch jobs; one file per command."""
+"""``mpistrat slurm``: commands for batch jobs, one file per command."""
 
 from __future__ import annotations
 

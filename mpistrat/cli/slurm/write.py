@@ -1,4 +1,4 @@
-"""``mpistrat slurm write``: a batch script for a program."""
+"""``mpistrat slurm write``: write a batch script for a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNT = click.IntRange(min=1)
 
 
 class _Pattern(click.ParamType):
-    """A text that goes into the script as it is."""
+    """The type of an option whose text is copied to the script. It must match a pattern."""
 
     def __init__(self, name: str, pattern: str, example: str):
         self.name = name
@@ -37,24 +37,24 @@ _NAME = _Pattern("name", r"[\w.+-]+", "gpu-short")
 _TIME = _Pattern("time", r"(\d+-\d{1,2}(:\d\d){0,2}|\d+(:\d\d){0,2})", "30, 2:00:00 or 1-12")
 _GPUS = _Pattern("gpus", r"(\w[\w.-]*:)?[1-9]\d{0,3}", "4 or a100:4")
 
-# Options that each component of a heterogeneous job has of its own.
+# Options of each component of a heterogeneous job.
 _RESOURCES = [
     click.Option(["--nodes"], type=_COUNT, default=1, show_default=True, help="Nodes."),
-    click.Option(["--ntasks-per-node"], type=_COUNT, help="Ranks on a node.  [default: one per GPU, or 1]"),
-    click.Option(["--ntasks"], type=_COUNT, help="Ranks in all, instead."),
-    click.Option(["--cpus-per-task"], type=_COUNT, default=1, show_default=True, help="Cores of a rank."),
-    click.Option(["--gpus-per-node"], type=_GPUS, help="GPUs of a node: 4, or a100:4."),
-    click.Option(["--mem"], type=_Pattern("memory", r"\d+[KMGT]?", "64G"), help="Memory of a node."),
-    click.Option(["--partition"], type=_NAME, help="Where to run."),
+    click.Option(["--ntasks-per-node"], type=_COUNT, help="Ranks per node.  [default: one per GPU, or 1]"),
+    click.Option(["--ntasks"], type=_COUNT, help="Total number of ranks, in place of --ntasks-per-node."),
+    click.Option(["--cpus-per-task"], type=_COUNT, default=1, show_default=True, help="Cores per rank."),
+    click.Option(["--gpus-per-node"], type=_GPUS, help="GPUs per node: 4, or a100:4."),
+    click.Option(["--mem"], type=_Pattern("memory", r"\d+[KMGT]?", "64G"), help="Memory per node."),
+    click.Option(["--partition"], type=_NAME, help="Partition of the job."),
     click.Option(
-        ["--constraint"], type=_Pattern("features", r"[^\s'\"#]+", "a100|h100"), help="Kind of node."
+        ["--constraint"], type=_Pattern("features", r"[^\s'\"#]+", "a100|h100"), help="Features of the nodes."
     ),
 ]
-_PASSED_ON = {"mem": "of a node", "partition": "which kind of job", "constraint": "which kind of node"}
+_PASSED_ON = {"mem": "per node", "partition": "queue of the job", "constraint": "features of the nodes"}
 
 
 class _Heterogeneous(click.Command):
-    """As for sbatch, ``:`` separates the components of a heterogeneous job; the program follows the last."""
+    """A command whose arguments are divided by ``:`` into components of a heterogeneous job, as for sbatch."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -95,7 +95,7 @@ def _component(arguments: list[str], ctx: click.Context) -> Resources:
 
 
 def _resources(given: dict[str, Any]) -> Resources:
-    """What the options of one component say."""
+    """Return the resources that the options of one component give."""
     nodes, ntasks, per_node = given["nodes"], given["ntasks"], given["ntasks_per_node"]
     gpus = given["gpus_per_node"] and int(given["gpus_per_node"].rpartition(":")[2])
     if ntasks is None:
@@ -111,9 +111,7 @@ def _resources(given: dict[str, Any]) -> Resources:
             "for as many GPUs as ranks, or for none"
         )
     if gpus is not None and ntasks is not None and nodes > 1:
-        per_node = (
-            at_least  # beside --ntasks it is the most: Slurm fills the first node, or more ranks than GPUs
-        )
+        per_node = at_least  # the maximum: otherwise Slurm may put more ranks on a node than it has GPUs
     options = tuple(
         (f"--{name}={given[name]}", comment)
         for name, comment in _PASSED_ON.items()
@@ -128,7 +126,7 @@ def _resources(given: dict[str, Any]) -> Resources:
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] [: OPTIONS]...",
 )
-@click.option("--time", type=_TIME, default="1:00:00", show_default=True, help="Limit of the job.")
+@click.option("--time", type=_TIME, default="1:00:00", show_default=True, help="Time limit of the job.")
 @click.option(
     "--requeue", is_flag=True, help="Signal the ranks before the limit, and let the job be requeued."
 )
@@ -137,28 +135,28 @@ def _resources(given: dict[str, Any]) -> Resources:
     type=_Pattern("signal", r"USR[12]@\d{1,5}", "USR2@120"),
     default="USR2@120",
     show_default=True,
-    help="Which, and how many seconds before.",
+    help="Signal, and how many seconds before the limit.",
 )
 @click.option(
     "--array",
     type=_Pattern("indices", r"\d[\d,:-]*(%\d+)?", "0-7"),
     help="Indices of a job array. In ARGS, %a is the index.",
 )
-@click.option("--mpirun", is_flag=True, help="Start the ranks with mpirun rather than srun.")
+@click.option("--mpirun", is_flag=True, help="Start the ranks with mpirun in place of srun.")
 @click.option(
     "--mpi",
     type=_Pattern("type", r"\w+", "pmix"),
-    help="For `srun --mpi=`.  [default: what the MPI library of this Python wants]",
+    help="Value of `srun --mpi=`.  [default: that of the MPI library of this Python]",
 )
-@click.option("--python", help="The Python that has mpistrat.  [default: this one]")
-@click.option("--container", metavar="IMAGE", help="Run in an image of Apptainer.")
-@click.option("--account", type=_NAME, help="Who pays.")
+@click.option("--python", help="The Python with mpistrat.  [default: this one]")
+@click.option("--container", metavar="IMAGE", help="Run in an Apptainer image.")
+@click.option("--account", type=_NAME, help="Account that is charged.")
 @click.option("--job-name", type=_NAME, help="[default: that of the program]")
 @click.option(
     "--sbatch",
     type=_Pattern("option", r"--?\w[\w-]*(=[^\s'\"#]+)?", "--exclusive"),
     multiple=True,
-    help="Another option: --sbatch=--exclusive. Any number of times.",
+    help="Another option of sbatch: --sbatch=--exclusive. Repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="A new file.  [default: standard output]")
 @click.argument("arguments", metavar="PROGRAM|-m MODULE [ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -171,8 +169,8 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
     mpistrat slurm write --nodes 4 --gpus-per-node 8 --requeue --out job.sbatch prog.py
     mpistrat slurm write --ntasks 4 : --nodes 2 --gpus-per-node 4 prog.py
 
-    The options are those of sbatch where they have the same name; `:` separates the components of a
-    heterogeneous job. The job runs where `sbatch` is called, and relative paths start there.
+    Options with a name of sbatch mean the same as there; `:` separates the components of a heterogeneous
+    job. The job runs in the directory where `sbatch` is called, and relative paths start there.
     """
     script = _script(ctx, arguments, given)
     if out is None:
@@ -195,13 +193,13 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         what = (
             "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
         )
-        raise click.UsageError(f"--mpirun cannot {what}: leave it out, and srun will")
+        raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
     if given["array"] and len(components) > 1:
-        raise click.UsageError("SLURM has no arrays of heterogeneous jobs: leave out --array, or the `:`")
+        raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
     if requeue and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
         raise click.UsageError(
             f"--time {given['time']} leaves nothing before --signal {given['signal']}, which may come a minute "
-            "earlier: give more time, or signal later"
+            "earlier: give more time, or send the signal later"
         )
     python = given["python"] or ("python3" if container is not None else sys.executable)
     stem = Path(program[0]).stem if program[0] != "-m" else program[1].rpartition(".")[2]
@@ -223,7 +221,7 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         signal=(signal, int(seconds)) if requeue else None,
         container=container,
         options=[
-            *([(f"--account={given['account']}", "who pays")] if given["account"] else []),
+            *([(f"--account={given['account']}", "account that is charged")] if given["account"] else []),
             *((option, "") for option in given["sbatch"]),
         ],
     )
@@ -242,21 +240,21 @@ def _program(arguments: tuple[str, ...], elsewhere: bool) -> tuple[str, ...]:
 
 
 def _mpi(python: str, container: str | None) -> str:
-    """What ``srun --mpi=`` has to be."""
+    """Return the value of ``srun --mpi=``."""
     if container is not None:
         raise click.UsageError("say which MPI is in the image: --mpi pmix for Open MPI, --mpi pmi2 for MPICH")
     family = launcher.library_of(python)
     plugin = srun_plugin(family)
     if plugin is None:
         raise click.UsageError(
-            f"which --mpi= the MPI library of {python} ({family}) wants is not known: give it; `srun --mpi=list` "
-            "shows what there is"
+            f"the --mpi= for the MPI library of {python} ({family}) is not known: give --mpi; `srun --mpi=list` "
+            "shows all types"
         )
     return plugin
 
 
 def _seconds(time: str) -> int:
-    """The length of a limit of sbatch: minutes, minutes:seconds, and so on up to days-hours:minutes:seconds."""
+    """Return the seconds of a time limit of sbatch, from minutes to days-hours:minutes:seconds."""
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:
@@ -267,7 +265,7 @@ def _seconds(time: str) -> int:
 
 
 def _write_new(path: Path, content: str) -> None:
-    """Make a file that appears whole, and only if there is none of that name."""
+    """Write a new file, whole or not at all. Raise FileExistsError if it exists."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Variables to a file and back."""
+"""Saving variables to a file, and loading them."""
 
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.training.checkpoint.variables import load, save, save_async

@@ -1,4 +1,4 @@
-"""Memory for arrays that come again and again."""
+"""Memory that every save uses again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _THREADS = 4
 
 
 class Room:
-    """One piece of memory, which arrays of any sizes are views of. It grows when it has to, and is never given back.
+    """A buffer that holds arrays of any shapes and dtypes, and is used again for the next ones.
+
+    It grows when needed, and is never freed before the object.
 
     Examples
     --------
@@ -33,10 +35,13 @@ class Room:
         self._bytes = np.empty(0, np.uint8)
 
     def arrays(self, likes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Contiguous arrays of these shapes and dtypes. They take the place of those that were given out before."""
+        """Return contiguous arrays of the shapes and dtypes of ``likes``.
+
+        They overwrite the arrays of the previous call.
+        """
         ends = np.cumsum([0, *[-(-like.nbytes // _ALIGNED) * _ALIGNED for like in likes.values()]]).tolist()
         if ends[-1] > len(self._bytes):
-            self._bytes = np.empty(0, np.uint8)  # the former goes first
+            self._bytes = np.empty(0, np.uint8)  # frees the old memory before the new is made
             memory, start = new_memory(ends[-1])
             self._bytes = np.frombuffer(memory, np.uint8, ends[-1], start)
         return {
@@ -45,7 +50,7 @@ class Room:
         }
 
     def copies(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """`arrays` that hold the values of these."""
+        """Return `arrays` with the same values."""
         out = self.arrays(values)
         pieces = []
         for name, value in values.items():
@@ -55,7 +60,7 @@ class Room:
                 (target[start : start + step], source[start : start + step])
                 for start in range(0, len(source), step)
             ]
-        # One core copies more slowly than memory can.
+        # One core alone does not use the bandwidth of memory.
         threads = min(_THREADS, len(cores() or (0,)), -(-len(self._bytes) // _PIECE))
         if threads < 2:
             _copy(pieces)

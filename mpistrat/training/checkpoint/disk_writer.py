@@ -1,4 +1,4 @@
-"""Bytes on their way to the disk, while the program makes more."""
+"""Writing bytes to the disk while the program produces more."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 _AT_ONCE = 16 << 20
 _SMALL = 64 << 10
-_FLUSHED = 64 << 20  # the disk begins with so many, instead of when all are written
+_FLUSHED = 64 << 20  # bytes between flushes, so that the disk begins before all is written
 _flush = getattr(os, "fdatasync", os.fsync)
 
 
 class DiskWriter:
-    """Writes in one thread what it is given, in order, and brings it to the disk in another.
+    """A writer with one thread that writes bytes in order, and one that flushes them to the disk.
 
-    Get it by `disk_writer`.
+    Create it by `disk_writer`.
     """
 
     def __init__(self, descriptor: int, writing: ThreadPoolExecutor, flushing: ThreadPoolExecutor):
@@ -25,25 +25,25 @@ class DiskWriter:
         self._flushing = flushing
         self._written: list[Future[None]] = []
         self._flushed: list[Future[None]] = []
-        self._waiting = 0  # bytes
+        self._waiting = 0  # bytes written since the last flush
 
     def put(self, data: memoryview, offset: int) -> None:
-        """Write this there, at some time soon: the memory must not change until `settle` has returned."""
-        if len(data) < _SMALL:  # handing over takes longer
+        """Write data at this offset soon. Do not change the memory before `settle` returns."""
+        if len(data) < _SMALL:  # a write takes less time than handing it to the thread
             _put(self._descriptor, data, offset)
             return
         try:
             self._written.append(self._writing.submit(self._put, data, offset))
-        except RuntimeError:  # the program is at its end, and its executors take no more
+        except RuntimeError:  # at interpreter exit executors accept no more work
             self._put(data, offset)
 
     def settle(self) -> None:
-        """Wait until all is in the file, and nearly all on the disk.
+        """Wait until all bytes are in the file, and all begun flushes are done.
 
         Raises
         ------
         OSError
-            What was wrong first.
+            The first error of a write or a flush.
         """
         for each in self._written:
             each.result()
@@ -60,7 +60,7 @@ class DiskWriter:
 
     def _begin_to_flush(self) -> None:
         self._waiting = 0
-        with contextlib.suppress(RuntimeError):  # as above: who syncs the file then waits longer
+        with contextlib.suppress(RuntimeError):  # at interpreter exit: the final fsync then takes longer
             self._flushed.append(self._flushing.submit(_flush, self._descriptor))
 
 
@@ -72,7 +72,7 @@ def _put(descriptor: int, data: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def disk_writer(descriptor: int) -> Iterator[DiskWriter]:
-    """A `DiskWriter` for a file that is open.
+    """Provide a `DiskWriter` for an open file.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What is in the file of a checkpoint: arrays by name, with checksums.
+"""The format of a checkpoint file: arrays by name, with checksums.
 
 It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` holds
 one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
@@ -26,7 +26,7 @@ _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 
 
 def stored(dtype: np.dtype) -> np.dtype:
-    """The dtype of the dataset in which arrays of a dtype are stored.
+    """Return the dtype of the dataset that stores arrays of this dtype.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def stored(dtype: np.dtype) -> np.dtype:
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array that has any.
+    """Return the memory of a contiguous array with at least one element.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Saves that go on while the program computes."""
+"""Saves that run while the program computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class PendingSave:
-    """A checkpoint that is being written. Get it by `mpistrat.training.save_async`.
+    """A checkpoint that is being written. Begin one by `mpistrat.training.save_async`.
 
     Examples
     --------
@@ -42,18 +42,18 @@ class PendingSave:
         self._over = False  # and all ranks know how it ended
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once; the same on every rank. Collective."""
+        """Return whether `wait` would return or raise at once: the same on every rank. Collective."""
         if self._over:
             return True
         return bool(self._topology.broadcast_object(self._thread is None or not self._thread.is_alive()))
 
     def wait(self) -> None:
-        """Wait until the file has its name. Collective, but for calls after the first.
+        """Wait until the file exists under its final name. The first call is collective, later ones are local.
 
         Raises
         ------
         OSError
-            If the file could not be written. On every replica.
+            On every replica, if the file could not be written.
         """
         if not self._over:
             try:
@@ -76,7 +76,7 @@ class PendingSave:
             raise self._failed
 
     def _begin(self, values: Mapping[str, np.ndarray], room: Room) -> None:
-        """Copy the values, and let a thread write them. An error is kept for when all ranks can know of it."""
+        """Copy the values and start a thread that writes them. Keep an error until `wait` raises it on all ranks."""
         try:
             # Not in the thread: the program may be at its end there.
             from mpistrat.training.checkpoint.write import write
@@ -105,7 +105,7 @@ class PendingSave:
 
 
 class _Saves:
-    """The asynchronous saves of one communicator: one at a time, through one piece of memory."""
+    """The asynchronous saves of one communicator. They run one at a time and share a buffer."""
 
     def __init__(self) -> None:
         self.room = Room()
@@ -116,7 +116,7 @@ _saves: weakref.WeakKeyDictionary[Key, _Saves] = weakref.WeakKeyDictionary()
 
 
 def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
-    """Begin to write values, which replica 0 gives. None may be pending; see `finish`."""
+    """Begin to write the values of replica 0. Call `finish` first: no other save may be pending."""
     if not _saves:
         atexit.unregister(_tell_at_exit)
         atexit.register(_tell_at_exit)
@@ -128,12 +128,12 @@ def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> P
 
 
 def finish(topology: Topology) -> None:
-    """Wait for what was begun on this communicator, if anything was. Collective then.
+    """Wait for the pending save of this communicator, if there is one. Collective if so.
 
     Raises
     ------
     OSError
-        If it could not be written, and no one has been told. On every replica.
+        On every replica, if the file could not be written and no call has raised that yet.
     """
     saves = _saves.get(topology.key)
     if saves is not None and saves.last is not None:
@@ -141,14 +141,14 @@ def finish(topology: Topology) -> None:
 
 
 def _forget(topology: Topology, pending: PendingSave) -> None:
-    """Let go of what is over, which holds the communicator."""
+    """Drop the reference to a finished save, which keeps the communicator alive."""
     saves = _saves.get(topology.key)
     if saves is not None and saves.last is pending:
         saves.last = None
 
 
 def finish_all() -> None:
-    """`finish` for all communicators."""
+    """Wait for the pending saves of all communicators. Collective."""
     for saves in list(_saves.values()):
         if saves.last is not None:
             saves.last.wait()

@@ -1,4 +1,4 @@
-"""Arrays out of the file of a checkpoint, if it is whole."""
+"""Reading and verifying the arrays of a checkpoint file."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
 def read(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Fill contiguous arrays from a file.
+    """Fill contiguous arrays from a checkpoint file.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If an array is not in it, or has another shape or dtype there.
+        If an array is missing in the file, or has another shape or dtype there.
     DataFileError
-        If it is no HDF5 file, is truncated, or damaged.
+        If the file is not an HDF5 file, is truncated or is damaged.
     ChecksumError
-        If the bytes of an array are not those that were written.
+        If the bytes of an array differ from those that were written.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
@@ -58,12 +58,12 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 class _Found(NamedTuple):
-    """A dataset.
+    """A dataset of a checkpoint file.
 
     Attributes
     ----------
     offset
-        Of its bytes in the file, None if they are not one after another there.
+        Place of its bytes in the file, or None if they are not contiguous there.
     """
 
     dataset: Any
@@ -82,7 +82,7 @@ class _Format(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Bytes to read, unless they are there already, and their checksum."""
+    """A part of an array: where to read it, unless it is read already, and its checksum."""
 
     path: Path
     name: str
@@ -175,7 +175,7 @@ def _look_at(dataset: h5py.Dataset) -> _Found:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Its value, None if there is none."""
+    """Return the value of an HDF5 attribute, or None if it does not exist."""
     if not h5py.h5a.exists(owner.id, name.encode()):
         return None
     nbytes = h5py.h5a.open(owner.id, name.encode()).get_storage_size()

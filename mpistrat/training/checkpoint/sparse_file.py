@@ -1,4 +1,4 @@
-"""A file in memory that has holes where nothing was written."""
+"""A file in memory that may have holes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _PAGE = 4096
 
 
 class SparseFile(io.RawIOBase):
-    """What h5py takes for a file, and what was written to it.
+    """A file in memory that h5py can write. Holes take no memory.
 
     Attributes
     ----------
     size : int
-        Up to the end, holes included.
+        Bytes from the beginning to the end, holes included.
 
     Examples
     --------
@@ -30,38 +30,38 @@ class SparseFile(io.RawIOBase):
         self.size = 0
         self._place = 0
         self._pages: dict[int, bytearray] = {}
-        self._written: dict[tuple[int, int], None] = {}  # where and how much, in order
+        self._written: dict[tuple[int, int], None] = {}  # (offset, bytes) of each write, in order
 
     def written(self) -> Iterator[tuple[int, bytes]]:
-        """Offsets and bytes."""
+        """Yield the offset and the bytes of each write."""
         for offset, count in self._written:
             data = bytearray(count)
             self._copy_out(offset, memoryview(data))
             yield offset, bytes(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """As of files."""
+        """Move the position, as `io.RawIOBase.seek` does."""
         self._place = offset + (0, self._place, self.size)[whence]
         return self._place
 
     def tell(self) -> int:
-        """As of files."""
+        """Return the position."""
         return self._place
 
     def readable(self) -> bool:
-        """As of files."""
+        """Return True."""
         return True
 
     def writable(self) -> bool:
-        """As of files."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """As of files."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """As of files."""
+        """Write bytes at the position."""
         view = memoryview(data).cast("B")
         for start, page, inside, count in _parts(self._place, len(view)):
             memory = self._pages.setdefault(page, bytearray(_PAGE))
@@ -72,7 +72,7 @@ class SparseFile(io.RawIOBase):
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
-        """As of files; holes are zeros."""
+        """Read into a buffer from the position. Holes read as zeros."""
         view = memoryview(buffer).cast("B")
         view = view[: max(0, self.size - self._place)]
         self._copy_out(self._place, view)
@@ -80,7 +80,7 @@ class SparseFile(io.RawIOBase):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        """As of files."""
+        """Set the size, by default to the position."""
         self.size = self._place if size is None else size
         return self.size
 
@@ -91,7 +91,7 @@ class SparseFile(io.RawIOBase):
 
 
 def _parts(offset: int, length: int) -> Iterator[tuple[int, int, int, int]]:
-    """Where each page's part begins in the whole, the page, where it begins there, and how long it is."""
+    """Yield (start in the range, page, start in the page, length) for each page of a range of bytes."""
     start = 0
     while start < length:
         page, inside = divmod(offset + start, _PAGE)

@@ -1,4 +1,4 @@
-"""Variables to a file and back."""
+"""Saving variables to a file, and loading them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from mpistrat.training.checkpoint.pending_save import PendingSave
 
 
 def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
-    """Write variables to an HDF5 file. Collective; replica 0 writes.
+    """Save variables to an HDF5 file. Collective; replica 0 writes.
 
-    The file appears whole or not at all: it is written under another name, brought to the disk, and then
-    renamed. Variables that are combined when read are saved as their combined value. What `save_async` has begun is
-    waited for first.
+    The file appears whole or not at all: it is written under another name, flushed to the disk, and then
+    renamed. Variables that are combined when read are saved as their combined value. A pending `save_async` is
+    finished first.
 
     Parameters
     ----------
     variables : mapping of name to Variable, or iterable of Variable
-        Without names of your own the variables' names are used.
+        An iterable takes the names from the variables.
     path : path
-        An existing file is replaced.
+        Path of the file. An existing file is replaced.
 
     Raises
     ------
     ValueError
-        If two variables have one name, there are none, or one has no single value (ON_READ with NONE); on every
-        replica, if their names or the order of these differ between replicas.
+        If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
+        replica, if the names or their order differ between replicas.
     TypeError
-        If something is no Variable.
+        If an element is not a Variable.
     RuntimeError
         In a replica context, or while another strategy is current.
     OSError
-        If the file cannot be written, or that of an earlier `save_async` could not be. On every replica. An earlier
-        file of the name is as it was.
+        On every replica, if the file cannot be written, or the file of an earlier `save_async` could not be. An
+        earlier file of the same name is unchanged.
 
     Examples
     --------
@@ -68,47 +68,47 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
 def save_async(
     variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]
 ) -> PendingSave:
-    """Begin to write variables to an HDF5 file, and return as soon as they are copied. Collective; replica 0 writes.
+    """Copy variables, and save the copies to an HDF5 file in a thread. Collective; replica 0 writes.
 
     It corresponds to ``tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)``, and to the
-    ``AsyncCheckpointer`` of Orbax. The variables may be changed as soon as it returns: a thread of replica 0 writes
-    their copies while training goes on. The file is that of `save`, and so is the moment at which it appears.
+    ``AsyncCheckpointer`` of Orbax. The variables can be changed as soon as it returns: a thread of replica 0 writes
+    the copies while training continues. The file is the same as that of `save`, and appears when it is complete.
 
-    One save is under way at a time: the next one, also `save`, and `load`, wait for it. The copies take as much memory
-    on replica 0 as the variables; the memory is used again for the next save, and not given back.
+    One save runs at a time: `save`, `save_async` and `load` wait for the pending one. The copies take as much memory
+    on replica 0 as the variables. The next save uses that memory again; it is not freed.
 
-    Writing needs one of HDF5's functions now and then, and h5py lets one thread at a time call those. The thread never
-    waits for the disk, nor for anything else, while it is in one: a program that reads data through h5py goes on, and
-    cannot get stuck. The thread makes no call of MPI.
+    The thread calls HDF5 from time to time, and h5py allows one thread at a time to do so. The thread never waits for
+    the disk, or for another thread, inside such a call. A program that reads data through h5py is therefore not
+    blocked. The thread makes no MPI calls.
 
-    A program that comes to its end waits for the file, but nobody raises then if there is an error, which is logged:
-    call `PendingSave.wait` for the last one. A program that fails waits for a second at most; the
-    file of that name is then the former one.
+    A program waits for the file at its end, but an error is then only logged, not raised: call `PendingSave.wait`
+    for the last save. A program that fails waits for one second at most; the earlier file of that name
+    then remains.
 
     Parameters
     ----------
     variables : mapping of name to Variable, or iterable of Variable
-        Without names of your own the variables' names are used.
+        An iterable takes the names from the variables.
     path : path
-        An existing file is replaced.
+        Path of the file. An existing file is replaced.
 
     Returns
     -------
     PendingSave
-        Its ``wait()`` returns when the file is there, and ``done()`` says whether it is. Both are collective.
+        Its ``wait()`` returns when the file is complete, and ``done()`` tells whether it is. Both are collective.
 
     Raises
     ------
     ValueError
-        If two variables have one name, there are none, or one has no single value (ON_READ with NONE); on every
-        replica, if their names or the order of these differ between replicas.
+        If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
+        replica, if the names or their order differ between replicas.
     TypeError
-        If something is no Variable.
+        If an element is not a Variable.
     RuntimeError
         In a replica context, or while another strategy is current.
     OSError
-        If the file of an earlier `save_async` could not be written, of which nobody was told yet. On every replica;
-        nothing is begun. Errors of this one are raised by ``wait()``, or by the next save.
+        On every replica, if the file of an earlier `save_async` could not be written and no call has raised that
+        yet. No save begins then. Errors of this save are raised by ``wait()``, or by the next save.
 
     Examples
     --------
@@ -129,31 +129,31 @@ def save_async(
 
 
 def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
-    """Read variables from a file that `save` wrote. Collective; replica 0 reads.
+    """Load variables from a file that `save` wrote. Collective; replica 0 reads.
 
-    Every variable gets its value as ``assign`` outside of a replica context would give it: one that is summed
-    when read is given its share, for however many replicas there are now. Nothing is changed if anything
-    does not fit, or if the file is damaged.
+    Every variable gets its value as by ``assign`` in cross-replica context: a variable that is summed when
+    read gets its share for the current number of replicas. No variable changes if one does not fit, or if
+    the file is damaged.
 
     Parameters
     ----------
     variables : mapping of name to Variable, or iterable of Variable
-        What to look for; the file may hold more.
+        The variables to load. The file may have more.
     path : path
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If a variable is not in it, or has another shape or dtype there, or the names or their order differ between
-        replicas. On every replica.
+        On every replica, if the file lacks a variable or has it with another shape or dtype. Also if the names or
+        their order differ between replicas.
     mpistrat.data.DataFileError
-        If it is no HDF5 file, truncated, or damaged. On every replica.
+        On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError
-        If the values are not those that were saved: a kind of the former. On every replica.
+        On every replica, if the values differ from those that were saved: a kind of DataFileError.
     OSError
-        If it is being written by `save_async`, and that fails. On every replica.
+        On every replica, if a pending `save_async` fails.
     RuntimeError
         In a replica context, or while another strategy is current.
 
@@ -186,7 +186,7 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
 
 
 def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:
-    """Return the variables by the names they have in a file; ValueError or TypeError if that cannot be."""
+    """Return variables by their names in a file. Raise ValueError or TypeError for names that cannot be used."""
     if isinstance(variables, Mapping):
         pairs = [(str(name), variable) for name, variable in variables.items()]
     elif isinstance(variables, Variable):
@@ -225,7 +225,7 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
 def _prepared(
     variables: Mapping[str, Variable] | Iterable[Variable], what: str
 ) -> tuple[dict[str, Variable], Topology]:
-    """The variables by name, and their ranks, none of which is in a save any more."""
+    """Return the variables by name, and their topology, after pending saves are finished."""
     named = named_variables(variables)
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in named.values()}
     if len(strategies) > 1:
@@ -245,7 +245,7 @@ def _prepared(
 
 
 def _values(named: Mapping[str, Variable], topology: Topology) -> dict[str, np.ndarray]:
-    """What is to be saved: on replica 0, and on the others nothing. The variables' own memory, where it can be."""
+    """Return the values to save on replica 0, as views where possible, and an empty dict on other replicas."""
     found = {}
     for name, variable in named.items():
         value = variable._read()  # of some, collective
@@ -261,7 +261,7 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def _read(values: Mapping[str, np.ndarray], path: Path) -> tuple[str, bool] | None:
-    """Fill the arrays from a file; what is damaged, and whether a checksum says so."""
+    """Fill the arrays from a file. Return a description of its damage and whether a checksum found it, or None."""
     from mpistrat.training.checkpoint.read import read
 
     try:

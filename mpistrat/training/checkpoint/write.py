@@ -1,8 +1,8 @@
-"""Arrays into the file of a checkpoint.
+"""Writing arrays to a checkpoint file.
 
-HDF5 says where an array lies, and its bytes go there directly: past HDF5, and past the one lock that h5py has in a
-process. A program that reads through h5py meanwhile waits for microseconds, never for the disk. The index,
-which HDF5 writes, is kept in memory until the arrays are in the file. It ends with what makes the file one of HDF5.
+HDF5 assigns the place of an array in the file. Its bytes are written there directly, without HDF5 and without the lock
+of h5py. A thread that reads through h5py meanwhile waits for microseconds, never for the disk. The index that HDF5
+writes stays in memory until the arrays are in the file. Its last write makes the file a valid HDF5 file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _INDEX_BLOCK = 64 << 10
 
 
 def write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Make a file of contiguous arrays, whole or not at all.
+    """Write contiguous arrays to a file, whole or not at all.
 
     Raises
     ------
     OSError
-        If it cannot be written, as there is no room perhaps. The file that was there is as it was.
+        If the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
     try:
         with appearing(path, replace=True) as temporary:
@@ -89,7 +89,7 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-    """Each array, and its place in the file."""
+    """Create the datasets. Yield each array and its dataset."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,4 +1,4 @@
-"""Metrics on sync-on-read variables: counted in each replica, combined when read."""
+"""Metrics that each replica counts by itself and that are combined when read."""
 
 from mpistrat.training.metrics.accuracy import (
     Accuracy,

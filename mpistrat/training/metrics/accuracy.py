@@ -1,4 +1,4 @@
-"""How often predictions are right."""
+"""Metrics of accuracy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpistrat.training.metrics.mean import Mean
 
 
 class Accuracy(Mean):
-    """How often ``y_pred`` equals ``y_true``.
+    """The fraction of predictions that equal their label.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ class Accuracy(Mean):
         super().__init__(name)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]  # as in Keras
-        """Count this replica's predictions.
+        """Count predictions of this replica.
 
         Parameters
         ----------
         y_true, y_pred : array
-            Labels and predictions: see the class for their shapes.
+            Labels and predictions. The class says which shapes they have.
         sample_weight : array or number, optional
 
         Raises
@@ -50,7 +50,9 @@ class Accuracy(Mean):
 
 
 class BinaryAccuracy(Accuracy):
-    """How often predictions on the right side of a threshold: labels 0 or 1, predictions in [0, 1].
+    """The fraction of predictions on the correct side of a threshold.
+
+    Labels are 0 or 1, predictions are in [0, 1].
 
     Parameters
     ----------
@@ -75,7 +77,9 @@ class BinaryAccuracy(Accuracy):
 
 
 class CategoricalAccuracy(Accuracy):
-    """How often the largest prediction is the label's: both of shape (..., classes).
+    """The fraction of examples whose largest prediction is at the largest value of the label.
+
+    Labels and predictions have the shape (..., classes).
 
     Parameters
     ----------
@@ -98,7 +102,9 @@ class CategoricalAccuracy(Accuracy):
 
 
 class SparseCategoricalAccuracy(Accuracy):
-    """How often the largest of the predictions of shape (..., classes) is at the integer label of shape (...).
+    """The fraction of examples whose largest prediction is at the integer label.
+
+    Predictions have the shape (..., classes), labels the shape (...).
 
     Parameters
     ----------
@@ -126,12 +132,12 @@ def require_same_shape(y_true: np.ndarray, y_pred: np.ndarray) -> None:
 
 
 def sparse_labels(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
-    """Integer labels in the shape of the predictions without their classes.
+    """Return integer labels in the shape of the predictions without the axis of classes.
 
     Raises
     ------
     ValueError
-        If they are not of that shape.
+        If the labels have another shape. A last axis of length 1 is removed.
     """
     if y_true.shape == (*y_pred.shape[:-1], 1):
         y_true = y_true[..., 0]

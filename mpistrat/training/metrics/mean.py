@@ -1,4 +1,4 @@
-"""The mean of what was seen."""
+"""The metric of a mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from mpistrat.training.metrics.metric import Metric, weighted
 
 
 class Mean(Metric):
-    """The (weighted) mean of all values: over examples, however many each replica saw; 0 of none.
+    """The (weighted) mean of all values.
+
+    Every value counts the same, also when replicas count different numbers of values. The mean of no values is 0.
 
     Parameters
     ----------
@@ -29,19 +31,19 @@ class Mean(Metric):
         self._count = self.add_total("count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Count this replica's values.
+        """Count values of this replica.
 
         Parameters
         ----------
         values : array or number
         sample_weight : array or number, optional
-            Of the values' shape, or of their first axes.
+            The shape is that of the values, or of their first axes.
         """
         values, weights = weighted(values, sample_weight)
         self._total.add(values * weights)
         self._count.add(weights)
 
     def result(self) -> Any:
-        """The mean over all replicas' values."""
+        """Return the mean of the values of all replicas."""
         total, count = self._total.result(), self._count.result()
         return total / count if count else total * 0.0

@@ -1,4 +1,4 @@
-"""The mean of squared errors."""
+"""The metric of a mean squared error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MeanSquaredError(Mean):
         super().__init__(name)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]  # as in Keras
-        """Count this replica's predictions.
+        """Count predictions of this replica.
 
         Parameters
         ----------

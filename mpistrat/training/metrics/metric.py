@@ -1,4 +1,4 @@
-"""What a metric is."""
+"""The base class of metrics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _current_ranks(metric: Metric) -> Topology:
 
 
 class Metric(ABC):
-    """The base of metrics.
+    """The base class of metrics.
 
-    Create it in the scope of a strategy. ``update_state`` in a replica context touches this replica's copies
-    only; ``result`` in cross-replica context adds them up over the replicas, which is collective.
+    Create a metric in the scope of a strategy. ``update_state`` in a replica context changes only the copies of
+    this replica. ``result`` in cross-replica context sums the copies over the replicas, which is collective.
 
     Parameters
     ----------
@@ -60,16 +60,16 @@ class Metric(ABC):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the metric."""
         return self._name
 
     @property
     def variables(self) -> list[Variable]:
-        """What it counts in, to be saved."""
+        """The variables that hold the counts, to be saved."""
         return list(self._variables)
 
     def add_weight(self, name: str) -> Variable:
-        """A float64 variable that starts at zero and is summed over replicas when read."""
+        """Create a float64 variable that starts at zero and is summed over the replicas when read."""
         with get_strategy().extended._variables_on_host():
             made = Variable(
                 np.float64(0),
@@ -81,22 +81,22 @@ class Metric(ABC):
         return made
 
     def add_total(self, name: str) -> Total:
-        """A sum of float64 values over all replicas, exact if the strategy's ``implementation`` is."""
+        """Create a float64 sum over all replicas. It is exact if the strategy's ``implementation`` is."""
         made = new_total(f"{self._name}/{name}")
         self._variables.append(made.variable)
         return made
 
     @abstractmethod
     def result(self) -> Any:
-        """The metric of all that was counted since the last reset, as a float64."""
+        """Return the value of the metric since the last reset as a float64."""
 
     def reset_state(self) -> None:
-        """Start again from nothing. No communication."""
+        """Set the counts to zero. No communication."""
         for variable in self._variables:
             variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def reset_states(self) -> None:
-        """As `reset_state`, by its former name."""
+        """Set the counts to zero: the former name of `reset_state`."""
         self.reset_state()
 
     def __repr__(self) -> str:
@@ -104,12 +104,12 @@ class Metric(ABC):
 
 
 def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Values and the weight of each, as float64 of one shape.
+    """Return the values and their weights as float64 arrays of one shape.
 
     Raises
     ------
     ValueError
-        If the weights' axes are not the first axes of the values', or 1.
+        If an axis of the weights has neither the length of the same axis of the values nor length 1.
     """
     values = arrays.as_numpy(values, np.float64)
     if sample_weight is None:

@@ -1,4 +1,4 @@
-"""The sum of what was seen."""
+"""The metric of a sum."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Sum(Metric):
         self._total = self.add_total("total")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Count this replica's values.
+        """Count values of this replica.
 
         Parameters
         ----------
         values : array or number
         sample_weight : array or number, optional
-            Of the values' shape, or of their first axes.
+            The shape is that of the values, or of their first axes.
         """
         values, weights = weighted(values, sample_weight)
         self._total.add(values * weights)
 
     def result(self) -> Any:
-        """The sum over all replicas."""
+        """Return the sum of the values of all replicas."""
         return self._total.result()

@@ -1,4 +1,4 @@
-"""How often the label is among the k largest predictions."""
+"""Metrics of top-k accuracy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from mpistrat.training.metrics.accuracy import Accuracy, require_same_shape, spa
 
 
 class SparseTopKCategoricalAccuracy(Accuracy):
-    """How often fewer than k predictions of shape (..., classes) exceed that of the integer label.
+    """The fraction of examples whose integer label is among the k largest predictions.
 
-    A label that is no class, such as -1 for padding, is not among them.
+    Fewer than k predictions exceed the prediction of the label then. Predictions have the shape (..., classes). A
+    label outside the classes, such as -1 for padding, counts as wrong.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class SparseTopKCategoricalAccuracy(Accuracy):
 
 
 class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
-    """As `SparseTopKCategoricalAccuracy`, for one-hot labels of the predictions' shape.
+    """`SparseTopKCategoricalAccuracy` for one-hot labels in the shape of the predictions.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What metrics add up in: a float64, or where the strategy's sums are exact, all the bits there can be."""
+"""Sums of metrics: in float64, or exact in fixed point if the strategy's sums are exact."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpistrat.values import VariableAggregation, VariableSynchronization
 
 
 class Total:
-    """A sum over the values of all replicas, in a variable that is summed when read.
+    """A float64 sum over the values of all replicas, in a variable that is summed when read.
 
     Parameters
     ----------
     name : str
-        Of the variable.
+        The name of the variable.
     """
 
     def __init__(self, name: str):
@@ -33,39 +33,37 @@ class Total:
             )
 
     def add(self, values: np.ndarray) -> None:
-        """Add float64 values of this replica, of any shape."""
+        """Add float64 values of any shape to the sum of this replica."""
         self.variable.assign_add(values.sum())
 
     def result(self) -> Any:
-        """The sum as a float64: over all replicas in cross-replica context, where it is collective."""
+        """Return the sum as a float64. Collective in cross-replica context, where it is over all replicas."""
         return self.variable.read_value()[()]
 
 
-_DIGIT = 20  # bits of a digit
-# A file's sum is handed out to the replicas by a division that drops remainders: they are lost below the digits.
+_DIGIT = 20  # bits per digit
+# A loaded sum is divided by the number of replicas, and the remainder is dropped: it is lost below the digits.
 _GUARD = 20
-_LOWEST = (
-    -1126
-)  # the exponent of the first digit's lowest bit: no float64 has a lower bit when scaled to 53 of them
+_LOWEST = -1126  # exponent of the lowest bit of the first digit: a float64 scaled to 53 bits has no lower bit
 _DIGITS = 112  # enough for 2 ** 60 times the largest float64
-_CALL = 1 << 26  # values that can be added before a carry
+_CALL = 1 << 26  # values that fit before a carry
 
 
 class ExactTotal(Total):
-    """A sum whose bits depend on the values alone, not on batches, order or replicas.
+    """An exact sum: its bits do not depend on batches, order or the number of replicas.
 
-    A superaccumulator: one fixed-point number with a digit for every bit that a float64 can have (Neal, "Fast exact
+    It is a superaccumulator: a fixed-point number whose digits cover all bits of a float64 (Neal, "Fast exact
     summation using small and large superaccumulators", 2015, arXiv:1505.05571). It is rounded when read.
 
-    `exact_sum` cannot replace it: that needs the exponents of all values before it begins, and batches come one by one.
-    Nor can this replace `exact_sum`: it takes 115 integers for each number that is summed.
+    `exact_sum` needs the exponents of all values before it begins, but batches come one by one. This class is not
+    used there because it takes 115 integers for each number in the result.
     """
 
     def __init__(self, name: str):
         self.variable = self._variable(name, np.zeros(_DIGITS + 3, np.int64))
 
     def add(self, values: np.ndarray) -> None:
-        """As `Total.add`."""
+        """Add float64 values of any shape to the sum of this replica."""
         own = self.variable._own_copy()
         words = own.copy()
         flat = values.reshape(-1)
@@ -75,7 +73,7 @@ class ExactTotal(Total):
         self.variable.assign_add(words - own)
 
     def result(self) -> Any:
-        """As `Total.result`."""
+        """Return the sum as a float64. Collective in cross-replica context, where it is over all replicas."""
         words = self.variable.read_value()
         digits = ((words + (1 << (_GUARD - 1))) >> _GUARD).tolist()
         above, below, undefined = digits[_DIGITS:]
@@ -85,13 +83,13 @@ class ExactTotal(Total):
             return np.float64(np.inf if above else -np.inf)
         total = sum(digit << (_DIGIT * i) for i, digit in enumerate(digits[:_DIGITS]))
         try:
-            return np.float64(total / (1 << -_LOWEST))  # Python rounds a quotient of integers once
+            return np.float64(total / (1 << -_LOWEST))  # Python rounds a quotient of integers only once
         except OverflowError:
             return np.float64(np.inf if total > 0 else -np.inf)
 
 
 def _digits_of(values: np.ndarray) -> np.ndarray:
-    """The sum of some values as digits, then how many are infinite, minus infinite, and no number."""
+    """Return the sum of values as digits, then the counts of inf, -inf and NaN."""
     out = np.zeros(_DIGITS + 3, np.int64)
     out[_DIGITS:] = (values == np.inf).sum(), (values == -np.inf).sum(), np.isnan(values).sum()
     mantissa, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
@@ -108,13 +106,13 @@ def _digits_of(values: np.ndarray) -> np.ndarray:
 
 
 def _carry(words: np.ndarray, guard: int) -> None:
-    """Hand what exceeds a digit on to the next one, which may then exceed it by a little."""
+    """Add the overflow of each digit to the next digit, which may then overflow a little itself."""
     over = words[:-1] >> (_DIGIT + guard)
     words[:-1] -= over << (_DIGIT + guard)
     words[1:] += over << guard
 
 
 def new_total(name: str) -> Total:
-    """A total of the kind that the current strategy's reductions ask for."""
+    """Return an `ExactTotal` if the current strategy's reductions are exact, else a `Total`."""
     exact = get_strategy().extended._options.algorithm == "exact"
     return ExactTotal(name) if exact else Total(name)

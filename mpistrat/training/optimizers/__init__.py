@@ -1,4 +1,4 @@
-"""Optimizers: one method a file."""
+"""Optimizers, one method per file."""
 
 from mpistrat.training.optimizers.adam import Adam
 from mpistrat.training.optimizers.adamw import AdamW

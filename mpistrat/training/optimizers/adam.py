@@ -1,4 +1,4 @@
-"""Adam."""
+"""The Adam optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 
-_NUMBERS = ["rate", "rest_1", "rest_2", "epsilon", "kept"]  # kept: 1, or with decay of the weights less
+_NUMBERS = ["rate", "rest_1", "rest_2", "epsilon", "kept"]  # kept: 1 - the weight decay of a step
 _MOMENTS = "w *= kept; m += (g - m) * rest_1; v += (g * g - v) * rest_2;"
 _ADAM = EachElement(
     "mpistrat_adam",
@@ -29,7 +29,9 @@ _AMSGRAD = EachElement(
 
 
 class Adam(Optimizer):
-    """Adaptive moments (Kingma and Ba 2015, in the form before section 2.1 that scales the rate).
+    """Gradient descent with adaptive moments (Kingma and Ba 2015).
+
+    The update is the efficient form of their section 2, which scales the rate by both bias corrections.
 
     Parameters
     ----------
@@ -80,7 +82,7 @@ class Adam(Optimizer):
         return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
 
     def _decay(self, rate: float) -> float:
-        """What part of the weights a step takes off."""
+        """Return the fraction that weight decay subtracts from the weights in a step."""
         return 0.0
 
     def update(

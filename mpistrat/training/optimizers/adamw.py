@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay."""
+"""The Adam optimizer with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mpistrat.training.optimizers.adam import Adam
 
 
 class AdamW(Adam):
-    """Adam whose weights also decay by themselves (Loshchilov and Hutter 2019).
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
     Parameters
     ----------
     learning_rate : float or callable
     weight_decay : float
-        Each step takes ``rate * weight_decay * w`` off.
+        Each step subtracts ``rate * weight_decay * w``.
     beta_1, beta_2, epsilon, amsgrad, name
         As for `Adam`.
 
     Raises
     ------
     ValueError
-        If the weight decay is negative, or as for `Adam`.
+        If the weight decay is negative, or a decay of the moments is out of range.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Arrays in pieces that stay in the cache while several operations pass over them."""
+"""Blocks of arrays that stay in the CPU cache between the operations of an update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ ELEMENTS = 1 << 15
 
 
 def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Flat pieces of arrays of one shape, side by side: views, so that writing to them writes to the arrays.
+    """Yield the same flat block of each of several arrays of one shape.
+
+    The blocks are views: a write to a block changes its array.
 
     Raises
     ------

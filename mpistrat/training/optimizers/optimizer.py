@@ -1,4 +1,4 @@
-"""What optimizers have in common: the four steps of an update."""
+"""The base class of optimizers, which reduces gradients and updates variables."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def _current_ranks(optimizer: Optimizer) -> Topology:
 
 
 class Optimizer(ABC):
-    """The base of optimizers.
+    """The base class of optimizers.
 
-    A method says by `slots` what it remembers of each variable, and by `update` how it changes one.
+    A subclass names the state it keeps for each variable in `slots`, and changes a variable in `update`.
 
     Parameters
     ----------
     learning_rate : float or callable
-        A number, or a function of the number of steps done that returns one.
+        A number, or a function that takes the number of completed steps and returns a number.
     name : str, optional
-        Prefix of the names of its variables.
+        Prefix of the names of the optimizer's variables.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class Optimizer(ABC):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate, or the function that says it. May be set."""
+        """The learning rate, or the function that returns it. Can be set."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -80,17 +80,17 @@ class Optimizer(ABC):
 
     @property
     def iterations(self) -> int:
-        """Number of steps done."""
+        """The number of completed steps."""
         return 0 if self._iterations is None else int(self._iterations._own_copy())
 
     @property
     def variables(self) -> list[Variable]:
-        """What it remembers, to be saved with the weights; empty before the first step or `build`."""
+        """The optimizer's state, to be saved with the weights. Empty before the first step or `build`."""
         own = [] if self._iterations is None else [self._iterations]
         return own + [slot for _, slots in self._slots.values() for slot in slots]
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Create what it remembers of variables now rather than at the first step: before a `load`, say.
+        """Create the state of variables now, not at the first step: for example before a `load`.
 
         Collective.
         """
@@ -113,29 +113,29 @@ class Optimizer(ABC):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> None:
-        """Add up the replicas' gradients and update the variables. In a replica context.
+        """Sum the gradients over the replicas and update the variables. Call it in a replica context.
 
-        One reduction for all gradients; the variables are changed in place. The replicas' gradients are
-        *summed*: where each is that of its examples' summed loss divided by the number of examples of the
-        global batch, the step is that of the mean over all examples.
+        All gradients travel in one reduction. The variables are changed in place. The gradients are *summed*:
+        compute each replica's gradient from the sum of its losses divided by the global batch size. The step
+        is then the step of the mean loss over all examples.
 
         Parameters
         ----------
         grads_and_vars : iterable of (gradient, Variable)
-            This replica's gradients, in the same order on all. None leaves a variable as it is; IndexedSlices
-            are rows of one.
+            This replica's gradients, in the same order on all replicas. None leaves its variable unchanged;
+            IndexedSlices hold rows of a gradient.
         name : str, optional
-            For programs that give one.
+            Ignored. Accepted for programs written for Keras.
         experimental_aggregate_gradients : bool
-            Whether to add up: not where the gradients were reduced already.
+            Whether to sum over the replicas. Give False if the gradients are already reduced.
 
         Raises
         ------
         RuntimeError
             In cross-replica context.
         ValueError
-            If there is no gradient, one does not fit its variable, or the variable is another strategy's; on every
-            replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
+            If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
+            On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
         replica = strategies.get_replica_context()
         if replica is None:
@@ -163,7 +163,7 @@ class Optimizer(ABC):
     def _apply(
         self, strategy: Strategy, gradients: list[Any], variables: list[Variable], form: Hashable
     ) -> None:
-        """Add up gradients of this form, or take them as they are if it is None, and update the variables."""
+        """Update the variables. Sum the gradients first unless ``form`` is None."""
         extended = strategy.extended
         step = self.iterations
         # The user's function may fail, here where nobody waits yet.
@@ -201,9 +201,9 @@ class Optimizer(ABC):
                 self._slots[id(variable)] = (variable, made)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
-        """The kernel that does what `update` does on a GPU, and its numbers; None if there is only `update`.
+        """Return the GPU kernel of `update` and its numbers, or None if only `update` exists.
 
-        The kernel's lists are the gradients, the weights, and the variables of each of `slots`.
+        The lists of the kernel are the gradients, the weights, and the state of each of `slots`.
         """
         return None
 
@@ -215,7 +215,7 @@ class Optimizer(ABC):
         step: int,
         rate: float,
     ) -> tuple[list[Any], list[Variable]]:
-        """Update what lives on the GPU in one launch for each dtype; returns what is left to do."""
+        """Update variables on the GPU by one launch per dtype. Return the gradients and variables left to update."""
         kernel = self.on_gpu(step, rate)
         left: list[tuple[Any, Variable]] = []
         groups: dict[Any, list[list[Any]]] = {}
@@ -258,7 +258,7 @@ class Optimizer(ABC):
     def _update_alone(
         self, variable: GpuVariable, gradient: Any, step: int, rate: float, state: list[Any]
     ) -> None:
-        """On the host, what no kernel does: rows, which a GPU adds up in another order on every replica."""
+        """Update on the host if there is no kernel, and for rows: GPUs add rows in another order on each replica."""
         weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
         if isinstance(gradient, IndexedSlices):
             rows = IndexedSlices(
@@ -279,26 +279,26 @@ class Optimizer(ABC):
         Parameters
         ----------
         weights, gradient : numpy.ndarray
-            Contiguous, of one shape. The gradient must not be changed.
+            Contiguous arrays of one shape. Do not change the gradient.
         step : int
-            Number of this step, from 1.
+            Number of this step, counted from 1.
         rate : float
             The learning rate.
         *state : numpy.ndarray
-            What is remembered of this variable, one array for each of `slots`.
+            The state of this variable, one array for each of `slots`.
         """
 
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        """As `update`, for a gradient that is zero but for some rows."""
+        """Change ``weights`` and ``state`` in place for a gradient that is zero outside ``rows``."""
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
 
 
 def _form(pairs: Iterable[tuple[Any, Variable]]) -> tuple[str, ...]:
-    """Which variables the gradients are of, and which have none: what the ranks compare."""
+    """Return the names of the variables with and without gradients, for the ranks to compare."""
     return tuple(
         [
             f"no gradient of {getattr(variable, 'name', '')}" if gradient is None else variable.name

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent."""
+"""The stochastic gradient descent optimizer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NESTEROV = EachElement(
 
 
 class SGD(Optimizer):
-    """Gradient descent, with momentum (Polyak 1964; Nesterov 1983 as in Sutskever et al. 2013).
+    """Gradient descent with optional momentum (Polyak 1964; Nesterov 1983 as in Sutskever et al. 2013).
 
-    Without momentum ``w -= rate * g``. With it ``m = momentum * m - rate * g`` and ``w += m``, or with Nesterov's
-    ``w += momentum * m - rate * g``.
+    Without momentum a step is ``w -= rate * g``. With momentum it is ``m = momentum * m - rate * g``, then ``w += m``.
+    With ``nesterov`` the second part is ``w += momentum * m - rate * g``.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class SGD(Optimizer):
     Raises
     ------
     ValueError
-        If the momentum is out of range, or Nesterov's is asked for without any.
+        If the momentum is out of range, or ``nesterov`` is given without a momentum.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Saving and leaving when the job is told to stop."""
+"""Saving a checkpoint and ending the program when the job is told to stop."""

@@ -1,4 +1,4 @@
-"""What becomes of a job that is told to stop, as its user wants it."""
+"""The settings of a job that is told to stop."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 
 class TerminationConfig:
-    """How a `PreemptionCheckpointHandler` learns that the job will be ended, and what it then does.
+    """How a `PreemptionCheckpointHandler` learns that the job will end, and what it does then.
 
     Parameters
     ----------
     termination_watcher_fn : callable, optional
-        ``termination_watcher_fn() -> bool``: whether this rank will be ended soon. It is asked on every rank at each
-        step, so it should be quick. Signals and the job's time limit count beside it.
+        ``termination_watcher_fn() -> bool``: whether this rank will end soon. Every rank calls it at each step, so it
+        should be fast. Signals and the time limit of the job count in addition.
     exit_fn : callable, optional
-        Called on every rank after the checkpoint is written. If it returns, training goes on. By default replica 0
-        puts a job of Slurm back into the queue, and all ranks end.
+        Called on every rank after the checkpoint is written. If it returns, training continues. By default replica 0
+        requeues a Slurm job, and all ranks end.
     grace_period : float, optional
-        Seconds between the notice and the end. The checkpoint is written at once, training goes on, and a second
+        Seconds between the notice and the end. A checkpoint is written at once, training continues, and a second
         checkpoint is written shortly before the end. By default 0: one checkpoint, then the exit.
     save_fn : callable, optional
-        Called on every rank instead of saving the checkpoint that the handler was given.
+        Called on every rank to save, in place of saving the handler's checkpoint.
 
     Raises
     ------
     TypeError
-        If a function cannot be called.
+        If a function is not callable.
     ValueError
         If ``grace_period`` is negative.
 
@@ -53,7 +53,7 @@ class TerminationConfig:
                 raise TypeError(f"{name} must be a function, not {function!r}")
         self.grace_period = 0.0 if grace_period is None else float(grace_period)
         if not self.grace_period >= 0:
-            raise ValueError(f"grace_period is a number of seconds from 0 on, not {grace_period!r}")
+            raise ValueError(f"grace_period must be 0 or a positive number of seconds, not {grace_period!r}")
         self.termination_watcher_fn = termination_watcher_fn
         self.exit_fn = exit_fn
         self.save_fn = save_fn

@@ -1,4 +1,4 @@
-"""How long steps and checkpoints take, as far as the end of a job's time depends on it."""
+"""The durations of steps and checkpoints, which tell when to stop before a time limit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _STEPS = 20
 
 
 class Pace:
-    """Durations of the last steps, and of the last checkpoint.
+    """The durations of the last steps, and of the last checkpoint.
 
-    The first step, which compiles, fills caches and so on, counts only until there is another one.
+    The first step is often slow (compilation, cold caches). It counts only until the second step.
 
     Parameters
     ----------
     now : callable
-        The clock.
+        The clock, in seconds.
 
     Examples
     --------
@@ -33,23 +33,23 @@ class Pace:
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self._now = now
-        self._last: float | None = None  # when the ranks last met, or saved
+        self._last: float | None = None  # time of the last check or save
         self._steps: deque[float] = deque(maxlen=_STEPS)
         self._first_step_only = True
         self._save = 0.0
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a step."""
+        """Whether the duration of a step is known."""
         return bool(self._steps)
 
     @property
     def needed(self) -> float:
-        """Seconds for another step and a checkpoint, with some reserve."""
+        """The seconds for another step and a checkpoint, doubled as a reserve."""
         return 2 * (self._save + max(self._steps, default=0.0))
 
     def check(self) -> None:
-        """The ranks meet: what passed since they last did was a step."""
+        """Record the time since the last check or save as a step."""
         now = self._now()
         if self._last is not None:
             if self._first_step_only and self._steps:
@@ -59,10 +59,10 @@ class Pace:
         self._last = now
 
     def saved(self, seconds: float) -> None:
-        """A checkpoint was written, which is not a part of the next step."""
+        """Record the duration of a checkpoint, which is not a part of the next step."""
         self._save = seconds
         self._last = self._now()
 
     def begin_anew(self) -> None:
-        """What comes now is not a step."""
+        """Do not count the time until the next check as a step."""
         self._last = None

@@ -1,4 +1,4 @@
-"""How a job that was told to stop ends: put back into the queue, or with a status that says what shall become of it."""
+"""Ending a job that was told to stop: requeue it, or exit with a status that tells the caller what to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 
 from mpistrat.runtime.process.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
 
-# A job that is put back is ended at once, scontrol with it, which would then not say that all went well.
+# A requeued job ends at once, scontrol with it: without the trap, scontrol would not report its success.
 _KEPT = ("/bin/sh", "-c", 'trap "" TERM; exec "$0" "$@"')
 
 
 def seconds_left(environ: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
-    """Seconds until the job's time limit, None if the environment does not tell.
+    """Return the seconds until the time limit of the job, or None if the environment does not have it.
 
     Slurm sets ``SLURM_JOB_END_TIME`` from version 23.02 on.
 
@@ -30,9 +30,9 @@ def seconds_left(environ: Mapping[str, str], now: Callable[[], float] = time.tim
 
 
 def job_to_requeue(environ: Mapping[str, str]) -> str | None:
-    """The number of the Slurm job by which it is put back into the queue, None outside of Slurm.
+    """Return the number by which Slurm requeues this job, or None outside of Slurm.
 
-    Of a heterogeneous job that is the number of its first component; a task of an array has a number of its own.
+    For a heterogeneous job it is the number of the first component. A task of a job array has its own number.
 
     Examples
     --------
@@ -46,28 +46,28 @@ def job_to_requeue(environ: Mapping[str, str]) -> str | None:
 
 
 def end(environ: Mapping[str, str], *, comes_back: bool, progress: bool) -> tuple[int, str]:
-    """Do for the job of this process what its end asks for. Of all ranks, one calls it.
+    """Requeue the job of this process, or choose an exit status. Call it on one rank only.
 
     Parameters
     ----------
     environ : mapping
     comes_back : bool
-        Whether those who told it to stop leave it to the job to come back.
+        Whether the job itself decides if it runs again.
     progress : bool
-        Whether this run of the program has got anywhere.
+        Whether this run of the program completed a step.
 
     Returns
     -------
     tuple of (int, str)
-        The exit status of all ranks, and why it is this one.
+        The exit status for all ranks, and the reason for it.
     """
     preempted = not comes_back and _is_preempted(environ)
     if not comes_back and not preempted:
-        return STAY_AWAY, f"SIGTERM says that the job shall stay away: status {STAY_AWAY}"
+        return STAY_AWAY, f"after SIGTERM the job is not requeued: status {STAY_AWAY}"
     if not progress and not preempted:
         return NO_PROGRESS, (
-            "the job is not put back into the queue: this run of it was told to stop before its first step was over, "
-            f"and so would all others be; status {NO_PROGRESS}. Give it more time, or have it signalled later"
+            "the job is not put back into the queue: this run was told to stop before its first step was over, and "
+            f"later runs would be too; status {NO_PROGRESS}. Give the job more time, or let the signal come later"
         )
     why_not = _requeue(environ)
     if why_not is None:
@@ -85,18 +85,18 @@ def leave(status: int) -> None:
 
 
 def _requeue(environ: Mapping[str, str]) -> str | None:
-    """Put the job of this process back into the queue of Slurm: why that was not possible, None if it was."""
+    """Requeue the Slurm job of this process. Return why that failed, or None if it succeeded."""
     job = job_to_requeue(environ)
     if job is None:
-        return "this is no job of Slurm (SLURM_JOB_ID is not set)"
+        return "this is not a Slurm job (SLURM_JOB_ID is not set)"
     return _scontrol(environ, "requeue", job)[1]
 
 
 def _is_preempted(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm has sent SIGTERM to make room for another job, and is still to end this one (``GraceTime``).
+    """Return whether Slurm preempts this job and has not ended it yet (``GraceTime``).
 
-    Slurm puts back, or cancels, the jobs that are there when that time is over. One that has ended by itself before is
-    over for good, unless it puts itself back.
+    Slurm requeues, or cancels, the jobs that still run after that time. A job that ends earlier does not come back,
+    unless it requeues itself.
     """
     job = job_to_requeue(environ)
     if job is None:
@@ -104,14 +104,14 @@ def _is_preempted(environ: Mapping[str, str]) -> bool:
     said, _ = _scontrol(environ, "show", "job", "--oneliner", job)
     facts = dict(word.partition("=")[::2] for word in said.partition("\n")[0].split())
     since = facts.get("PreemptTime", "")
-    # Also when an earlier run of the job was preempted: both are like 2026-11-21T12:25:58.
+    # PreemptTime may be that of an earlier run of the job. ISO times compare as text (2026-11-21T12:25:58).
     return (
         facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
     )
 
 
 def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | None]:
-    """What ``scontrol`` printed, and what went wrong, None if nothing did."""
+    """Run ``scontrol``. Return its output, and an error or None."""
     program = shutil.which("scontrol", path=environ.get("PATH", os.defpath))
     if program is None:
         return "", "there is no scontrol on PATH on this node"

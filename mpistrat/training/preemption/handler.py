@@ -1,4 +1,4 @@
-"""All ranks save at the same step when one of them is told to stop, and leave."""
+"""The handler that saves on all ranks when one is told to stop, and ends the program."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from mpistrat.training.preemption.watcher import PreemptionWatcher
 
 FILE = "preemption.h5"
 _COUNT = "PreemptionCheckpointHandler.total_run_calls"
-_MARGIN = 15.0  # seconds before a time limit that are left in any case
+_MARGIN = 15.0  # minimum seconds before a time limit to stop
 
 _log = logging.getLogger(__name__)
 
 
 class Notice(NamedTuple):
-    """What one rank knows about the end of the job.
+    """What one rank knows about the coming end of the job.
 
     Attributes
     ----------
     text : str
     comes_back : bool
-        Whether the job may come back. Who sends SIGTERM has decided that already: a cancelled job is to stay away,
-        and one that Slurm preempts Slurm puts back, as a rule.
+        Whether the job may requeue itself. False after SIGTERM: a cancelled job should not come back, and Slurm
+        usually requeues a preempted job itself.
     """
 
     text: str
@@ -49,38 +49,38 @@ class Notice(NamedTuple):
 
 
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint on all ranks at the same step when one of them is told to stop, and ends the program.
+    """The handler that saves on all ranks at the same step when one is told to stop, and ends the program.
 
-    It watches for SIGTERM, SIGUSR1 and SIGUSR2, for the end of a Slurm job's time, and for what
-    ``termination_config`` says. At the beginning of each `run` the ranks agree on whether any of them was told,
-    which costs one small all-reduce. If so, they save, replica 0 puts a job of Slurm back into the queue, and all
-    end. The program that is then started again finds the checkpoint when it makes its handler, and goes on. A run
-    that is told to stop before its first step is over fails instead, or the job would come back for ever.
+    It watches for SIGTERM, SIGUSR1 and SIGUSR2, for the time limit of a Slurm job, and for what
+    ``termination_config`` says. At the beginning of each `run` the ranks agree on whether any of them was told to
+    stop, which costs one small all-reduce. If so, they save, replica 0 requeues a Slurm job, and all end. The
+    restarted program loads the checkpoint when it creates its handler. A run that is told to stop before its first
+    step is complete fails instead: otherwise the job would be requeued forever.
 
     Parameters
     ----------
     cluster_resolver : ClusterResolver or None
-        Not needed to talk to the others, which MPI does; a cluster with parameter servers is refused.
+        Only checked: a cluster with parameter servers raises NotImplementedError. The ranks communicate by MPI.
     checkpoint_or_checkpoint_manager : mapping of name to Variable, iterable of Variable, manager, or callable
-        What to save. Variables go to ``preemption.h5`` in ``checkpoint_dir``, and have their saved values when the
-        constructor returns. Of a manager the methods ``save()`` and, in the constructor, ``restore_or_initialize()``
-        are called on every rank. A callable is called on every rank to save; restoring is then up to the program.
+        What to save. Variables are saved to ``preemption.h5`` in ``checkpoint_dir``; the constructor loads them if
+        that file exists. A manager has a method ``save()``, and optionally ``restore_or_initialize()``, which the
+        constructor calls. Every rank calls both. A callable is called on every rank to save; the program restores.
     checkpoint_dir : path, optional
-        A directory that all runs of the program see. It is made if it is not there.
+        A directory that all runs of the program see. It is created if it does not exist.
     termination_config : TerminationConfig, optional
 
     Raises
     ------
     TypeError
-        If there is nothing that can be saved.
+        If the second argument cannot be saved, or ``termination_config`` is not a TerminationConfig.
     ValueError
-        If variables are given without ``checkpoint_dir``; if the checkpoint does not fit the variables.
+        If variables are given without ``checkpoint_dir``, or the checkpoint does not fit the variables.
     NotImplementedError
         If the cluster has parameter servers.
     OSError
-        If ``checkpoint_dir`` can neither be written to nor made.
+        If ``checkpoint_dir`` cannot be written or created.
     RuntimeError
-        In another thread than the main one.
+        If it is not created in the main thread.
 
     Examples
     --------
@@ -131,38 +131,38 @@ class PreemptionCheckpointHandler:
         )
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
-        self._notices: dict[int, Notice] | None = None  # of an end that is agreed on and has not come yet
+        self._notices: dict[int, Notice] | None = None  # of an end that is agreed on, during the grace period
         self._deadline = 0.0
         self._watches_time = True
         self._pace = Pace()
-        self._progress = False  # whether this run of the program has got anywhere
+        self._progress = False  # whether this run of the program completed a step
         if restore is not None:
             restore()
 
     @property
     def total_run_calls(self) -> int:
-        """How many times `run` was called and came back, in all runs of the program.
+        """The number of calls of `run` that returned, in all runs of the program.
 
-        Where a manager or a callable saves, only this run of the program is counted.
+        With a manager or a callable only this run of the program counts.
         """
         return int(self._runs)
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Save and leave if any rank was told to stop; else call a function, and count the call.
+        """Save and end if any rank was told to stop; else call a function, and count the call.
 
-        All ranks call it the same number of times. The function should be one step of training: a notice has to
-        wait until it is over.
+        All ranks call it the same number of times. The function should be one training step: a notice is handled
+        only after it returns.
 
         Parameters
         ----------
         distributed_train_function : callable
         *args, **kwargs
-            What it is called with.
+            The arguments of the function.
 
         Returns
         -------
         Any
-            What it returns.
+            The result of the function.
 
         Raises
         ------
@@ -179,19 +179,19 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Save and leave if any rank was told to stop: for loops that do not use `run`.
+        """Save and end if any rank was told to stop: for loops that do not use `run`.
 
         All ranks call it the same number of times, at the end of each step.
 
         Parameters
         ----------
         *args, **kwargs
-            Handed to whatever saves.
+            The arguments of the function that saves.
 
         Raises
         ------
         TypeError
-            If there are any, and variables are saved, which take none.
+            If there are arguments, but variables are saved, which takes no arguments.
         """
         if (args or kwargs) and isinstance(self._runs, Variable) and self._config.save_fn is None:
             raise TypeError(
@@ -203,9 +203,9 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Context after which the ranks save and leave if any of them was told to stop.
+        """Provide a context at whose end the ranks save and end the program if any was told to stop.
 
-        All ranks enter and leave it. An error that leaves it is not held up: nothing is saved then.
+        All ranks enter and leave the context. An exception passes through it, and no checkpoint is saved then.
         """
         yield
         self._progress = True
@@ -214,7 +214,7 @@ class PreemptionCheckpointHandler:
     # --- what is saved ---------------------------------------------------------------
 
     def _keep_variables(self, what: Any, directory: Path) -> Callable[[], None]:
-        """Let ``_save_fn`` save these variables. What restores them is returned."""
+        """Let ``_save_fn`` save these variables. Return the function that restores them."""
         variables = named_variables(what)
         self._strategy = next(iter(variables.values())).distribute_strategy
         with self._strategy.scope():
@@ -233,7 +233,7 @@ class PreemptionCheckpointHandler:
                 load(variables, path)
                 if self._topology.rank == 0:
                     _log.warning(
-                        "going on after run %d, with the variables in %s", self.total_run_calls, path
+                        "continuing after run %d with the variables in %s", self.total_run_calls, path
                     )
 
         self._save_fn = save_variables
@@ -262,10 +262,10 @@ class PreemptionCheckpointHandler:
         self._leave()
 
     def _grace_is_over(self) -> bool:
-        """Whether it is time for the second checkpoint: by the clock of replica 0, or because of SIGTERM."""
+        """Return whether the second checkpoint is due: by the clock of replica 0, or because of SIGTERM."""
         assert self._notices is not None
         over = self._topology.rank == 0 and time.monotonic() >= self._deadline - self._pace.needed
-        # Where SIGTERM began it, it comes to the ranks one after the other.
+        # If SIGTERM began the grace period, it may reach other ranks later: then it does not end the period.
         began_with_it = not all(notice.comes_back for notice in self._notices.values())
         cut_short = not began_with_it and signal.SIGTERM in self._watcher.signals
         if self._topology.all_true(not (over or cut_short)):
@@ -276,7 +276,7 @@ class PreemptionCheckpointHandler:
         return True
 
     def _notified(self) -> bool:
-        """Whether any rank was told to stop. If so, each rank knows what each was told."""
+        """Return whether any rank was told to stop. If so, share the notices of all ranks."""
         own = self._own_notice()
         if self._topology.all_true(own is None):
             return False
@@ -299,14 +299,14 @@ class PreemptionCheckpointHandler:
         return None
 
     def _seconds_left(self) -> float | None:
-        """Until the job's time is over. Clocks differ between nodes: replica 0 alone looks."""
+        """Return the seconds left of the job, on replica 0 only: clocks differ between nodes."""
         return preemption_exit.seconds_left(os.environ) if self._topology.rank == 0 else None
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start = time.monotonic()
         self._save_fn(*args, **kwargs)
-        finish_all()  # it may have been save_async
-        self._topology.barrier()  # nobody ends the job while another one writes
+        finish_all()  # the function may have called save_async
+        self._topology.barrier()  # no rank ends the job while another one writes
         self._pace.saved(time.monotonic() - start)
 
     def _leave(self) -> None:
@@ -325,7 +325,7 @@ class PreemptionCheckpointHandler:
         if self._config.exit_fn is not None:
             self._config.exit_fn()
             self._watcher.clear()
-            self._watches_time = False  # or it would be over again after each step
+            self._watches_time = False  # else every further step would save again
             self._pace.begin_anew()
             return
         status = None
@@ -336,7 +336,7 @@ class PreemptionCheckpointHandler:
 
 
 def _see_that_it_is_writable(directory: Path) -> None:
-    """A directory, or where it will be made: asked now, rather than when the work of hours is to be saved."""
+    """Raise OSError unless the directory can be written or created: now, not after hours of work."""
     try:
         there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
         if not there.is_dir():
@@ -353,7 +353,7 @@ def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None
         return
     try:
         jobs = asked_once(cluster_resolver, topology).cluster_spec().jobs
-    except RuntimeError:  # it does not know where all ranks are
+    except RuntimeError:  # the resolver does not know where all ranks are
         return
     if "ps" in jobs:
         raise NotImplementedError(

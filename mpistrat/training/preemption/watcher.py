@@ -10,7 +10,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-# SIGTERM comes from whoever ends the job; the other two are what `sbatch --signal` is asked to send.
+# The scheduler or the user ends a job by SIGTERM. `sbatch --signal` sends one of the other two.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _watchers: weakref.WeakSet[PreemptionWatcher] = weakref.WeakSet()
@@ -18,16 +18,15 @@ _previous: dict[int, Any] = {}
 
 
 class PreemptionWatcher:
-    """Watches for the notice that this process will be ended: SIGTERM, SIGUSR1 or SIGUSR2.
+    """A watcher for the signals that announce the end of this process: SIGTERM, SIGUSR1 or SIGUSR2.
 
-    From its creation on, as long as it is referenced, these signals do not end the process: the first one is kept
-    until somebody asks, and further ones are not needed. A handler of the program's own is called as well. A signal
-    that the program ignores stays ignored.
+    While it exists, these signals do not end the process. The first one is kept as the message. A handler that the
+    program installed earlier is called as well. A signal that the program ignores stays ignored.
 
     Raises
     ------
     RuntimeError
-        If it is created in another thread than the main one, which is the one that Python lets handle signals.
+        If it is not created in the main thread: Python allows only that thread to handle signals.
 
     Examples
     --------
@@ -57,20 +56,20 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """What announced the end of this process, None if nothing did."""
+        """The signal that announced the end of this process and its time, or None."""
         return self._message
 
     @property
     def signals(self) -> tuple[signal.Signals, ...]:
-        """The signals that came, each once, in their order."""
+        """The signals that arrived, each once, in order."""
         return tuple(self._signals)
 
     def clear(self) -> None:
-        """Forget the notice: the next signal is a new one."""
+        """Forget the signals that arrived."""
         self._message, self._signals = None, []
 
     def block_until_worker_exit(self) -> None:
-        """Wait until this process is ended, if that was announced; else return at once."""
+        """Wait until this process is ended if that was announced, else return at once."""
         while self._message is not None:
             time.sleep(1)
 
@@ -89,6 +88,6 @@ def _handle(number: int, frame: FrameType | None) -> None:
     previous = _previous.get(number)
     if callable(previous):
         previous(number, frame)
-    elif not watchers:  # nobody will ask: what would have happened without us
+    elif not watchers:  # no watcher is left: do what the signal does by default
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

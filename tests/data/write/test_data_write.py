@@ -308,13 +308,13 @@ def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
         f.create_dataset("damaged", (6,), "f4")  # rows that were never written
     bad = run_alone("-m", "mpistrat", "data", path)
     assert bad.status == 1
-    bad.shows("problem: ", "dataset 'damaged'", "1 files, 6 rows", "x        float64 (3,), 24 bytes a row")
+    bad.shows("problem: ", "dataset 'damaged'", "1 files, 6 rows", "x        float64 (3,), 24 bytes per row")
     with h5py.File(path, "r+") as f:
         del f["damaged"]
     shown = run_alone("-m", "mpistrat", "data", path).check()
     shown.shows(
         "1 files, 6 rows",
-        "x        float64 (3,), 24 bytes a row",
+        "x        float64 (3,), 24 bytes per row",
         "g/mean   left out: it is a scalar",
         "none     left out: it has no data space",
         "classes  left out: it has 2 rows and dataset 'x' has 6",
@@ -351,7 +351,7 @@ def test_commands(varied, tmp_path, run_alone):
     again.shows("Error: ", "part-00000-of-00004.h5 exists already")
     shown = run("data", out, "--replicas", "2", "--replicas", "8", "--batch-size", "5").check()
     shown.shows(
-        "4 files, 50 rows", "float32 (3,), 12 bytes a row", "4 files: direct: contiguous", "too few files"
+        "4 files, 50 rows", "float32 (3,), 12 bytes per row", "4 files: direct: contiguous", "too few files"
     )
     spoilt = out / "part-00001-of-00004.h5"
     os.truncate(spoilt, spoilt.stat().st_size - 8)

@@ -164,11 +164,11 @@ def shown(state, preempted, started="2026-11-21T12:20:00"):
             "scontrol requeue 12: it is not allowed; status 42 asks to be started again",
         ),
         # Cancelled, or preempted without time to leave: then Slurm itself puts it back.
-        (signal.SIGTERM, shown("COMPLETING", "2026-11-21T12:25:58"), [], 143, "shall stay away: status 143"),
-        (signal.SIGTERM, shown("RUNNING", "None"), [], 143, "shall stay away: status 143"),
+        (signal.SIGTERM, shown("COMPLETING", "2026-11-21T12:25:58"), [], 143, "is not requeued: status 143"),
+        (signal.SIGTERM, shown("RUNNING", "None"), [], 143, "is not requeued: status 143"),
         # An earlier run of the job was preempted.
-        (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:19:59"), [], 143, "shall stay away: status 143"),
-        (signal.SIGTERM, "exit 1", [], 143, "shall stay away: status 143"),
+        (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:19:59"), [], 143, "is not requeued: status 143"),
+        (signal.SIGTERM, "exit 1", [], 143, "is not requeued: status 143"),
         # Preempted with time to leave: Slurm puts back what has not ended by itself.
         (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:25:58"), ["requeue 12"], 0, "was put back"),
     ],

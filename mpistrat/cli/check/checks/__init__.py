@@ -1,4 +1,4 @@
-"""What `mpistrat check` looks at. A new check is a file beside this one and a line in `CHECKS`."""
+"""The checks of `mpistrat check`. A new check is a file beside this one and a line in `CHECKS`."""
 
 from mpistrat.cli.check.checks import (
     binding,

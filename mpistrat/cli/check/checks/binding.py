@@ -1,4 +1,4 @@
-"""The cores of each rank, and the threads that its libraries will start there."""
+"""The check of the cores of each rank, and of the threads that its libraries start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("binding")
     if not facts:
-        return Finding("this system does not tell", Verdict.UNKNOWN)
+        return Finding("this system does not show the cores of a process", Verdict.UNKNOWN)
     crowded = ""
     for host, those in job.nodes().items():
         here = [facts[rank] for rank in those if rank in facts]
@@ -48,7 +48,7 @@ def judge(job: CheckedJob) -> Finding:
         return Finding(
             crowded,
             Verdict.LOOK,
-            "set OMP_NUM_THREADS to cores per rank, and do not start more ranks than cores",
+            "set OMP_NUM_THREADS to the cores per rank, and do not start more ranks than cores",
         )
     first = next(iter(facts.values()))
     return Finding(

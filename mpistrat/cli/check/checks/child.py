@@ -1,6 +1,6 @@
-"""The half of `mpistrat check` that talks to other ranks, and may hang or die of it: ``python -m ... FD OPTIONS``.
+"""The process of `mpistrat check` that calls MPI, and may hang or crash: ``python -m ... FD OPTIONS``.
 
-What it has found out goes to the process that watches it, as lines of JSON.
+It sends its facts as lines of JSON to the process that watches it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Wire:
-    """Lines of JSON to the process that watches this one."""
+    """A pipe for lines of JSON to the process that watches this one."""
 
     def __init__(self, descriptor: int):
-        self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - for as long as the process lives
+        self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - open until the process ends
 
     def tell(self, **what: Any) -> None:
         self._file.write(json.dumps(what) + "\n")
 
     def stage(self, name: str) -> None:
-        """What comes now, and may not come back."""
+        """Report the next stage, which may hang."""
         self.tell(stage=name)
 
 
 def _die_with_parent() -> None:
-    """Have the system end this process when the one that watches it is killed (Linux)."""
+    """Ask Linux to kill this process when the process that watches it ends."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stay(wire: Wire, **what: Alone | Trouble) -> NoReturn:
-    """Tell what went wrong, and wait for the end: launchers end the job when a process leaves MPI like that."""
+    """Report what went wrong, and wait to be killed: launchers end the job when a process leaves MPI early."""
     wire.tell(**what)
     while True:
         signal.pause()
@@ -80,7 +80,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
         _together(wire, world, facts, options)
     except SilenceError as error:
         _stay(wire, trouble=Trouble(Blame.SILENCE, str(error)))
-    except Exception as error:  # of MPI, for the most part: whatever it is, it belongs into the report
+    except Exception as error:  # mostly an error of MPI: the report shows it
         _stay(wire, trouble=Trouble(Blame.FAILED, f"{type(error).__name__}: {error}"))
     wire.stage("the end of MPI")
     MPI.Finalize()
@@ -88,8 +88,8 @@ def main(descriptor: int, options: CheckOptions) -> None:
 
 
 def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
-    """What the ranks find out together. Rank 0 tells all of it."""
-    # Before the one that watches gives up, so that the text says who is silent.
+    """Run the checks that need messages between ranks. Rank 0 reports the facts."""
+    # A shorter limit than that of the watching process, so that the error names the silent ranks.
     talk = Talk(world.Dup(), options.limit * 0.8)
     wire.stage("a message to rank 0")
     everyone = talk.collect(facts)

@@ -1,7 +1,7 @@
-"""Clocks of the nodes against that of rank 0.
+"""The check of the clocks of the nodes against the clock of rank 0.
 
-The difference follows from the quickest of some round trips, as F. Cristian, "Probabilistic clock synchronization",
-Distributed Computing 3 (1989), has it.
+The difference is measured by the fastest of several round trips (F. Cristian, "Probabilistic clock synchronization",
+Distributed Computing 3, 1989).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
 from mpistrat.cli.check.checks.talk import Talk
 
-# The clock of this rank. Tests put another one here: no program can set a machine's own.
+# The clock of this rank. Tests replace it, because a program cannot set the clock of the machine.
 now: Callable[[], float] = time.time
 
 _TRIPS = 8
-_ALL_RANKS = 64  # up to here every rank is asked, beyond only the first of each node
+_ALL_RANKS = 64  # with more ranks, only the first rank of each node is asked
 _LOOK, _FIX = 0.1, 1.0
 
 
 def talk(talk: Talk, options: CheckOptions) -> list[list[float]] | None:
-    """For each rank that was asked: its number, how far its clock is ahead, and how sure that is. Seconds."""
+    """Return for each rank that was asked: rank, seconds that its clock is ahead, and their error."""
     peers = range(talk.size) if talk.size <= _ALL_RANKS else talk.leaders
     if talk.rank != 0:
         if talk.rank in peers:
@@ -60,5 +60,5 @@ def judge(job: CheckedJob) -> Finding:
     return Finding(
         f"rank {rank} ({job.facts[rank]['host']}) is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} rank 0",
         Verdict.FIX if least >= _FIX else Verdict.LOOK,
-        "tell your administrators (chronyd or ntpd on that node): times of files and time limits will be wrong",
+        "tell your administrators (chronyd or ntpd on that node): file times and time limits will be wrong",
     )

@@ -1,4 +1,4 @@
-"""The data directory: there on all nodes, writable, and with locks that work."""
+"""The check that the data directory is on all nodes, writable, and has working file locks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
 
-_PATIENCE = 3.0  # seconds that a new file may take to be seen on other nodes
+_PATIENCE = 3.0  # seconds until other nodes must see a new file
 _LITTLE = 2**30
 
 
@@ -46,7 +46,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
 
 
 def _first_on_node() -> bool:
-    """Whether this is the rank of its node that tries; the environment may not tell."""
+    """Return whether this rank tests for its node: the first one, or every rank if that is not known."""
     from mpistrat.cluster_resolver import resolve
 
     try:
@@ -56,7 +56,7 @@ def _first_on_node() -> bool:
 
 
 def _locked(path: Path, mode: str) -> dict[str, str]:
-    """Open a file with h5py and its lock: why that does not work."""
+    """Open a file with h5py and a lock. Return the error, if there is one."""
     import h5py
 
     try:
@@ -69,7 +69,7 @@ def _locked(path: Path, mode: str) -> dict[str, str]:
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of file system that a directory is on."""
+    """Return the type of the file system of a directory."""
     best, kind = "", "?"
     with contextlib.suppress(OSError):
         for line in Path("/proc/mounts").read_text().splitlines():
@@ -80,7 +80,7 @@ def _file_system(folder: Path) -> str:
 
 
 def talk(talk: Any, options: CheckOptions) -> list[int] | None:
-    """The ranks that do not see a file which rank 0 makes in the directory."""
+    """Return the ranks that do not see a new file of rank 0 in the directory."""
     path: Path | None = None
     if talk.rank == 0 and options.data is not None:
         path = Path(options.data).absolute() / f".mpistrat-check-{secrets.token_hex(8)}"
@@ -105,7 +105,7 @@ def judge(job: CheckedJob) -> Finding:
     if job.options.data is None:
         return Finding("no directory given", Verdict.UNKNOWN, "mpistrat check --data DIR")
     if not facts:
-        return Finding("no rank told", Verdict.UNKNOWN)
+        return Finding("no rank reported", Verdict.UNKNOWN)
     for rank, each in facts.items():
         where = f"{each['folder']} on {job.facts[rank]['host']} ({each['files']})"
         if each.get("missing"):
@@ -122,7 +122,7 @@ def judge(job: CheckedJob) -> Finding:
             return Finding(
                 f"{where}: not writable: {each['unwritable']}",
                 Verdict.FIX,
-                "checkpoints and caches cannot be written there: take another directory, or have it mounted "
+                "checkpoints and caches cannot be written there: use another directory, or let it be mounted "
                 "read-write on the compute nodes",
             )
     blind = job.talked.get("data")
@@ -131,10 +131,10 @@ def judge(job: CheckedJob) -> Finding:
         return Finding(
             f"a file that rank 0 made is not seen on {hosts}",
             Verdict.FIX,
-            "the nodes have directories of their own under this name: take a shared file system",
+            "each node has its own directory of this name: use a shared file system",
         )
     first = next(iter(facts.values()))
     text = f"{first['folder']} ({first['files']}): writable, locks work, {size(first['free'])} free"
     if first["free"] < _LITTLE:
-        return Finding(text, Verdict.LOOK, "there is little room for checkpoints")
+        return Finding(text, Verdict.LOOK, "little space is left for checkpoints")
     return Finding(text, Verdict.OK)

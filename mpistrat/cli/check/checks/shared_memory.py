@@ -1,4 +1,4 @@
-"""Room in /dev/shm, through which the ranks of a node talk."""
+"""The check of free space in /dev/shm, which the ranks of a node use for communication."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def judge(job: CheckedJob) -> Finding:
     if ratio >= 1:
         return Finding(text, Verdict.OK)
     why = (
-        "give the container more (docker --shm-size=8g, or --ipc=host)"
+        "give the container more space (docker --shm-size=8g, or --ipc=host)"
         if least["total"] < wanted
-        else "remove what killed jobs left there"
+        else "remove files that killed jobs left there"
     )
     return Finding(f"{text}; its ranks need {size(wanted)}", Verdict.FIX, why)

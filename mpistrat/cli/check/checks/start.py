@@ -1,4 +1,4 @@
-"""Whether the processes are one MPI job."""
+"""The check that all processes are one MPI job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge(job: CheckedJob) -> Finding:
 
 
 def _troubles(job: CheckedJob) -> list[str]:
-    """One line for all ranks with the same trouble."""
+    """Return one line per problem, with all ranks that have it."""
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, trouble in sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0])):
         groups.setdefault((trouble.blame, _NUMBERS.sub("", trouble.text)), []).append(rank)
@@ -31,7 +31,7 @@ def _troubles(job: CheckedJob) -> list[str]:
     return (
         lines
         if len(lines) <= _AT_MOST
-        else [*lines[:_AT_MOST], f"... and {len(lines) - _AT_MOST} other troubles"]
+        else [*lines[:_AT_MOST], f"... and {len(lines) - _AT_MOST} other problems"]
     )
 
 
@@ -46,6 +46,6 @@ def _advice(job: CheckedJob) -> str:
     if under_srun and plugin is not None and any(trouble.stage == START for trouble in job.troubles.values()):
         return f"start it with srun --mpi={plugin}; srun --mpi=list shows what this cluster has"
     return (
-        "look at the rank that is named first: is its node up, is a firewall between the nodes, is the network "
+        "look at the first rank in the list: is its node up, is a firewall between the nodes, is the network "
         "interface the right one (OMPI_MCA_btl_tcp_if_include, UCX_NET_DEVICES)?"
     )

@@ -1,4 +1,4 @@
-"""Messages between ranks that a check can wait for without hanging."""
+"""Messages between ranks with a time limit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _TAG = 23
 
 
 class SilenceError(RuntimeError):
-    """No message came from a rank, or none could be sent to it, within the time limit."""
+    """A message was not received, or could not be sent, within the time limit."""
 
 
 class Talk:
-    """The ranks of a job, for checks.
+    """Communication of checks between the ranks of a job.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Talk:
     leaders : tuple of int
         The first rank of each node.
     limit : float
-        Seconds that a message may take.
+        Time limit of a message in seconds.
     """
 
     def __init__(self, comm: Any, limit: float):
@@ -42,33 +42,33 @@ class Talk:
         Raises
         ------
         SilenceError
-            If they are not taken within the time limit.
+            If the receiver does not take them within the time limit.
         """
-        self._wait(self.comm.Isend(data, to, _TAG), f"rank {to} takes no message")
+        self._wait(self.comm.Isend(data, to, _TAG), f"no message to rank {to} was received")
 
     def receive(self, source: int, count: int) -> bytearray:
-        """Receive that many bytes.
+        """Receive ``count`` bytes.
 
         Raises
         ------
         SilenceError
-            If they do not come within the time limit.
+            If they do not arrive within the time limit.
         """
         data = bytearray(count)
         self.receive_into(data, source)
         return data
 
     def receive_into(self, data: Any, source: int) -> None:
-        """Receive as many bytes as there is room for; SilenceError as in `receive`."""
+        """Receive bytes into a buffer. Raise SilenceError as `receive` does."""
         self._wait(self.comm.Irecv(data, source, _TAG), f"no message from rank {source}")
 
     def collect(self, value: Any) -> list[Any] | None:
-        """Every rank's value (of JSON) on rank 0, None elsewhere.
+        """Return the JSON values of all ranks on rank 0, and None on other ranks.
 
         Raises
         ------
         SilenceError
-            On rank 0, naming the ranks whose value did not come within the time limit.
+            On rank 0, with the ranks whose value did not arrive within the time limit.
         """
         from mpi4py import MPI
 
@@ -90,12 +90,12 @@ class Talk:
         return [values[rank] for rank in range(self.size)]
 
     def tell(self, value: Any) -> Any:
-        """Rank 0's value (of JSON), on every rank.
+        """Return the JSON value of rank 0 on every rank.
 
         Raises
         ------
         SilenceError
-            If it is not taken, or does not come, within the time limit.
+            If it is not sent, or does not arrive, within the time limit.
         """
         if self.rank:
             count = int.from_bytes(self.receive(0, 8), "little")
@@ -107,7 +107,7 @@ class Talk:
         return value
 
     def meet(self, comm: Any = None) -> None:
-        """Wait for all ranks without keeping a core busy, which others may need."""
+        """Wait for all ranks. Sleep between tests: other ranks may need the core."""
         request = (self.comm if comm is None else comm).Ibarrier()
         while not request.Test():
             time.sleep(0.001)
@@ -123,13 +123,13 @@ class Talk:
 
 
 def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
-    """Who measures with whom, so that each is in one pair at a time: the rounds of a tournament.
+    """Return rounds of pairs in which each node occurs once per round (round-robin tournament).
 
     Parameters
     ----------
     nodes : sequence of int
     most : int
-        How many rounds at most: with more nodes not every pair meets.
+        Maximum number of rounds. With more nodes some pairs are left out.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The half of `mpistrat check` that talks to nobody, and therefore always ends."""
+"""The process of `mpistrat check` that never calls MPI, and therefore always ends."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from mpistrat.cli.check.checks import library
 from mpistrat.cli.check.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
 from mpistrat.cli.check.checks.mailbox import Inbox, Outbox
 
-_LOOK_AROUND = 0.5  # seconds between two looks at the mailbox
-_GATHER = 3.0  # seconds that the others' letters may take
-_START = 4.0  # seconds after which ranks with different MPI libraries are not expected to find each other
-_END = 5.0  # seconds that the end of a process may take
+_LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
+_GATHER = 3.0  # seconds to wait for letters of other ranks
+_START = 4.0  # seconds after which ranks with different MPI libraries count as unable to start together
+_END = 5.0  # seconds to wait for the end of a process
 
 
 class _Ended(Exception):
-    """The launcher ends the job, and leaves the time to say so: a second with Open MPI."""
+    """The launcher ends the job. The time for a report is short: one second with Open MPI."""
 
 
 class Watcher:
-    """Runs the checks of one rank in a process of its own, and learns how that goes.
+    """The watcher of one rank: it runs the checks in a child process and follows them.
 
     Parameters
     ----------
     options : CheckOptions
     rank, size : int
-        What the environment says.
+        As the environment gives them.
     key : str or None
         See `mailbox.key_of`.
     """
@@ -54,12 +54,12 @@ class Watcher:
         self._gather = _GATHER
 
     def run(self) -> CheckedJob | None:
-        """Run the checks to their end, whatever that is.
+        """Run the checks until they end, fail or hang.
 
         Returns
         -------
         CheckedJob or None
-            What is known, on the one rank that reports.
+            The facts of all ranks, on the rank that reports; None on other ranks.
         """
         trouble = self._follow()
         if trouble is None:
@@ -82,11 +82,13 @@ class Watcher:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Only now: MPICH's launcher ends the job when a process that talks to it is killed."""
+        """Kill the checks after the report: MPICH's launcher ends the job when a process of MPI is killed."""
         signal.signal(signal.SIGTERM, self._previous)
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a file system cannot die
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a process cannot be killed while it hangs in a file system
                 self._process.wait(1)
 
     def _end(self, number: int, frame: Any) -> None:
@@ -96,12 +98,12 @@ class Watcher:
             raise _Ended
 
     def _follow(self) -> Trouble | None:
-        """Read what the checks tell. What kept them from their end, None if nothing did."""
+        """Start the checks and read their messages. Return what went wrong, or None."""
         reader, writer = os.pipe()
         arguments = [str(writer), json.dumps(dataclasses.asdict(self._options))]
         with tempfile.TemporaryFile() as errors, open(reader, "rb", buffering=0) as wire:
             os.set_inheritable(writer, True)
-            # The launcher's own descriptors (PMI_FD) are the checks' as well.
+            # The checks inherit the descriptors of the launcher (PMI_FD): MPI needs them.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mpistrat.cli.check.checks.child", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -115,17 +117,17 @@ class Watcher:
                 trouble = self._read(wire)
                 self._reading = False
             except _Ended:
-                trouble = self._trouble(Blame.STOOD, "stood in", " when the launcher ended the job")
+                trouble = self._trouble(Blame.STOOD, "was in", " when the launcher ended the job")
             if trouble is not None:
                 return trouble
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END)  # MPICH says goodbye to its launcher at the very end
+                self._process.wait(_END)  # MPICH contacts its launcher at the very end
             if self._told.get("done"):
                 return None
             return self._death(self._process.poll(), errors)
 
     def _read(self, wire: Any) -> Trouble | None:
-        """Read until there is no more, or for too long nothing new. What was the matter then."""
+        """Read messages until the end or the time limit. Return what went wrong, or None."""
         pending = b""
         end = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -147,9 +149,9 @@ class Watcher:
                 elif self._told.get("done"):
                     return None
                 elif time.monotonic() - end > self._options.limit:
-                    return self._trouble(Blame.STANDS, "stands in", f" for {self._options.limit:g} s")
+                    return self._trouble(Blame.STANDS, "no progress in", f" for {self._options.limit:g} s")
                 elif self._others_are_in_trouble(time.monotonic() - end):
-                    return self._trouble(Blame.STOOD, "stood in", " when others were in trouble")
+                    return self._trouble(Blame.STOOD, "was in", " when other ranks failed")
 
     def _trouble(self, blame: int, before: str, after: str = "") -> Trouble:
         return Trouble(blame, f"{before} '{self._stage}'{after}", self._stage)
@@ -165,14 +167,14 @@ class Watcher:
             self._told.update(told)
 
     def _tell(self, letter: dict[str, Any]) -> None:
-        """Let rank 0 know, whether MPI works or not."""
+        """Send a letter to rank 0 without MPI."""
         if self._inbox is not None:
             self._inbox.letters[0] = letter
         elif self._outbox is not None:
             self._outbox.put(letter)
 
     def _others_are_in_trouble(self, waited: float) -> bool:
-        """Whether it makes no sense to wait any longer, as rank 0 sees it."""
+        """Return whether waiting is useless because other ranks failed. Rank 0 decides."""
         if self._outbox is not None:
             return self._outbox.announced("stop")
         assert self._inbox is not None
@@ -181,13 +183,13 @@ class Watcher:
         if any(each.get("trouble") for each in letters.values()) or (
             self._stage == START and waited > _START and _mixed(letters)
         ):
-            time.sleep(1)  # the others may be about to tell the same
+            time.sleep(1)  # other ranks may be about to report as well
             self._inbox.announce("stop")
             return True
         return False
 
     def _death(self, status: int | None, errors: Any) -> Trouble:
-        """How the checks ended, and the last that they said."""
+        """Return the exit status of the checks and their last output."""
         errors.seek(0)
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if any(map(str.isalnum, line))]
@@ -196,7 +198,7 @@ class Watcher:
         return self._trouble(Blame.ENDED, "ended in", f" ({how}){said}")
 
     def _report(self, inbox: Inbox) -> CheckedJob:
-        """All that rank 0 can know without MPI."""
+        """Return the facts that rank 0 can get without MPI."""
 
         def all_have_told() -> bool:
             inbox.collect()
@@ -211,23 +213,23 @@ class Watcher:
         facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
         alone = next((Alone(*each["alone"]) for each in letters.values() if each.get("alone")), None)
         troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
-        unheard = Trouble(Blame.UNHEARD, "was not heard of")
+        unheard = Trouble(Blame.UNHEARD, "sent no report")
         troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
         if _mixed(letters):
-            alone = None  # that is the reason, and not the launcher
+            alone = None  # the libraries are the cause, not the launcher
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
         return CheckedJob(self._size, facts, {}, troubles, alone, self._options)
 
     def reported(self) -> None:
-        """Rank 0 has printed all: the others may go."""
+        """Let the other ranks end, after rank 0 has printed the report."""
         if self._inbox is not None:
             self._inbox.announce("read")
             _until(self._inbox.all_have_gone, self._gather)
             self._inbox.close()
 
     def _wait_for_report(self, trouble: str) -> NoReturn:
-        """Stay until rank 0 has printed: a launcher ends the job when one rank leaves it."""
+        """Wait until rank 0 has printed: a launcher ends the job when one rank ends."""
         outbox = self._outbox
         assert outbox is not None
         limit = (self._options.limit if outbox.works else 2.0) + _GATHER
@@ -241,13 +243,13 @@ class Watcher:
 
 
 def _mixed(letters: dict[int, Any]) -> bool:
-    """Whether the ranks load different MPI libraries, and may never find each other."""
+    """Return whether the ranks load different MPI libraries: then MPI may never start."""
     facts = {rank: each["facts"] for rank, each in letters.items()}
     return library.mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
 
 
 def _until(condition: Callable[[], bool], limit: float) -> bool:
-    """Wait for something, so many seconds at most: whether it came."""
+    """Wait for a condition, at most ``limit`` seconds. Return whether it became true."""
     end = time.monotonic() + limit
     while not condition():
         if time.monotonic() > end:
