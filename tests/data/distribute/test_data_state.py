@@ -256,7 +256,7 @@ def test_endless_and_batches_that_move():
     rest = [x.tolist() for x in iterator]
     moved.restore(state)
     assert [x.tolist() for x in moved] == rest
-    with pytest.raises(ValueError, match=r"batch size is 2, and here it is 3.* before batch\(\)"):
+    with pytest.raises(ValueError, match=r"batch size is 2, but here it is 3.* before batch\(\)"):
         distributed(Dataset.range(9).batch(3).shuffle(seed=2).repeat(2)).restore(state)
 
 
@@ -264,10 +264,10 @@ def test_endless_and_batches_that_move():
     ("other", "text"),
     [
         (Dataset.range(11).shuffle(seed=1).batch(4), r"one of range\(0, 10\), and this is range\(0, 11\)"),
-        (Dataset.range(10).shuffle(seed=2).batch(4), "seed of shuffle number 0 is 1, and here it is 2"),
+        (Dataset.range(10).shuffle(seed=2).batch(4), "seed of shuffle number 0 is 1, but here it is 2"),
         (Dataset.range(10).batch(4), "pipeline"),
         (Dataset.range(10).shuffle(seed=1, mode="exact").batch(4), "pipeline"),
-        (Dataset.range(10).shuffle(seed=1).take(8).batch(4), r"pipeline is .* and here it is .*take\(8\)"),
+        (Dataset.range(10).shuffle(seed=1).take(8).batch(4), r"pipeline is .* but here it is .*take\(8\)"),
     ],
 )
 def test_states_of_something_else(other, text):
@@ -402,6 +402,6 @@ def test_balance_is_an_option():
         options.experimental_distribute.balance = 1
     balanced = divided(dataset, "FILE", 2, balance=True)
     assert [each.steps for each in balanced] == [9, 9]
-    with pytest.raises(ValueError, match="policy is FILE, balanced, and here it is FILE;"):
+    with pytest.raises(ValueError, match="policy is FILE, balanced, but here it is FILE;"):
         resumed(divided(dataset, "FILE", 2)[0], state_of(balanced[0], Position(balanced[0], 0)))
     assert [each.steps for each in divided(dataset, "FILE", 2)] == [10, 10]

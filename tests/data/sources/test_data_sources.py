@@ -258,7 +258,7 @@ def test_questions_about_iterables():
     dataset = Dataset.from_iterable(range(3))
     assert dataset.cardinality() == UNKNOWN_CARDINALITY == -2
     assert dataset.element_spec == ArraySpec((), "i8")
-    with pytest.raises(TypeError, match="length .* is unknown before its end"):
+    with pytest.raises(TypeError, match=r"length .* is unknown before its end"):
         len(dataset)
     with pytest.raises(TypeError, match="needs an iterable"):
         Dataset.from_iterable(3)
