@@ -250,7 +250,7 @@ def test_generators_can_be_gone_through_once():
     dataset = Dataset.from_iterable(i for i in range(3)).batch(2)
     assert dataset.element_spec == ArraySpec((None,), "i8")
     assert lists(dataset) == [[0, 1], [2]]
-    with pytest.raises(ValueError, match="only once: give from_iterable"):
+    with pytest.raises(ValueError, match="yields its elements only once: give from_iterable"):
         list(dataset)
 
 
@@ -264,7 +264,7 @@ def test_questions_about_iterables():
         Dataset.from_iterable(3)
     with pytest.raises(ValueError, match="buffer_size"):
         list(dataset.shuffle(seed=1))
-    with pytest.raises(ValueError, match="yields nothing"):
+    with pytest.raises(ValueError, match="yields no elements"):
         Dataset.from_iterable([]).element_spec  # noqa: B018
     assert sorted(int(x) for x in dataset.repeat().shuffle(3, seed=1).take(6)) == [0, 0, 1, 1, 2, 2]
 
