@@ -59,7 +59,7 @@ class Passes:
         self.turns = Turns()
         self.at_once = False
         self._peers = peers
-        # Equal on all replicas: distributed datasets are made in the same order on all of them.
+        # Equal on all replicas, because making a distributed dataset is collective.
         self._number: int = getattr(peers, "sequence", 0)
         self._next = Position(division, 0)
         self._newest: Place | None = None
