@@ -92,7 +92,7 @@ BAD = {
     "unnamed": (DatasetNotFoundError, "no dataset 'x'; it has 'other'"),
     "dtype": (DatasetMismatchError, r"float32 \(2,\) in file '.*good-0.*float64 \(2,\) in file '.*good-1"),
     "shape": (DatasetMismatchError, r"float32 \(5,\) in file '.*good-1"),
-    "vanished": (DataFileError, "cannot be found any more"),
+    "vanished": (DataFileError, "can no longer be found"),
 }
 
 
@@ -186,7 +186,7 @@ def test_a_file_that_vanished(good):
     dataset = Dataset.from_hdf5(good, "x")
     assert len(dataset) == 9
     good[2].unlink()
-    with pytest.raises(DataFileError, match=r"good-2\.h5.*cannot be found any more"):
+    with pytest.raises(DataFileError, match=r"good-2\.h5.*can no longer be found"):
         list(dataset)
 
 

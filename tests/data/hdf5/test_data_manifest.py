@@ -120,12 +120,12 @@ def spoil(files, kept, how):
 
 
 SPOILT = {
-    "longer": r"stale: file '.*1\.h5' had \d+ bytes and has \d+ now; fix: remove the manifest",
+    "longer": r"stale: file '.*1\.h5' had \d+ bytes, and has \d+ now; fix: remove the manifest",
     "touched": r"stale: file '.*1\.h5' has been written to",
-    "gone": r"stale: file 'files/1\.h5' is not among the files any more",
+    "gone": r"stale: file 'files/1\.h5' is no longer among the files",
     "new": r"stale: file 'files/7\.h5' is new",
-    "no json": "no JSON",
-    "no manifest": "no mpistrat manifest of version 1; fix: give the manifest another name",
+    "no json": "not JSON",
+    "no manifest": "not a mpistrat manifest of version 1; fix: give the manifest another name",
     "no record": "damaged",
     "no files": "damaged",
 }
@@ -148,7 +148,7 @@ def test_a_stale_manifest_is_refused(files, tmp_path, replica_errors, how):
 
 def test_a_manifest_of_other_datasets(files, tmp_path):
     len(made(files, tmp_path / "m.json"))
-    with pytest.raises(DataFileError, match=r"of the datasets \['pair', .*and these are \['x'\]"):
+    with pytest.raises(DataFileError, match=r"describes the datasets \['pair', .*but these are \['x'\]"):
         len(Dataset.from_hdf5(str(files / "*.h5"), "x", manifest=tmp_path / "m.json"))
 
 

@@ -75,7 +75,7 @@ def test_cut_off_to_the_same_size(tmp_path):
     size = os.path.getsize(path)
     os.truncate(path, 0)
     os.truncate(path, size)
-    with pytest.raises(DataFileError, match=r"a\.h5.*written to after it was described; fix: leave"):
+    with pytest.raises(DataFileError, match=r"a\.h5.*written to after it was described; fix: do not change"):
         list(dataset)
 
 
@@ -121,7 +121,7 @@ def test_damage_under_a_checksum(tmp_path):
     offset, _ = chunk_of(path, 2)
     overwrite(path, offset + 3, b"\x7f")
     dataset = Dataset.from_hdf5(path, "x")
-    with pytest.raises(ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(checksum 0x"):
+    with pytest.raises(ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"):
         list(dataset.batch(5))
     with pytest.raises(ChecksumError, match="rows 0 to 19"):
         list(dataset.shuffle(seed=0).batch(20))
@@ -166,7 +166,7 @@ def virtual(tmp_path):
 def test_a_source_that_goes(virtual, name):
     dataset = opened(virtual, name)
     os.rename(virtual.parent / "s1.h5", virtual.parent / "other.h5")
-    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it cannot be found any more"):
+    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it can no longer be found"):
         list(dataset)
     os.rename(virtual.parent / "other.h5", virtual.parent / "s1.h5")
     assert len(list(dataset)) == 4
@@ -202,7 +202,7 @@ def test_virtual_rows_without_a_source(tmp_path):
         with h5py.File(tmp_path / "v.h5", "w") as f:
             f.create_virtual_dataset("v", layout, fillvalue=fill)
         if fill is None:
-            with pytest.raises(DataFileError, match="it has rows that no source is given for"):
+            with pytest.raises(DataFileError, match="it has rows without a source"):
                 Dataset.from_hdf5(tmp_path / "v.h5", "v")
         else:
             (batch,) = Dataset.from_hdf5(tmp_path / "v.h5", "v").batch(25)
