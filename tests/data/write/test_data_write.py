@@ -150,7 +150,7 @@ def test_rows_that_would_not_be_what_they_were(tmp_path, first, then):
 def test_a_function_whose_type_changes(tmp_path):
     dataset = Dataset.range(6).map(lambda x: int(x) if x < 3 else float(x) + 0.5)
     with pytest.raises(
-        DatasetMismatchError, match=r"rows of int64 \(\), and those from row 0 on are of float64"
+        DatasetMismatchError, match=r"rows of int64 \(\), but rows from row 0 on are of float64"
     ):
         write(tmp_path / "a.h5", dataset)
     assert os.listdir(tmp_path) == []
@@ -217,7 +217,7 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
         (lambda p: write(p, {3: [1]}), TypeError, "not 3"),
         (lambda p: write([p, p.with_name("b")], {"x": [1]}), ValueError, "1 rows for 2 files"),
         (lambda p: write([p, p.with_name("b")], iter([])), ValueError, "number of rows is known"),
-        (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is no folder"),
+        (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is not a folder"),
         (lambda p: write(p, 3), TypeError, "rows must be"),
     ],
 )
@@ -280,7 +280,7 @@ def test_what_cannot_be_divided_is_named(tmp_path):
     assert len(shard([path], tmp_path / "out", 2, datasets=["x", "y"])) == 2
     one = beside(tmp_path / "b.h5")
     for name, more, text in (
-        ("c", {"z": np.arange(6)}, r"c\.h5' has the dataset 'z', which file .*b\.h5' has not"),
+        ("c", {"z": np.arange(6)}, r"c\.h5' has the dataset 'z', which file .*b\.h5' lacks it"),
         ("d", {"scale": 2.0}, r"d\.h5' has the dataset 'scale', which"),
     ):
         with pytest.raises(DatasetMismatchError, match=text):
