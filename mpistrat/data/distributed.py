@@ -164,6 +164,6 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
             if value != descriptions[0][what]:
                 raise ValueError(
                     f"the replicas must distribute the same dataset, but its {what} is {value} on rank "
-                    f"{rank} and {descriptions[0][what]} on rank 0: build it alike on all ranks, or use "
+                    f"{rank} and {descriptions[0][what]} on rank 0: build it in the same way on all ranks, or use "
                     "distribute_datasets_from_function"
                 )

@@ -276,7 +276,7 @@ class Manifests:
                 files = self.files.paths()
                 raise DatasetMismatchError(
                     f"{where(other)}dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
-                    f"{b.dtype} {b.shape} in file {files[other]!r}; fix: rows of one dataset must be alike"
+                    f"{b.dtype} {b.shape} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
                 )
 
 

@@ -28,7 +28,7 @@ class Reader:
     Parameters
     ----------
     most_open : int
-        Number of files that may be open at a time. At most 16 of those are also open in HDF5.
+        Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
     """
 
     def __init__(self, most_open: int = 64):

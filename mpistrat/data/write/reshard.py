@@ -172,7 +172,8 @@ class _InputFiles:
                 if (column.stored, column.shape) != (first.stored, first.shape):
                     raise DatasetMismatchError(
                         f"dataset {column.name!r} has rows of {first.stored} {first.shape} in file {paths[0]!r} and "
-                        f"of {column.stored} {column.shape} in file {path!r}; fix: rows of one dataset must be alike"
+                        f"of {column.stored} {column.shape} in file {path!r}; fix: give all rows of a dataset one "
+                        "dtype and shape"
                     )
         self._starts = np.concatenate([[0], np.cumsum([record.rows for record in records])])
         self._open: tuple[int, h5py.File] | None = None

@@ -44,7 +44,7 @@ class NewColumn(NamedTuple):
         if not fits or tuple(values.shape[1:]) != (*self.shape, *inner):
             raise DatasetMismatchError(
                 f"dataset {name!r} has rows of {self.dtype} {self.shape}, but rows from row {first} on are of "
-                f"{values.dtype} {tuple(values.shape[1:])}; fix: rows of one dataset must be alike"
+                f"{values.dtype} {tuple(values.shape[1:])}; fix: give all rows of a dataset one dtype and shape"
             )
 
 

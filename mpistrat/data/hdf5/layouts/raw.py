@@ -51,7 +51,7 @@ class ContiguousRows:
 
 
 class RowsOfChunks:
-    """Reader of chunks of whole rows without filters, whose bytes are the same as in memory."""
+    """Reader of chunks without filters that hold whole rows. Their bytes are the same as in memory."""
 
     def __init__(self, layout: Chunked, row_bytes: int):
         self._file = layout.file
