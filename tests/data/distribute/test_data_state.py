@@ -1,4 +1,4 @@
-"""Who reads which rows, and what is left of an epoch: pure functions, so no replica needs to run."""
+"""Tests of divisions and states: which replica reads which rows. Pure functions, so no ranks are started."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ many = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
 
 class Files(Source):
-    """Numbers in files of these lengths, in blocks of three rows."""
+    """Stand-in for a source of files of these lengths: rows are numbers, blocks have three rows."""
 
     def __init__(self, lengths, first=None):
         self.lengths = lengths
@@ -55,7 +55,7 @@ def chain(lengths, batch, drop=False, seed=None, mode="block", turns=1):
 
 
 def divided(dataset, policy, replicas, balance=False):
-    """The division of every replica."""
+    """Return the division of every replica."""
     peers = [SimpleNamespace(size=replicas, rank=rank) for rank in range(replicas)]
     return [
         divide(AutoShardPolicy[policy], dataset._source, dataset._transforms, peer, balance) for peer in peers
@@ -71,7 +71,7 @@ def flat(lists):
 
 
 def joined(parts):
-    """The global batches from the pieces of all replicas."""
+    """Return the global batches, joined from the pieces of all replicas."""
     return [flat(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -389,7 +389,7 @@ def test_automatic(lengths, batch, more, expected):
     else:
         found = divided(dataset, "AUTO", 2)
     assert [each.name for each in found] == [expected] * 2
-    # Without a warning where FILE would mean something else, or there is one replica.
+    # No warning where take(), skip() or shard() would have another meaning under FILE, or for one replica.
     assert divided(Dataset(Files(lengths)).take(3).batch(2), "AUTO", 2)[0].name == "DATA"
     assert divided(dataset, "AUTO", 1)[0].name == "DATA"
 

@@ -1,4 +1,4 @@
-"""What is wrong with files that are read directly, and that it never gives zeros."""
+"""Tests of faults in files that are read directly: they raise, and never give zeros."""
 
 import os
 import zlib
@@ -68,7 +68,7 @@ def test_cut_off_while_it_is_read(tmp_path, how, prefetch, replicas):
 
 
 def test_cut_off_to_the_same_size(tmp_path):
-    """Somebody writes the file anew while it is open."""
+    """Another program rewrites the file while it is open."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     list(dataset)
@@ -80,7 +80,7 @@ def test_cut_off_to_the_same_size(tmp_path):
 
 
 def test_touched_or_copied(tmp_path):
-    """Another time of writing is no change, if all else is the same."""
+    """Another time of writing is not a change, if the description is the same."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     first = list(dataset)
@@ -93,7 +93,7 @@ def test_touched_or_copied(tmp_path):
 
 
 def test_other_rows_of_the_same_size(tmp_path):
-    """Such as a dataset that was renamed: HDF5 would read what is there now."""
+    """Other rows of the same size are detected, such as those of a renamed dataset."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     with h5py.File(path, "r+") as f:
@@ -121,7 +121,9 @@ def test_damage_under_a_checksum(tmp_path):
     offset, _ = chunk_of(path, 2)
     overwrite(path, offset + 3, b"\x7f")
     dataset = Dataset.from_hdf5(path, "x")
-    with pytest.raises(ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"):
+    with pytest.raises(
+        ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"
+    ):
         list(dataset.batch(5))
     with pytest.raises(ChecksumError, match="rows 0 to 19"):
         list(dataset.shuffle(seed=0).batch(20))
@@ -147,7 +149,7 @@ def test_rows_that_were_never_written(tmp_path):
 
 @pytest.fixture
 def virtual(tmp_path):
-    """A virtual dataset of two files, directly read, and one that HDF5 must put together."""
+    """Return a virtual dataset of two files that is read directly, and one that HDF5 must read."""
     for i in range(2):
         stored(tmp_path / f"s{i}.h5")
     with h5py.File(tmp_path / "v.h5", "w") as f:

@@ -1,4 +1,4 @@
-"""Map functions, structures, element specs."""
+"""Tests of map functions, structures and element specs."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Datasets of sequences, arrays of other libraries, and iterables."""
+"""Tests of datasets of sequences, arrays of other libraries, and iterables."""
 
 import h5py
 import numpy as np
@@ -34,7 +34,7 @@ def lists(batches):
 
 
 class Torch:
-    """What a map-style dataset of torch looks like."""
+    """Stand-in for a map-style dataset of torch."""
 
     def __init__(self, n=7):
         self.n, self.asked = n, []
@@ -66,7 +66,7 @@ def test_map_style_datasets(kind):
 
 
 class Zarr:
-    """Has shape, dtype and an orthogonal index, as arrays of zarr do, and lists what it is asked for."""
+    """Stand-in for an array of zarr: shape, dtype and an orthogonal index. It records the indices that are read."""
 
     def __init__(self, values):
         self.values, self.asked = values, []
