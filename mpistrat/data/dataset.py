@@ -226,10 +226,10 @@ class Dataset(Chain):
         ValueError
             If ``files`` is empty.
         DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            In a job of one process, the first file is checked at once, and all files when their lengths are first
-            needed. Among several ranks, missing files and all other faults raise on all ranks, when the dataset
-            is distributed. `DataFileError` is also raised for a stale manifest: one of other files, or of files
-            that have been written to since.
+            In a job of one process, the first file is checked at once. The other files are checked when their
+            lengths are first needed. Among several ranks, missing files and all other faults raise on all ranks,
+            when the dataset is distributed. `DataFileError` is also raised for a stale manifest: one of other
+            files, or of files that have been written to since.
 
         Examples
         --------
@@ -337,7 +337,7 @@ class IterableDataset(Dataset):
         policy = self.options().experimental_distribute.auto_shard_policy
         if policy is AutoShardPolicy.FILE:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {self._source}: "
+                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {self._source}: "
                 "use AutoShardPolicy.DATA"
             )
         return divide_until_all_end(policy, self._source, transforms, peers)

@@ -62,7 +62,7 @@ class Distributed:
     def element_spec(self) -> Any:
         """Structure of this replica's batches, with an `ArraySpec` for each array.
 
-        With several replicas the number of rows is None, because their pieces may differ by one row.
+        With several replicas, None stands for the number of rows, because their pieces may differ by one row.
         """
         return self._passes.element_spec
 
@@ -128,7 +128,8 @@ class DistributedDataset(Distributed):
         check_input_options(options)
         if options is not None and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
-                "InputReplicationMode.PER_REPLICA has a meaning only with distribute_datasets_from_function"
+                "InputReplicationMode.PER_REPLICA has a meaning only with distribute_datasets_from_function: use "
+                "PER_WORKER"
             )
         if dataset.batch_size is None:
             raise ValueError(

@@ -36,8 +36,8 @@ class AutoShardPolicy(enum.IntEnum):
     ----------
     AUTO
         FILE if each replica can have a file and the longest share of files has at most 5 % more rows than the
-        mean. Otherwise DATA, with a warning. DATA without a warning for one replica, for datasets that are not
-        made of files, and where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
+        mean. Otherwise DATA, with a warning. DATA without a warning for one replica and for datasets that are not
+        made of files. The same holds where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
     DATA
         Every global batch is cut into one contiguous piece per replica. The sizes of the pieces differ by at
         most one row. Each replica reads only the rows of its own piece.
@@ -216,7 +216,7 @@ def check_input_options(options: InputOptions | None) -> None:
         if options.experimental_fetch_to_device:
             raise ValueError(
                 "experimental_place_dataset_on_device=True needs experimental_fetch_to_device=False: "
-                "what is placed on the device is not fetched to it"
+                "a dataset on the device is not fetched to it"
             )
 
 
@@ -274,7 +274,7 @@ class DistributeOptions:
 
     @property
     def num_devices(self) -> int | None:
-        """Number of devices that was set. The default is None."""
+        """Number of devices that was set, None by default."""
         return self._num_devices
 
     @num_devices.setter
@@ -333,7 +333,7 @@ class Options:
 
     @property
     def prefetch(self) -> int | None:
-        """Number of batches that are read ahead; see `Dataset.prefetch`. The default is None."""
+        """Number of batches that are read ahead; see `Dataset.prefetch`. None by default."""
         return self._prefetch
 
     @prefetch.setter

@@ -148,7 +148,7 @@ class ByFile(Division):
         rows = source.file_rows()
         if not rows:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {source}: "
+                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {source}: "
                 "use AutoShardPolicy.DATA"
             )
         if len(rows) < peers.size:

@@ -85,7 +85,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         )
     by_rows = _by_rows(whole)
     _check_types(state, state_of(whole, Position(whole, 0)))
-    _same("policy", state["policy"], whole.name, "set the policy that was used then")
+    _same("policy", state["policy"], whole.name, "set the policy of the saved run")
     _same_source(state["source"], whole.source.identity())
     _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
     if not by_rows:
@@ -100,17 +100,17 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
         now = whole.source.identity().get("blocks")
-        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets that were read then")
+        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets of the saved run")
     if len(state["seeds"]) != len(given):
         raise TypeError(
             f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"
         )
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.seeded:
-            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed that was used then")
+            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed of the saved run")
     place = "position" if by_rows else "step"
     if place not in state:
-        raise TypeError(f"restore() needs all that state() returned, and {place!r} is missing")
+        raise TypeError(f"restore() needs all that state() returned, but {place!r} is missing")
     most, unit = (whole.plan.row_length, "rows") if by_rows else (whole.steps, "steps")
     if state[place] > (_MOST if most is None else most):
         has = f"more than {_MOST} cannot be numbered" if most is None else f"an epoch has {most} {unit}"
@@ -131,7 +131,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     missing = {*own} - {*state} - {"step", "position"}
     if missing or not {"step", "position"} & {*state}:
         raise TypeError(
-            f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
+            f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing"
         )
     for name, kind in _TYPES.items():
         if name not in state:

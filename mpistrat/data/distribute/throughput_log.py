@@ -32,7 +32,7 @@ class ThroughputLog:
     Parameters
     ----------
     peers : Peers
-        The replicas. Logged by rank 0. Of several replicas, only if ``peers.world`` is a communicator.
+        The replicas. Rank 0 logs. Several replicas need a communicator ``peers.world`` for that.
     dataset : int
         The number of the dataset, equal on all replicas.
     """

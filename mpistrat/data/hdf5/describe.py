@@ -62,7 +62,9 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
     try:
         dtype = found.dtype
     except TypeError as error:
-        raise DataFileError(f"{where}: NumPy has no such type ({error}); fix: store another type") from error
+        raise DataFileError(
+            f"{where}: NumPy does not support its type ({error}); fix: store another type"
+        ) from error
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)

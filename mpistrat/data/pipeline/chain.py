@@ -88,7 +88,7 @@ class Chain:
             Whether every epoch, and every repetition by `repeat`, has its own order.
         mode : {"block", "exact"}
             ``"block"`` suits storage. Blocks of rows (chunks of HDF5 datasets, or about 1.5 MiB) are permuted
-            over the whole dataset, then rows inside windows of 8 to 64 blocks. Windows of large compressed
+            over the whole dataset. Then rows are permuted inside windows of 8 to 64 blocks. Windows of large compressed
             chunks have fewer blocks, so that each chunk is decoded once. Rows in memory, and datasets of up to 8
             blocks, are permuted as a whole. ``"exact"`` is a uniform permutation of all elements. It takes
             4 bytes of memory per element (8 from 2**31 elements on).

@@ -84,8 +84,8 @@ class Blocks(NamedTuple):
 def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[WholeChunks]]) -> int:
     """Return the number of rows that a block should be a multiple of.
 
-    It is a multiple of ``largest``, the rows of a chunk of the largest dataset. It is also a multiple of the rows
-    of other chunks that are read as wholes, the largest first, while it fits half of the cache.
+    It is a multiple of ``largest``, the rows of a chunk of the largest dataset. Chunks of other datasets that are
+    read as wholes count too, the largest first, while the block fits half of the cache.
     """
     unit = max(1, largest)
     for each in sorted({each for kinds in decoded for each in kinds}, key=lambda each: -each.nbytes):
@@ -241,7 +241,7 @@ class BlockOrder:
         return place, positions - place * self._size
 
     def _table(self, low: int, high: int, seed: int, epoch: int) -> np.ndarray:
-        """Return `_first_numbers` of consecutive places. Computes up to 256 places at once and keeps them."""
+        """Return `_first_numbers` of consecutive places. The places that follow are computed too, and kept."""
         kept = self._kept
         if kept is None or kept[0] != (seed, epoch) or not kept[1] <= low <= high < kept[1] + len(kept[2]):
             last = min(max(high + 1, low + _TABLE), self._whole + (self._rest > 0))

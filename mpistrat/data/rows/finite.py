@@ -17,8 +17,8 @@ def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
     --------
     >>> first_not_finite(np.array([[1.0, 2.0], [3.0, np.inf]]))
     (1, inf)
-    >>> first_not_finite(np.array([[1.0, 2.0], [3.0, 4.0]])) is None
-    True
+    >>> print(first_not_finite(np.array([[1.0, 2.0], [3.0, 4.0]])))
+    None
     """
     if not len(values):
         return None

@@ -68,8 +68,8 @@ def write_hdf5(
     ValueError
         If there are fewer rows than files, or no rows.
     DatasetMismatchError
-        If arrays differ in length, or later rows have another shape than the first rows, or a dtype that cannot
-        be converted safely to theirs. It is a ValueError.
+        If arrays differ in length, or later rows differ from the first rows in shape, or their dtype cannot be
+        converted safely. This is a ValueError.
     FilterUnavailableError
         If hdf5plugin is needed but not installed.
 
@@ -140,7 +140,7 @@ class Storage:
         return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
 
     def create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
-        """Create a dataset of ``rows`` rows, or one that can grow if ``rows`` is None."""
+        """Create a dataset of ``rows`` rows, or, for None, one that can grow."""
         options = dict(self._filters)
         if self.chunked or rows is None:
             longest = self.chunk_rows(column)
