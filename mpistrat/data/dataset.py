@@ -1,4 +1,4 @@
-"""Datasets: a source of rows, of known or unknown number, and the transforms that are applied to them."""
+"""Datasets: a source of rows and a chain of transforms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Dataset(Chain):
     """Rows, or batches of rows, that can be read in any order.
 
-    Made by `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform returns a new
-    dataset and leaves this one as it is; transforms may be chained in any order and mean what they mean in
-    tf.data. Nothing is read before somebody iterates, and then only the rows that are needed: on several
-    replicas (``strategy.experimental_distribute_dataset``) each reads its own rows.
+    Make a dataset with `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform
+    returns a new dataset and does not change this one. Transforms may be chained in any order and mean what
+    they mean in tf.data. Rows are read during iteration, and only those that are needed. On several replicas
+    (``strategy.experimental_distribute_dataset``) each replica reads its own rows.
 
-    Every iteration is a new epoch: the first ``for`` loop over this object is epoch 0, the next epoch 1,
-    and a shuffled dataset comes in another order each time, the same one in every run of the program if
-    a seed was given.
+    Every iteration is a new epoch: the first ``for`` loop over this object is epoch 0, the next is epoch 1.
+    A shuffled dataset has another order in each epoch. With a seed, the orders are the same in every run of
+    the program.
 
     Examples
     --------
@@ -61,13 +61,13 @@ class Dataset(Chain):
 
     @classmethod
     def from_arrays(cls, tree: Any) -> Dataset:
-        """A dataset of the rows of arrays.
+        """Return a dataset of the rows of arrays.
 
         Parameters
         ----------
         tree : array or nested structure of arrays
-            Tuples, dicts, namedtuples and dataclasses are structure, a list is one array (as in tf.data).
-            All arrays have the same length along axis 0, the samples.
+            Tuples, dicts, namedtuples and dataclasses give an element its structure. A list is one array, as in
+            tf.data. All arrays have the same length along axis 0, the axis of the samples.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class Dataset(Chain):
         Raises
         ------
         ValueError
-            If lengths differ, or an array is a scalar.
+            If the lengths of the arrays differ, or an array is a scalar.
 
         Examples
         --------
@@ -87,7 +87,7 @@ class Dataset(Chain):
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Dataset:
-        """The name that tf.data has for `from_arrays`.
+        """Return a dataset of the rows of arrays: the name that tf.data has for `from_arrays`.
 
         Parameters
         ----------
@@ -102,12 +102,12 @@ class Dataset(Chain):
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset:
-        """The integers of a range, as int64.
+        """Return a dataset of the integers of a range, as int64.
 
         Parameters
         ----------
         start, stop, step : int
-            As for Python's ``range``: with one argument, the numbers from 0 up to it.
+            As for Python's ``range``. ``range(n)`` has the numbers from 0 to n - 1.
 
         Returns
         -------
@@ -122,18 +122,18 @@ class Dataset(Chain):
 
     @classmethod
     def from_sequence(cls, sequence: Any) -> Dataset:
-        """A dataset of the elements of any object with a length and an index.
+        """Return a dataset of the elements of any object with a length and an index.
 
-        Map-style datasets of torch, lists of elements, memory maps, zarr arrays, h5py datasets. An array
-        (something with ``shape`` and ``dtype``) is read in runs of rows, or by ``oindex`` where it has that;
-        of other objects ``__getitems__`` gets all indices of a batch if there is one, ``__getitem__`` one
-        index at a time otherwise.
+        Such objects are map-style datasets of torch, lists of elements, memory maps, zarr arrays and h5py
+        datasets. An array (an object with ``shape`` and ``dtype``) is read in runs of rows, or by ``oindex`` if
+        it has that. Of other objects, ``__getitems__`` is called with all indices of a batch. Without
+        ``__getitems__``, ``__getitem__`` is called with one index at a time.
 
         Parameters
         ----------
         sequence : object with ``__len__`` and ``__getitem__``
             Equal indices must give equal elements, on every rank. Elements are arrays, numbers or nested
-            structures of them, all of the same shapes; a list is one array.
+            structures of them, and all have the same shapes. A list is one array.
 
         Returns
         -------
@@ -142,9 +142,9 @@ class Dataset(Chain):
         Raises
         ------
         TypeError
-            If the object has no length or no index.
+            If the object has no ``__len__`` or no ``__getitem__``.
         ValueError
-            If it is empty.
+            If the object is empty.
 
         Examples
         --------
@@ -156,18 +156,18 @@ class Dataset(Chain):
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> IterableDataset:
-        """A dataset of what an iterable yields, whose length nobody knows.
+        """Return a dataset of unknown length, of what an iterable yields.
 
-        It can only be read from its beginning. Distributed, every replica goes through the whole iterable,
-        which must yield the same on all, and keeps the rows of its pieces; at every step the replicas exchange
-        a flag that tells whether any of them has rows. Under ``distribute_datasets_from_function``
-        every replica has an iterable of its own.
+        The dataset is read from its beginning only. When it is distributed, every replica goes through the
+        whole iterable and keeps the rows of its own pieces. The iterable must yield the same on all replicas.
+        At every step the replicas exchange a flag that tells whether any of them has rows. Under
+        ``distribute_datasets_from_function`` every replica has its own iterable.
 
         Parameters
         ----------
         iterable : iterable, or callable that returns one
-            Asked for anew in every epoch. A generator can be gone through once only: give the function that
-            makes it.
+            A new iterator is made, or the callable is called, in every epoch. A generator yields its elements
+            only once: pass the function that makes it.
 
         Returns
         -------
@@ -193,27 +193,27 @@ class Dataset(Chain):
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
     ) -> Dataset:
-        """A dataset of the rows of HDF5 files.
+        """Return a dataset of the rows of HDF5 files.
 
-        Files may have different lengths; their rows follow each other in the order of the files. The
-        files are described (shapes, lengths, ...) when that is first needed, on several replicas each
-        file once for all of them.
+        Files may have different lengths. Their rows follow each other in the order of the files. The files
+        are described (shapes, lengths, layouts) when the description is first needed. Among several replicas,
+        one replica describes a file for all of them.
 
         Parameters
         ----------
         files : str, os.PathLike or list of those
-            Paths and glob patterns (``**`` included). What a pattern matches is sorted; a file that ``**`` finds
-            again by links to folders comes once.
+            Paths and glob patterns (``**`` included). The matches of a pattern are sorted. A file that ``**``
+            finds several times through links to folders is read once.
         datasets : str, tuple or dict of str
-            Names of HDF5 datasets whose axis 0 is the samples. They give an element its structure: an
-            array for ``"x"``, a tuple for ``("x", "y")``, a dict for ``{"image": "x"}``. A compound type
-            becomes a structured array; byte order becomes the machine's.
+            Names of HDF5 datasets whose axis 0 is the axis of the samples. They give an element its structure:
+            an array for ``"x"``, a tuple for ``("x", "y")``, a dict for ``{"image": "x"}``. A compound type
+            becomes a structured array. Values have the byte order of the machine.
         manifest : path, optional
-            A file that keeps the description of the files between jobs, so that the next one need not open
-            them all. It is written if it does not exist.
+            A file that keeps the description of the files between jobs, so that the next job need not open
+            all of them. It is written if it does not exist.
         check_finite : bool
-            Whether rows with NaN or infinity in them are refused when they are read, with `NotFiniteError`, which
-            names the file, the dataset and the row.
+            Whether to raise `NotFiniteError` when a row that is read holds NaN or infinity. The error names the
+            file, the dataset and the row.
 
         Returns
         -------
@@ -226,10 +226,10 @@ class Dataset(Chain):
         ValueError
             If ``files`` is empty.
         DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            A process that is alone looks at the first file at once, and at all of them when their lengths are
-            first needed. Among several ranks, missing files and all other faults are raised when the dataset
-            is distributed, on all ranks alike. `DataFileError` is also raised for a manifest that is
-            stale: of other files, or of files that have been written to since.
+            In a job of one process, the first file is checked at once. The other files are checked when their
+            lengths are first needed. Among several ranks, missing files and all other faults raise on all ranks,
+            when the dataset is distributed. `DataFileError` is also raised for a stale manifest: one of other
+            files, or of files that have been written to since.
 
         Examples
         --------
@@ -250,7 +250,7 @@ class Dataset(Chain):
 
     @property
     def element_spec(self) -> Any:
-        """The structure of an element, with an `ArraySpec` for each array.
+        """Structure of an element, with an `ArraySpec` for each array.
 
         Examples
         --------
@@ -260,13 +260,13 @@ class Dataset(Chain):
         return self._plan.element_spec()
 
     def cardinality(self) -> int:
-        """How many elements there are.
+        """Return the number of elements.
 
         Returns
         -------
         int
-            `INFINITE_CARDINALITY` (-1) for an endless dataset, `UNKNOWN_CARDINALITY` (-2) for one made of an
-            iterable.
+            `INFINITE_CARDINALITY` (-1) for an endless dataset, `UNKNOWN_CARDINALITY` (-2) for a dataset made of
+            an iterable.
         """
         return INFINITE_CARDINALITY if self._plan.length is None else self._plan.length
 
@@ -292,21 +292,21 @@ class Dataset(Chain):
         return PipelinePlan(self._source, transforms)
 
     def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
-        """How replicas share it."""
+        """Return the division of this dataset over the replicas."""
         distribute = self.options().experimental_distribute
         return divide(distribute.auto_shard_policy, self._source, transforms, peers, distribute.balance)
 
     def _own_length(self) -> int | None:
-        """How many elements there are, as far as that is known; None if there is no end."""
+        """Return the number of elements, or None for an endless dataset."""
         length: int | None = self._plan.length
         return length
 
 
 class IterableDataset(Dataset):
-    """Rows, or batches of rows, that come one after another, nobody knows how many.
+    """Rows, or batches of rows, of an iterable: read in order, and their number is unknown.
 
-    Made by `Dataset.from_iterable`. It has the transforms of `Dataset`; ``shuffle`` needs a ``buffer_size``,
-    of which each run is permuted, and there is no ``len``.
+    Make it with `Dataset.from_iterable`. It has the transforms of `Dataset`. ``shuffle`` needs a
+    ``buffer_size``: each run of that many rows is permuted. ``len`` raises.
 
     Examples
     --------
@@ -319,7 +319,7 @@ class IterableDataset(Dataset):
     """
 
     def cardinality(self) -> int:
-        """`UNKNOWN_CARDINALITY` (-2).
+        """Return `UNKNOWN_CARDINALITY` (-2).
 
         Returns
         -------
@@ -328,7 +328,7 @@ class IterableDataset(Dataset):
         return UNKNOWN_CARDINALITY
 
     def __len__(self) -> int:
-        raise TypeError("nobody knows the length of a dataset that is made of an iterable before its end")
+        raise TypeError("the length of a dataset that is made of an iterable is unknown before its end")
 
     def _planned(self, transforms: tuple[Transform, ...]) -> Any:
         return StreamPlan(self._source, transforms)
@@ -337,7 +337,7 @@ class IterableDataset(Dataset):
         policy = self.options().experimental_distribute.auto_shard_policy
         if policy is AutoShardPolicy.FILE:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {self._source}: "
+                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {self._source}: "
                 "use AutoShardPolicy.DATA"
             )
         return divide_until_all_end(policy, self._source, transforms, peers)

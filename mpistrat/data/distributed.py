@@ -1,4 +1,4 @@
-"""A dataset of global batches, shared by the replicas."""
+"""Distributed datasets: global batches, divided over the replicas."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mpistrat.runtime.device import Device
 
 
 class Distributed:
-    """What both kinds of distributed datasets are: a division of rows, iterated epoch after epoch."""
+    """The base of both kinds of distributed datasets: a division of rows, iterated epoch after epoch."""
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
         self._passes = Passes(division, peers, prefetch)
 
     def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
-        """Let batches come on a device, unless the options say otherwise."""
+        """Fetch batches to a device, unless the options disable that; return this dataset."""
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
         return self
@@ -32,7 +32,7 @@ class Distributed:
         return DistributedIterator(self._passes)
 
     def state(self) -> dict[str, Any]:
-        """How far the newest iterator has come; see `DistributedIterator.state`.
+        """Return the position of the newest iterator; see `DistributedIterator.state`.
 
         Returns
         -------
@@ -41,28 +41,28 @@ class Distributed:
         return self._passes.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on where a state was taken; see `DistributedIterator.restore`.
+        """Let the next iterator continue at a saved position; see `DistributedIterator.restore`.
 
         Parameters
         ----------
         state : dict
-            From `state`.
+            What `state` returned.
         """
         self._passes.restore(state)
 
     @property
     def cardinality(self) -> int:
-        """How many steps an epoch has, on every replica.
+        """Number of steps of an epoch, equal on all replicas.
 
-        `INFINITE_CARDINALITY` if it has no end, `UNKNOWN_CARDINALITY` if the dataset is made of an iterable.
+        `INFINITE_CARDINALITY` for an endless dataset, `UNKNOWN_CARDINALITY` for a dataset made of an iterable.
         """
         return self._passes.division.cardinality
 
     @property
     def element_spec(self) -> Any:
-        """The structure of this replica's batches, an `ArraySpec` for each array.
+        """Structure of this replica's batches, with an `ArraySpec` for each array.
 
-        With several replicas the number of rows is None, as their pieces may differ by a row.
+        With several replicas, None stands for the number of rows, because their pieces may differ by one row.
         """
         return self._passes.element_spec
 
@@ -74,12 +74,12 @@ class Distributed:
         initial_state : object
             The state before the first batch.
         reduce_func : callable
-            Gets the state and a batch, returns the next state.
+            Called with the state and a batch. Returns the next state.
 
         Returns
         -------
         object
-            The last state. It is this replica's own: nothing is communicated.
+            The last state, of this replica only: the states of the replicas are not combined.
         """
         state = initial_state
         for batch in self:
@@ -88,15 +88,16 @@ class Distributed:
 
 
 class DistributedDataset(Distributed):
-    """A dataset of global batches, of which each replica gets its part.
+    """A dataset of global batches, divided over the replicas.
 
-    Made by ``strategy.experimental_distribute_dataset(dataset)``, on all replicas. The number of steps
-    is known here and is the same everywhere; iterating communicates nothing.
+    Made by ``strategy.experimental_distribute_dataset(dataset)``, on all replicas. The number of steps is
+    computed here and is equal on all replicas, so iteration does not communicate. A dataset made of an
+    iterable is the exception: its replicas exchange a flag at each step.
 
     Parameters
     ----------
     dataset : Dataset
-        In global batches: ``.batch(...)`` must be among its transforms.
+        A dataset of global batches: ``.batch(...)`` must be among its transforms.
     topology : object with size, rank, all_gather_object and broadcast_object
         The replicas that share the dataset.
     options : InputOptions, optional
@@ -105,10 +106,10 @@ class DistributedDataset(Distributed):
     Raises
     ------
     TypeError
-        If ``dataset`` is no Dataset.
+        If ``dataset`` is not a Dataset.
     ValueError
-        If the dataset is not batched, if it differs between replicas, or if the policy of its options
-        (see `AutoShardPolicy`) does not suit it.
+        If the dataset is not batched, differs between replicas, or does not suit the policy in its options
+        (see `AutoShardPolicy`).
 
     Examples
     --------
@@ -127,11 +128,12 @@ class DistributedDataset(Distributed):
         check_input_options(options)
         if options is not None and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
-                "InputReplicationMode.PER_REPLICA only has a meaning with distribute_datasets_from_function"
+                "InputReplicationMode.PER_REPLICA has a meaning only with distribute_datasets_from_function: use "
+                "PER_WORKER"
             )
         if dataset.batch_size is None:
             raise ValueError(
-                f"{dataset} has single rows, and only global batches can be divided over replicas: "
+                f"{dataset} has single rows, but only global batches can be divided over replicas: "
                 "call .batch(global_batch_size) first"
             )
         distribute = dataset.options().experimental_distribute
@@ -163,6 +165,6 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
             if value != descriptions[0][what]:
                 raise ValueError(
                     f"the replicas must distribute the same dataset, but its {what} is {value} on rank "
-                    f"{rank} and {descriptions[0][what]} on rank 0: build it alike on all ranks, or use "
+                    f"{rank} and {descriptions[0][what]} on rank 0: build it in the same way on all ranks, or use "
                     "distribute_datasets_from_function"
                 )

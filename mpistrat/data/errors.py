@@ -1,7 +1,8 @@
-"""What can be wrong with data files.
+"""Errors in data files.
 
-Every message says which file and dataset, what is wrong, and what to do. Found while the files are
-described, the error is raised on every rank; found while rows are read, on the rank that reads them.
+Every message says which file and dataset, what is wrong, and what to do. An error that is found while the
+files are described raises on every rank. An error that is found while rows are read raises on the rank that
+reads them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Iterator
 
 
 class DataFileError(RuntimeError):
-    """A file cannot be read: no HDF5 file, truncated, empty of bytes, vanished or changed.
+    """A file that cannot be read: not HDF5, truncated, empty, vanished or changed.
 
     Attributes
     ----------
     path, what : str or None
-        The file, and what is wrong with it. None if the error is about more than a file as a whole.
+        The file, and what is wrong with it. None if the error concerns a dataset of a file, or several files.
 
     Examples
     --------
@@ -39,20 +40,20 @@ class DataFileError(RuntimeError):
 
     @classmethod
     def of_file(cls, path: str, what: str) -> DataFileError:
-        """Return the error for a file as a whole."""
+        """Return the error that concerns a whole file."""
         error = cls(f"file {path!r}: {what}")
         error.path, error.what = path, what
         return error
 
     def in_dataset(self, name: str) -> DataFileError:
-        """Return this error with the name of the dataset that was to be read, if it is about a file as a whole."""
+        """Return this error with the name of a dataset added, if it concerns a whole file."""
         if self.path is None:
             return self
         return type(self)(f"file {self.path!r}, dataset {name!r}: {self.what}")
 
 
 class ChecksumError(DataFileError):
-    """The stored checksum of a dataset does not match its data.
+    """A stored checksum that does not match the data of a dataset.
 
     Examples
     --------
@@ -76,7 +77,7 @@ class ChecksumError(DataFileError):
 
 
 class NotFiniteError(ValueError):
-    """A row has NaN or infinity in it, and the program wanted to know (``check_finite``).
+    """A row that holds NaN or infinity, where the program asked for the check (``check_finite=True``).
 
     Examples
     --------
@@ -96,7 +97,7 @@ class NotFiniteError(ValueError):
 
 
 class FilterUnavailableError(RuntimeError):
-    """A dataset is stored with a compression filter that this installation lacks.
+    """A dataset that is stored with a compression filter that this installation lacks.
 
     Examples
     --------
@@ -121,7 +122,7 @@ class FilterUnavailableError(RuntimeError):
 
 
 class DatasetNotFoundError(ValueError):
-    """A file has no dataset of the wanted name.
+    """A dataset name that a file does not have.
 
     Examples
     --------
@@ -142,7 +143,7 @@ class DatasetNotFoundError(ValueError):
 
 
 class DatasetMismatchError(ValueError):
-    """Datasets that belong together disagree in length, dtype or shape.
+    """Datasets that belong together and differ in length, dtype or shape.
 
     Examples
     --------
@@ -163,7 +164,7 @@ class DatasetMismatchError(ValueError):
 
 
 class EmptyDatasetError(ValueError):
-    """All files together hold no row.
+    """Files that hold no row, all of them together.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Datasets that a function makes, one for each replica."""
+"""Datasets that a function of the program makes, one for each replica."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mpistrat.data.rows.contracts import Peers
 
 
 class DistributedDatasetsFromFunction(DistributedDataset):
-    """The datasets that a function made, each replica's own, iterated in step.
+    """The datasets that a function made, one for each replica, iterated with equal numbers of steps.
 
-    Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. Nothing is
-    divided: the function does that itself, with `Dataset.shard` for example. Shorter datasets are
-    followed by empty batches until the longest ends. Shuffles to which the function gave no seed take
-    the seeds of replica 0, so that ``shuffle()`` before ``shard()`` loses no row.
+    Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. The library does not
+    divide these datasets. The function does that itself, for example with `Dataset.shard`. A replica with a
+    shorter dataset gets empty batches until the longest ends. Shuffles without a seed take the seeds of
+    replica 0, so that ``shuffle()`` before ``shard()`` loses no row.
 
     Parameters
     ----------
     dataset_fn : callable
-        Gets an `InputContext`, returns a Dataset in batches of the replica's own size.
+        Called with an `InputContext`. Returns a Dataset, in batches of the replica's own size.
     topology : object with size, rank, all_gather_object and broadcast_object
         The replicas.
     options : InputOptions, optional
@@ -34,9 +34,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     Raises
     ------
     TypeError
-        If ``dataset_fn`` is not callable, or, on every rank, if it returned no Dataset on one of them.
+        If ``dataset_fn`` is not callable. On every rank, if it did not return a Dataset on one of them.
     RuntimeError
-        On the other ranks, if the function raised on one.
+        On the other ranks, if the function raised on one of them.
 
     Examples
     --------
@@ -93,14 +93,14 @@ def _check(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
         if report["kind"]:
             raise TypeError(
-                f"dataset_fn must return a mpistrat.data.Dataset, and on rank {rank} it returned "
+                f"dataset_fn must return a mpistrat.data.Dataset, but on rank {rank} it returned "
                 f"{report['kind']}"
             )
     lengths = [report["length"] for report in reports]
     unbatched = [rank for rank, report in enumerate(reports) if not report["batched"]]
     if unbatched and (len(set(lengths)) > 1 or UNKNOWN_CARDINALITY in lengths):
         raise ValueError(
-            "datasets of unequal or unknown length must be batched, so that empty batches can follow a short one: on "
-            f"rank {unbatched[0]} there are single rows, and the lengths by rank are {lengths}; call "
+            "datasets of unequal or unknown length must be batched, so that empty batches can follow a short one: "
+            f"rank {unbatched[0]} has single rows, and the lengths by rank are {lengths}; call "
             ".batch(context.get_per_replica_batch_size(...))"
         )

@@ -1,4 +1,4 @@
-"""What a program can say about distributed input."""
+"""Options of distributed input."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import enum
 from typing import Any, NamedTuple
 
 SHARD_HINT = -1
-"""Stands in ``dataset.shard(SHARD_HINT, SHARD_HINT)`` for replica count and id under AutoShardPolicy.HINT."""
+"""Placeholder of AutoShardPolicy.HINT for number and id of a replica: ``shard(SHARD_HINT, SHARD_HINT)``."""
 
 AUTOTUNE = -1
-"""Stands in ``dataset.prefetch(AUTOTUNE)`` for as many batches as suit their size."""
+"""Placeholder in ``dataset.prefetch(AUTOTUNE)``: the library chooses a number that suits the size of a batch."""
 
 PREFETCH, MOST_PREFETCH = 2, 16
-"""How many batches that is, and for small ones at most."""
+"""Number of batches that AUTOTUNE reads ahead: usually, and at most (for small batches)."""
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called: with one replica per process the two are the same.
+    """How often an input function is called. Both modes are the same, as each process has one replica.
 
     Examples
     --------
@@ -35,22 +35,22 @@ class AutoShardPolicy(enum.IntEnum):
     Attributes
     ----------
     AUTO
-        FILE if there is a file or more for each replica and the longest share of files has at most 5 % more
-        rows than the mean; otherwise DATA, with a warning. DATA without one for datasets that are not made
-        of files, and where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
+        FILE if each replica can have a file and the longest share of files has at most 5 % more rows than the
+        mean. Otherwise DATA, with a warning. DATA without a warning for one replica and for datasets that are not
+        made of files. The same holds where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
     DATA
-        Every global batch is cut into one contiguous piece per replica, of sizes that differ by at most
-        one row. Each replica reads only the rows of its own piece.
+        Every global batch is cut into one contiguous piece per replica. The sizes of the pieces differ by at
+        most one row. Each replica reads only the rows of its own piece.
     FILE
-        Files are dealt round-robin, or, with ``balance``, the longest first to the replica that has fewest
-        rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
-        rows of its own files, in batches of its share of the global batch. Every replica makes as many
-        steps as the longest; the others get empty batches at the end.
+        Files are dealt round-robin. With ``balance``, the longest file comes first and each file goes to the
+        replica that has the fewest rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
+        rows of its own files, in batches of its share of the global batch. All replicas make as many steps as
+        the one with the most steps. The others get empty batches at the end.
     HINT
-        ``shard(SHARD_HINT, SHARD_HINT)`` becomes the replica's shard; otherwise as OFF.
+        ``shard(SHARD_HINT, SHARD_HINT)`` becomes the replica's shard. Otherwise the same as OFF.
     OFF
-        Every replica sees every row, in sub-batches of the size of a replica's share: an epoch has as
-        many times more steps as there are replicas.
+        Every replica gets every row, in batches of the size of a replica's share. With R replicas, an epoch
+        has R times as many steps.
 
     Examples
     --------
@@ -71,16 +71,16 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 class InputContext:
-    """What an input function is told about its place.
+    """The argument of an input function: which of the input pipelines it makes.
 
     Parameters
     ----------
     num_input_pipelines : int
-        How many pipelines there are: one per replica.
+        Number of pipelines: one per replica.
     input_pipeline_id : int
-        Which of them this one is.
+        Index of this pipeline.
     num_replicas_in_sync : int
-        How many replicas take part in a step.
+        Number of replicas that take part in a step.
 
     Examples
     --------
@@ -100,26 +100,26 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """How many input pipelines there are."""
+        """Number of input pipelines."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which of the input pipelines this is."""
+        """Index of this input pipeline."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in a step."""
+        """Number of replicas that take part in a step."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The size of a replica's batch.
+        """Return the size of a replica's batch.
 
         Parameters
         ----------
         global_batch_size : int
-            Rows of a batch of all replicas together.
+            Number of rows of a global batch, that of all replicas together.
 
         Returns
         -------
@@ -159,15 +159,14 @@ class InputOptions(_InputOptions):
     Parameters
     ----------
     experimental_fetch_to_device : bool, optional
-        Whether batches are moved to the replica's device: copied there ahead of time, where that is a GPU. None means
-        True.
+        Whether batches are moved to the replica's device. To a GPU they are copied ahead of time. None means True.
     experimental_replication_mode : InputReplicationMode
         How often the input function is called.
     experimental_place_dataset_on_device : bool
-        Whether the dataset itself lives on the device. Needs ``PER_REPLICA`` and
-        ``experimental_fetch_to_device=False``; checked where the options are used.
+        Whether the dataset itself lives on the device. It needs ``PER_REPLICA`` and
+        ``experimental_fetch_to_device=False``, which is checked where the options are used.
     experimental_per_replica_buffer_size : int
-        How many batches are kept ready.
+        Number of batches that are kept ready.
 
     Examples
     --------
@@ -194,12 +193,12 @@ class InputOptions(_InputOptions):
 
 
 def check_input_options(options: InputOptions | None) -> None:
-    """Refuse options that contradict each other.
+    """Raise if input options contradict each other.
 
     Raises
     ------
     TypeError
-        If ``options`` is neither None nor InputOptions.
+        If ``options`` is neither None nor an InputOptions.
     ValueError
         If a dataset on the device is combined with PER_WORKER or with fetching to the device.
     """
@@ -217,7 +216,7 @@ def check_input_options(options: InputOptions | None) -> None:
         if options.experimental_fetch_to_device:
             raise ValueError(
                 "experimental_place_dataset_on_device=True needs experimental_fetch_to_device=False: "
-                "what is placed on the device is not fetched to it"
+                "a dataset on the device is not fetched to it"
             )
 
 
@@ -229,9 +228,9 @@ class DistributeOptions:
     auto_shard_policy : AutoShardPolicy
         How the dataset is divided over the replicas.
     balance : bool
-        Whether FILE deals the longest files first instead of in turn.
+        Whether FILE deals the longest files first, instead of round-robin.
     num_devices : int or None
-        Accepted for programs written for tf.data; one process has one device.
+        Accepted for programs written for tf.data, without effect: one process has one device.
 
     Examples
     --------
@@ -250,7 +249,7 @@ class DistributeOptions:
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """How the dataset is divided over the replicas, AUTO unless set."""
+        """How the dataset is divided over the replicas. The default is AUTO."""
         return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
 
     @auto_shard_policy.setter
@@ -264,7 +263,7 @@ class DistributeOptions:
 
     @property
     def balance(self) -> bool:
-        """Whether FILE deals the longest files first, False unless set."""
+        """Whether FILE deals the longest files first. The default is False."""
         return bool(self._balance)
 
     @balance.setter
@@ -275,7 +274,7 @@ class DistributeOptions:
 
     @property
     def num_devices(self) -> int | None:
-        """The number of devices that was set, None unless set."""
+        """Number of devices that was set, None by default."""
         return self._num_devices
 
     @num_devices.setter
@@ -305,9 +304,9 @@ class Options:
     Attributes
     ----------
     experimental_distribute : DistributeOptions
-        What concerns distribution.
+        The options of distribution.
     prefetch : int or None
-        How many batches are read ahead, `AUTOTUNE` (-1) for as many as suit their size.
+        Number of batches that are read ahead. `AUTOTUNE` (-1) lets the library choose.
 
     Examples
     --------
@@ -323,7 +322,7 @@ class Options:
 
     @property
     def experimental_distribute(self) -> DistributeOptions:
-        """What concerns distribution."""
+        """The options of distribution."""
         return self._distribute
 
     @experimental_distribute.setter
@@ -334,7 +333,7 @@ class Options:
 
     @property
     def prefetch(self) -> int | None:
-        """How many batches are read ahead, None unless set; see `Dataset.prefetch`."""
+        """Number of batches that are read ahead; see `Dataset.prefetch`. None by default."""
         return self._prefetch
 
     @prefetch.setter
@@ -344,12 +343,12 @@ class Options:
         self._prefetch = value
 
     def merge(self, other: Options) -> Options:
-        """These options with what is set in others put over them.
+        """Return these options, overridden by the options that are set in another object.
 
         Parameters
         ----------
         other : Options
-            Whose settings win.
+            The object that takes precedence.
 
         Returns
         -------

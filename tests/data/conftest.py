@@ -1,4 +1,4 @@
-"""Several replicas in one process: threads that meet in the collective calls."""
+"""Fixtures that play several replicas in one process: threads with a stand-in for collective calls."""
 
 import threading
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class Peer:
 
 
 def run(size, fn):
-    """``fn(peer)`` on every replica; results, or the errors that were raised, in rank order."""
+    """Call ``fn(peer)`` on every replica; return results, or the errors that were raised, in rank order."""
     shared = SimpleNamespace(barrier=threading.Barrier(size), values=[None] * size)
     results = [None] * size
 
@@ -72,7 +72,7 @@ def replica_errors():
 
 @pytest.fixture(scope="session")
 def plain():
-    """Structures of arrays as structures of lists, to compare with ``==``."""
+    """Return structures of arrays as structures of lists, to compare with ``==``."""
 
     def call(tree):
         return nest.map_structure(lambda x: np.asarray(x).tolist(), tree)

@@ -1,6 +1,6 @@
 """Training that saves every few steps, and may be killed: ``python killed_training.py FOLDER [KILL_STEP]``.
 
-The weight is the sum of all rows that were trained on, and the log of a rank has them one by one.
+The weight is the sum of all rows used in training. The log of a rank lists its rows.
 """
 
 import json

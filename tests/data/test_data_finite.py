@@ -1,4 +1,4 @@
-"""``check_finite``: rows with NaN or infinity are refused, by file, dataset and row."""
+"""Tests of ``check_finite``: a row with NaN or infinity raises, and the error names file, dataset and row."""
 
 import h5py
 import numpy as np
@@ -90,5 +90,5 @@ def test_told_at_its_step_on_the_replica_that_reads_it(tmp_path, replicas, polic
             return seen, "1.h5', dataset 'x': row 5 has the value -inf" in str(error)
         return seen, None
 
-    # Row 15 of all is the fourth of batch 3; of its own file, it is in the third batch of two rows.
+    # Row 15 of all is the fourth row of batch 3. In its own file it is in the third batch of two rows.
     assert replicas(2, replica) == [(5, None), (3, True) if policy == "DATA" else (2, True)]

@@ -1,4 +1,4 @@
-"""Options and enums of input."""
+"""Tests of options and enums of input."""
 
 import copy
 import subprocess

@@ -1,4 +1,4 @@
-"""Errors about a file carry the file and what is wrong as attributes, and can take up the name of a dataset."""
+"""Tests of file errors: file and fault are attributes, and the name of a dataset can be added."""
 
 import pickle
 
@@ -24,7 +24,7 @@ def test_the_dataset_is_named_once(kind, path):
 
 
 def test_a_file_whose_name_has_that_of_the_dataset(tmp_path):
-    """The dataset is named although its name stands in the path already."""
+    """The error names the dataset even if the path contains its name."""
     path = tmp_path / "dataset 'x'.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((64, 4))

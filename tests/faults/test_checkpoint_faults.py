@@ -9,7 +9,8 @@ PROGRAM = """
 import os, signal, sys, time
 import numpy as np
 import mpistrat
-from mpistrat.training import disk_writer, save, save_async
+from mpistrat.training import save, save_async
+from mpistrat.training.checkpoint import disk_writer
 
 what, path, asynchronous = sys.argv[1], sys.argv[2], sys.argv[3] == "asynchronous"
 strategy = mpistrat.MultiWorkerMirroredStrategy()

@@ -1,1 +1,1 @@
-"""A dataset shared by the replicas."""
+"""Division of a dataset over the replicas, and iteration over the shares."""

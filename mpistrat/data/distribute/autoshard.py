@@ -1,4 +1,4 @@
-"""How the replicas divide a dataset: one class for each way, each knowing its steps beforehand."""
+"""Division of a dataset over the replicas: one class per policy, with the number of steps known beforehand."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mpistrat.data.rows.contracts import Peers, Source
 from mpistrat.data.rows.split import piece
 
 INFINITE_CARDINALITY = -1
-"""What `Dataset.cardinality` says of an endless dataset."""
+"""What `Dataset.cardinality` returns for an endless dataset."""
 
 UNKNOWN_CARDINALITY = -2
-"""What `Dataset.cardinality` says of a dataset whose length nobody knows before its end."""
+"""What `Dataset.cardinality` returns for a dataset whose length is unknown before its end."""
 
 MOST_IMBALANCE = 0.05
 
@@ -34,15 +34,15 @@ class Division:
     name : str
         The policy.
     steps : int or None
-        How many steps an epoch has, on every replica; None if it is endless.
+        Number of steps of an epoch, equal on all replicas. None if the epoch is endless.
     plan : PipelinePlan
-        What the replica reads by.
+        The plan by which this replica reads.
     transforms : sequence of Transform
-        Those of the whole dataset.
+        The transforms of the whole dataset.
     source : Source
-        That of the whole dataset.
+        The source of the whole dataset.
     replicas : int
-        Among how many it is divided.
+        Number of replicas that share the dataset.
     communicates : bool
         Whether `batch` is collective.
     """
@@ -59,19 +59,19 @@ class Division:
 
     @property
     def cardinality(self) -> int:
-        """The number of steps as `Distributed.cardinality` tells it."""
+        """Number of steps, or `INFINITE_CARDINALITY`."""
         return INFINITE_CARDINALITY if self.steps is None else self.steps
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
-        """Which rows of the plan's source this replica reads in a step."""
+        """Return the numbers of the rows of the plan's source that this replica reads in a step."""
         raise TypeError(f"the rows of {self.source} have no numbers")
 
     def batch(self, step: int, iteration: int) -> Any:
-        """What this replica gets in a step."""
+        """Return the batch that this replica gets in a step."""
         return self.plan.read(self.rows(step, iteration))
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
-        """What this replica gets from a step on: one batch, and then lists of so many that are read at once."""
+        """Yield this replica's batches from a step on: a list of one, then lists of ``together`` read at once."""
         size = 1
         while self.steps is None or step < self.steps:
             stop = step + size if self.steps is None else min(step + size, self.steps)
@@ -90,14 +90,14 @@ class Division:
                 try:
                     raise error
                 finally:
-                    error = None  # or the frame and its error keep each other
+                    error = None  # breaks the reference cycle of the frame and its error
             step, size = stop, together
 
     def ahead(self, prefetch: int) -> tuple[int, int]:
-        """How many lists of `batches` may wait, and how many batches are best in one."""
+        """Return how many lists of `batches` may wait, and how many batches a list should hold."""
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
-        if self.plan.maps:  # which may make large things of small rows
+        if self.plan.maps:  # a function may turn small rows into large arrays
             return PREFETCH if prefetch == AUTOTUNE else prefetch, 1
         best = self.source.at_once() // self._most_rows()
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
@@ -105,22 +105,22 @@ class Division:
         return most // together, together
 
     def _most_rows(self) -> int:
-        """How many rows of a batch this replica gets at most; in a step it may be fewer, or none."""
+        """Return the most rows of a batch that this replica gets; in a step it may get fewer, or none."""
         assert self.plan.batch is not None
         return self.plan.batch.size
 
     def rebuilt(self, transforms: Sequence[Transform]) -> Division:
-        """The same division with other transforms."""
+        """Return the same division with other transforms."""
         return type(self)(self.source, transforms, self._peers)
 
     def after(self, rows: int) -> Division:
-        """The division of what follows the first rows of an epoch."""
+        """Return the division of an epoch without its first rows."""
         at = next(i for i, each in enumerate(self.transforms) if isinstance(each, Batch))
         return self.rebuilt((*self.transforms[:at], Skip(rows), *self.transforms[at:]))
 
 
 class ByData(Division):
-    """Every global batch is cut into one piece per replica."""
+    """The division that cuts every global batch into one piece per replica."""
 
     name = "DATA"
 
@@ -134,12 +134,12 @@ class ByData(Division):
         return -(-super()._most_rows() // self.replicas)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
-        """Those of this replica's piece of a global batch."""
+        """Return the rows of this replica's piece of a global batch."""
         return self.plan.rows(step, iteration, self._cut)
 
 
 class ByFile(Division):
-    """Every replica has files of its own."""
+    """The division that deals files to the replicas."""
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool = False):
         super().__init__(source, transforms, peers)
@@ -148,18 +148,18 @@ class ByFile(Division):
         rows = source.file_rows()
         if not rows:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, and this one is made of {source}: "
+                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {source}: "
                 "use AutoShardPolicy.DATA"
             )
         if len(rows) < peers.size:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs at least one file per replica, and there are {len(rows)} files "
+                f"AutoShardPolicy.FILE needs at least one file per replica, but there are {len(rows)} files "
                 f"with rows for {peers.size} replicas: use AutoShardPolicy.DATA, or split the files "
                 "(mpistrat shard)"
             )
         if _global_batch(transforms) < peers.size:
             raise ValueError(
-                "AutoShardPolicy.FILE needs a row of every global batch for each replica, and "
+                "AutoShardPolicy.FILE needs a row of every global batch for each replica, but "
                 f"batch({_global_batch(transforms)}) is shared by {peers.size} replicas: use a larger batch, or "
                 "AutoShardPolicy.DATA"
             )
@@ -175,16 +175,16 @@ class ByFile(Division):
         )
 
     def rebuilt(self, transforms: Sequence[Transform]) -> ByFile:
-        """The same files with other transforms."""
+        """Return the same division of the files, with other transforms."""
         return ByFile(self.source, transforms, self._peers, self._balance)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
-        """The next rows of this replica's files, none once they are used up."""
+        """Return the next rows of this replica's files, an empty array after the last."""
         return own_rows(self.plan, step, iteration)
 
 
 class Everything(Division):
-    """Every replica goes through all rows, or all of its own ``shard(SHARD_HINT, SHARD_HINT)``."""
+    """The division that gives every replica all rows, or all of its own ``shard(SHARD_HINT, SHARD_HINT)``."""
 
     name = "OFF"
 
@@ -201,7 +201,7 @@ class Everything(Division):
         return -(-super()._most_rows() // self.replicas)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
-        """Those of the next piece of a global batch: all pieces of one, then those of the next."""
+        """Return the rows of the next piece of a global batch: all pieces of one batch, then those of the next."""
         number, part = divmod(step, self.replicas)
         rows = own_rows(self.plan, number, iteration)
         first, last = piece(len(rows), self.replicas, part)
@@ -213,7 +213,7 @@ class Everything(Division):
 
 
 class ByHint(Everything):
-    """`Everything`, with the hints of ``shard`` replaced by the replicas' numbers."""
+    """The division `Everything`, with the hints of ``shard`` replaced by the replicas' numbers."""
 
     name = "HINT"
 
@@ -223,7 +223,7 @@ class ByHint(Everything):
 
 
 class OwnDataset(Division):
-    """Every replica has a dataset of its own, of batches of the size that it wants."""
+    """The division of datasets that the replicas made themselves, each in batches of its own size."""
 
     name = "its own"
 
@@ -233,32 +233,33 @@ class OwnDataset(Division):
         self.steps = steps
 
     def rebuilt(self, transforms: Sequence[Transform]) -> OwnDataset:
-        """The same rows with other transforms."""
+        """Return the same division with other transforms."""
         return OwnDataset(self.source, transforms, self._peers, self.steps)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
-        """Those of the next batch of this replica's dataset, none after the last."""
+        """Return the rows of the next batch of this replica's dataset, an empty array after the last."""
         return own_rows(self.plan, step, iteration)
 
 
 def divide(
     policy: AutoShardPolicy, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool
 ) -> Division:
-    """The division that a policy asks for.
+    """Return the division that a policy asks for.
 
     Raises
     ------
     ValueError
-        If the policy does not suit the dataset. On every replica.
+        On every replica, if the policy does not suit the dataset.
     """
     return _DIVISIONS[policy](source, transforms, peers, balance)
 
 
 def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
-    """Which files every replica has: in turn, or, balanced, the longest first to who has fewest rows.
+    """Return the files of every replica.
 
-    The latter is the LPT rule of Graham, "Bounds on Multiprocessing Timing Anomalies" (1969), whose longest
-    share is at most a third longer than the best possible.
+    Files are dealt round-robin. With ``balance`` the longest file comes first, and each file goes to the
+    replica with the fewest rows. That is the LPT rule of Graham, "Bounds on Multiprocessing Timing Anomalies"
+    (1969). Its longest share is at most a third longer than the best possible one.
 
     Examples
     --------
@@ -268,7 +269,7 @@ def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
     if not balance:
         return [list(range(replica, len(rows), replicas)) for replica in range(replicas)]
     shares: list[list[int]] = [[] for _ in range(replicas)]
-    # Of equal sums the one with fewer files comes first, so that no replica is left without.
+    # Where sums are equal, the replica with fewer files comes first, so that every replica gets a file.
     heap = [(0, 0, replica) for replica in range(replicas)]
     for file in sorted(range(len(rows)), key=lambda i: -rows[i]):
         total, count, replica = heap[0]
@@ -278,7 +279,7 @@ def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
 
 
 def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
-    """By which part the longest share of files is longer than the mean.
+    """Return by what fraction the longest share of files is longer than the mean.
 
     Examples
     --------
@@ -290,21 +291,21 @@ def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
 
 
 def with_hints(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
-    """The transforms with the hints of ``shard`` replaced by a replica's numbers."""
+    """Return the transforms with the hints of ``shard`` replaced by a replica's numbers."""
     return [Shard(size, rank) if isinstance(each, Shard) and each.is_hint else each for each in transforms]
 
 
 def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
-    """The rows of batch ``step`` of a plan, none after the last."""
+    """Return the rows of batch ``step`` of a plan, an empty array after the last."""
     if plan.length is not None and step >= plan.length:
         return np.empty(0, np.int64)
     return plan.rows(step, iteration)
 
 
 def _automatic(source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool) -> Division:
-    """FILE where that changes neither which rows there are nor, much, the number of steps; else DATA."""
+    """Return the FILE division if it keeps the rows and, nearly, the number of steps; otherwise DATA."""
     rows = source.file_rows()
-    # These would mean the rows of each replica's files.
+    # Under FILE, take, skip and shard would count the rows of each replica's own files.
     if peers.size == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in transforms):
         return ByData(source, transforms, peers)
     why = ""
@@ -319,7 +320,7 @@ def _automatic(source: Source, transforms: Sequence[Transform], peers: Peers, ba
     if peers.rank == 0:
         warnings.warn(
             f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
-            "set AutoShardPolicy.DATA to have that without this warning",
+            "set AutoShardPolicy.DATA to do the same without this warning",
             UserWarning,
             stacklevel=2,
         )

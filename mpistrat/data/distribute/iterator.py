@@ -1,4 +1,4 @@
-"""One pass over a distributed dataset."""
+"""Iterator of one pass over a distributed dataset."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class DistributedIterator(NextAsOptional):
     """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
 
-    Every replica makes the same number of steps; one without rows in a step gets an empty batch. Reading
-    communicates nothing, so replicas may be at different steps. The next batches are read meanwhile, by
-    a thread that ends with the iterator (`Dataset.prefetch`).
+    Every replica makes the same number of steps. A replica without rows in a step gets an empty batch.
+    Replicas may be at different steps, because reading does not communicate (except for datasets made of an
+    iterable). A thread reads the next batches meanwhile and ends with the iterator (`Dataset.prefetch`).
 
     Examples
     --------
@@ -56,7 +56,7 @@ class DistributedIterator(NextAsOptional):
         return self.get_next()
 
     def get_next(self) -> Any:
-        """The next batch of this replica.
+        """Return the next batch of this replica.
 
         Returns
         -------
@@ -65,7 +65,7 @@ class DistributedIterator(NextAsOptional):
         Raises
         ------
         StopIteration
-            After the last step, on every replica at the same one.
+            After the last step, which is the same on all replicas.
         ValueError
             If called inside a replica function.
         """
@@ -111,11 +111,11 @@ class DistributedIterator(NextAsOptional):
         return handed_over(self._read_ahead.popleft(), device)
 
     def state(self) -> dict[str, Any]:
-        """How far the epoch has come: a small dict of what JSON can hold.
+        """Return the position in the epoch: a small dict that JSON can hold.
 
-        Save it beside the weights, and give it to `restore` in the job that goes on with them. It tells which
-        rows all replicas together have got (under AutoShardPolicy.DATA, where it is the same on every
-        replica that has made as many steps), the seeds, and which files there were.
+        Save the state with the weights, and give it to `restore` in the job that continues. It holds the
+        seeds, which files there were, and which rows all replicas together have got. Under
+        AutoShardPolicy.DATA it is equal on all replicas that have made the same number of steps.
 
         Returns
         -------
@@ -138,33 +138,33 @@ class DistributedIterator(NextAsOptional):
         return self._passes.state_at(self._place.now())
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; the next iterator of the dataset begins the epoch after that.
+        """Continue at a saved position; the next iterator of the dataset begins the epoch after that.
 
-        Under AutoShardPolicy.DATA exactly the rows that are left of the epoch come, each once, also with
-        another number of replicas or another batch size. Under the other policies, and where something
-        else than ``map`` follows ``batch``, both must be what they were. Nothing is communicated: give
-        the same state to all replicas. (Those of ``distribute_datasets_from_function`` are each
-        replica's own.)
+        Under AutoShardPolicy.DATA the rest of the epoch follows, each row once. The number of replicas and the
+        batch size may differ from those of the saved run. They must be the same under the other policies, and
+        where another transform than ``map`` follows ``batch``. The call does not communicate: give the same
+        state to all replicas. With ``distribute_datasets_from_function`` give each replica its own state.
 
         Parameters
         ----------
         state : dict
-            From `state`.
+            What `state` returned.
 
         Raises
         ------
         TypeError
-            If it is no state.
+            If ``state`` is not a state.
         ValueError
-            If it is one of other files (which are named), other transforms, other seeds, another policy, or of
-            a number of replicas or a batch size with which it cannot be continued; if an epoch has no such place.
+            If the state is of other files (the message names them), other transforms, other seeds or another
+            policy. If it cannot be continued with this number of replicas or batch size. If an epoch does not
+            have such a position.
         """
         self._passes.restore(state)
         self._begin()
 
     @property
     def element_spec(self) -> Any:
-        """The structure of a batch, as of the dataset."""
+        """Structure of a batch, as `DistributedDataset.element_spec`."""
         return self._passes.element_spec
 
 

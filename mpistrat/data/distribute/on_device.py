@@ -1,4 +1,4 @@
-"""Batches on their way to a replica's GPU."""
+"""Copies of batches to a replica's GPU, made ahead of time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class OnItsWay(NamedTuple):
     Attributes
     ----------
     leaves : list
-        All that it consists of; None in place of what is copied.
+        The leaves of the batch, with None in place of each array that is copied.
     rebuild : callable
-        Makes the batch of its leaves.
+        Makes the batch from its leaves.
     sent : Sent
+        The arrays that are being copied.
     """
 
     leaves: list[Any]
@@ -33,9 +34,9 @@ class OnItsWay(NamedTuple):
 
 
 def fetched(batch: Any, device: Device) -> Any:
-    """A batch on its way to a device, for `handed_over`; for the host as it is.
+    """Start the copy of a batch to a device, and return what `handed_over` takes; on the host, the batch itself.
 
-    A thread that reads ahead goes on to the next batch while this one is copied and the GPU computes.
+    A thread that reads ahead continues with the next batch while this one is copied and the GPU computes.
     """
     if device.kind == "cpu":
         return batch
@@ -47,7 +48,7 @@ def fetched(batch: Any, device: Device) -> Any:
 
 
 def handed_over(batch: Any, device: Device) -> Any:
-    """A batch that was fetched, for work in the caller's stream: its arrays of numbers are CuPy's there."""
+    """Return a batch that was fetched, ready for the caller's stream; on a GPU its arrays are CuPy arrays."""
     if device.kind == "cpu":
         return batch
     arrived = iter(received(batch.sent))

@@ -1,4 +1,4 @@
-"""The passes over one distributed dataset: where they are, and how they read."""
+"""The passes over one distributed dataset: their positions and their options of reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpistrat.runtime.device import Device
 
 
 class Place:
-    """Where an iterator is, which its dataset knows when the iterator is gone, too."""
+    """Position of an iterator. The dataset keeps it after the iterator is gone."""
 
     __slots__ = ("position", "step")
 
@@ -38,18 +38,18 @@ class Passes:
     peers : Peers
         The replicas that share the dataset.
     prefetch : int or None
-        How many batches are read ahead; None and AUTOTUNE leave it to the library.
+        Number of batches that are read ahead. With None and AUTOTUNE the library chooses.
 
     Attributes
     ----------
     division, prefetch
         As above.
     device : Device
-        Where batches are fetched to.
+        The device to which batches are fetched.
     turns : Turns
-        Lets one thread at a time run the functions of the program.
+        A lock: one thread at a time runs the functions of the program.
     at_once : bool
-        Whether the program did next to nothing between the batches of the last epoch.
+        Whether the program asked for each batch of the last epoch at once, with hardly any work in between.
     """
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
@@ -59,7 +59,7 @@ class Passes:
         self.turns = Turns()
         self.at_once = False
         self._peers = peers
-        # Equal on all replicas, as this is where they are in step.
+        # Equal on all replicas, because making a distributed dataset is collective.
         self._number: int = getattr(peers, "sequence", 0)
         self._next = Position(division, 0)
         self._newest: Place | None = None
@@ -72,7 +72,7 @@ class Passes:
 
     @property
     def element_spec(self) -> Any:
-        """The structure of this replica's batches."""
+        """Structure of this replica's batches."""
         of_plan = self.division.plan.element_spec()
         if self.division.replicas == 1 or self.division.plan.batch is None:
             return of_plan
@@ -83,7 +83,7 @@ class Passes:
         return ThroughputLog(self._peers, self._number)
 
     def state(self) -> dict[str, Any]:
-        """Return how far the newest pass has come."""
+        """Return the state of the newest pass."""
         return self.state_at(self._next if self._newest is None else self._newest.now())
 
     def state_at(self, position: Position) -> dict[str, Any]:
@@ -91,6 +91,6 @@ class Passes:
         return state_of(self.division, position)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on where a state was taken."""
+        """Let the next pass continue at the position of a state."""
         self.division, self._next = resumed(self.division, state)
         self._newest = None

@@ -1,4 +1,4 @@
-"""How far an epoch has come: a small dict for a checkpoint, and the way back from it."""
+"""Position in an epoch as a small dict for a checkpoint: making it and restoring it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,19 @@ _TYPES: dict[str, Any] = {
 
 
 class Position(NamedTuple):
-    """A place in an epoch: after so many steps of a division, which itself begins after so many rows."""
+    """A position in an epoch: a division, and the number of its steps that were made.
+
+    Attributes
+    ----------
+    division : Division
+        The division that is iterated. It begins after the first ``skipped`` rows of the epoch.
+    epoch : int
+        The number of the epoch.
+    step : int
+        How many steps of the division were made.
+    skipped : int
+        How many rows of the epoch come before the division.
+    """
 
     division: Division
     epoch: int
@@ -36,7 +48,7 @@ class Position(NamedTuple):
 
 
 def state_of(whole: Division, at: Position) -> dict[str, Any]:
-    """The state at a place in an epoch of a division."""
+    """Return the state of a position in an epoch of a division."""
     state: dict[str, Any] = {
         "version": _VERSION,
         "epoch": at.epoch,
@@ -55,25 +67,25 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
 
 
 def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Position]:
-    """The division with the seeds of a state, and the place in it that the state names.
+    """Return the division with the seeds of a state, and the position that the state names.
 
     Raises
     ------
     TypeError
-        If it is no state.
+        If ``state`` is not a state.
     ValueError
-        If it is the state of another dataset, or of another division that cannot be continued by this one.
+        If the state is of another dataset, or of another division that this one cannot continue.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise TypeError(f"restore() needs what state() returned, not {state!r:.200}")
     if state["version"] != _VERSION:
         raise ValueError(
-            f"the state has version {state['version']}, and this mpistrat knows version {_VERSION} only: "
+            f"the state has version {state['version']}, but this mpistrat knows version {_VERSION} only: "
             "restore it with the mpistrat that wrote it"
         )
     by_rows = _by_rows(whole)
     _check_types(state, state_of(whole, Position(whole, 0)))
-    _same("policy", state["policy"], whole.name, "set the policy that was used then")
+    _same("policy", state["policy"], whole.name, "set the policy of the saved run")
     _same_source(state["source"], whole.source.identity())
     _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
     if not by_rows:
@@ -88,17 +100,17 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
         now = whole.source.identity().get("blocks")
-        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets that were read then")
+        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets of the saved run")
     if len(state["seeds"]) != len(given):
         raise TypeError(
             f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"
         )
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.seeded:
-            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed that was used then")
+            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed of the saved run")
     place = "position" if by_rows else "step"
     if place not in state:
-        raise TypeError(f"restore() needs all that state() returned, and {place!r} is missing")
+        raise TypeError(f"restore() needs all that state() returned, but {place!r} is missing")
     most, unit = (whole.plan.row_length, "rows") if by_rows else (whole.steps, "steps")
     if state[place] > (_MOST if most is None else most):
         has = f"more than {_MOST} cannot be numbered" if most is None else f"an epoch has {most} {unit}"
@@ -115,11 +127,11 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
 
 
 def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """See that a state has all that one of this dataset has, of the same types."""
+    """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
     missing = {*own} - {*state} - {"step", "position"}
     if missing or not {"step", "position"} & {*state}:
         raise TypeError(
-            f"restore() needs all that state() returned, and {sorted(missing) or 'the place'} is missing"
+            f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing"
         )
     for name, kind in _TYPES.items():
         if name not in state:
@@ -137,7 +149,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _by_rows(division: Division) -> bool:
-    """Whether the place in an epoch can be told in rows of all replicas together."""
+    """Return whether a position in the epoch can be counted in rows of all replicas together."""
     after_batch = False
     for each in division.transforms:
         if after_batch and each.reorders:
@@ -160,18 +172,18 @@ def _seeds(transforms: tuple[Transform, ...]) -> list[int]:
 
 def _same(what: str, then: Any, now: Any, fix: str) -> None:
     if then != now:
-        raise ValueError(f"the state cannot be restored: its {what} is {then}, and here it is {now}; {fix}")
+        raise ValueError(f"the state cannot be restored: its {what} is {then}, but here it is {now}; {fix}")
 
 
 def _same_source(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if then.get("digest") != now.get("digest"):
         raise ValueError(
             f"the state cannot be restored: the files have changed since: {_changes(then, now)}; restore it with "
-            "the files of then, or begin a new epoch without it"
+            "the old files, or begin a new epoch without it"
         )
     if "digest" not in now and then != now:
         raise ValueError(
-            f"the state cannot be restored: it is one of {then.get('source')}, and this is {now.get('source')}"
+            f"the state cannot be restored: it is a state of {then.get('source')}, but this is {now.get('source')}"
         )
 
 
@@ -179,7 +191,7 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     told = []
     lists: list[Any] = []
     if then.get("list") and now.get("list"):
-        with contextlib.suppress(Exception):  # of a state that somebody has changed
+        with contextlib.suppress(Exception):  # a state that was edited may hold anything
             lists = [{name: line for name, *line in unpacked(each["list"])} for each in (then, now)]
     if lists:
         before, after = lists
@@ -190,7 +202,7 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             for name, line in after.items()
             if name in before and before[name] != line
         ]
-        told = told or ["they come in another order"]
+        told = told or ["they have another order"]
     if not told:
         return (
             f"there were {then.get('files')} with {then.get('rows')} rows, and now there are {now.get('files')} "

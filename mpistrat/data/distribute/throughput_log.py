@@ -1,7 +1,7 @@
-"""How fast an epoch was read: a line in the log of replica 0.
+"""Throughput of an epoch: a line in the log of replica 0.
 
-The others send it their figures in a message that nobody waits for: whoever leaves a loop early, or logs
-nothing, keeps nobody else.
+The other replicas send their figures to replica 0 in messages that do not block. A replica that leaves its
+loop early, or does not log, delays no other replica.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpistrat.data.rows.contracts import Peers
 
 _log = logging.getLogger("mpistrat.data")
 _TAG = 7301
-_PATIENCE = 0.05  # seconds; who is in step comes sooner
+_PATIENCE = 0.05  # seconds; the figures of a replica that is in step arrive sooner
 _EPOCHS_KEPT = 16
 _SLOWEST_SHOWN = 3
 
@@ -27,14 +27,14 @@ _mailboxes: weakref.WeakKeyDictionary[Any, Mailbox] = weakref.WeakKeyDictionary(
 
 
 class ThroughputLog:
-    """Counts what an iterator hands out, and how long its user waits for it.
+    """A counter of the samples and bytes of an iterator, and of the time that the program waits for them.
 
     Parameters
     ----------
     peers : Peers
-        The replicas. They are heard of if they have a communicator ``world``.
+        The replicas. Rank 0 logs. Several replicas need a communicator ``peers.world`` for that.
     dataset : int
-        The same number for the same dataset on all of them.
+        The number of the dataset, equal on all replicas.
     """
 
     def __init__(self, peers: Peers, dataset: int):
@@ -44,14 +44,14 @@ class ThroughputLog:
         self._samples = self._bytes = 0
 
     def got(self, batch: Any, waited: float) -> None:
-        """A batch was handed out after that many seconds."""
+        """Count a batch for which the program waited ``waited`` seconds."""
         self._waited += waited
         leaves, _ = nest.flatten(batch)
         self._samples += len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
         self._bytes += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
 
     def ended(self, epoch: int) -> None:
-        """The epoch has ended, for this replica."""
+        """End the epoch of this replica: log the throughput on rank 0, send the figures on the others."""
         took = max(time.perf_counter() - self._start, 1e-9)
         mine = np.array([self._dataset, epoch, took, self._waited, self._samples, self._bytes], np.float64)
         if self._peers.size == 1:
@@ -70,7 +70,7 @@ class ThroughputLog:
 
 
 class Mailbox:
-    """Figures on their way to replica 0. Only the main thread uses it, and it never blocks."""
+    """The messages to replica 0 with the figures of the others. Used by the main thread only; never blocks."""
 
     def __init__(self, comm: Any):
         self._comm = comm
@@ -78,12 +78,12 @@ class Mailbox:
         self._received: dict[tuple[int, int], dict[int, np.ndarray]] = {}
 
     def send(self, figures: np.ndarray) -> None:
-        """Send figures, and forget those that have arrived."""
+        """Start to send figures, and release the buffers of those that have arrived."""
         self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
         self._sent.append((self._comm.Isend(figures, 0, _TAG), figures))
 
     def received(self, dataset: int, epoch: int, patience: float) -> dict[int, np.ndarray]:
-        """The figures of an epoch by rank, as far as they come within that many seconds."""
+        """Return the figures of an epoch by rank, those that arrive within ``patience`` seconds."""
         until = time.monotonic() + patience
         key = (dataset, epoch)
         while True:
@@ -119,5 +119,5 @@ def _tell(epoch: int, figures: dict[int, np.ndarray], replicas: int) -> None:
     if replicas > 1:
         text += "; waiting longest: " + ", ".join(f"rank {rank} ({waiting[rank]:.1%})" for rank in slowest)
     if len(figures) < replicas:
-        text += f" (of {len(figures)} of {replicas} replicas, the others have not ended the epoch)"
+        text += f" (of {len(figures)} of {replicas} replicas; the others have not ended the epoch)"
     _log.info("%s", text)

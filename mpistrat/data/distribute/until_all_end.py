@@ -1,4 +1,4 @@
-"""How replicas share rows whose number is unknown before their end."""
+"""Division of rows whose number is unknown before their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpistrat.data.rows.split import piece
 
 
 class _Streamed(Division):
-    """Batches that are read until no replica has any: at each step they exchange a flag."""
+    """The division that reads batches until no replica has any. The replicas exchange a flag at each step."""
 
     communicates = True
     steps = None
@@ -30,7 +30,10 @@ class _Streamed(Division):
         return UNKNOWN_CARDINALITY
 
     def batch(self, step: int, iteration: int) -> Any:
-        """The rows that are this replica's; StopIteration if there are none for any."""
+        """Return this replica's batch of a step; raise StopIteration if no replica has a row.
+
+        Collective: all replicas call it for the same step.
+        """
         number, part = self._part(step)
         rows = self.plan.rows(number, iteration)
         if self._peers.all_true(rows is None):
@@ -39,7 +42,7 @@ class _Streamed(Division):
         return self.plan.read((rows or [])[first:last])
 
     def _part(self, step: int) -> tuple[int, int]:
-        """Which global batch is read in a step, and which piece of it."""
+        """Return the number of the global batch of a step, and the number of its piece."""
         raise NotImplementedError
 
     def _of_rank(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
@@ -47,7 +50,7 @@ class _Streamed(Division):
 
 
 class _ByData(_Streamed):
-    """Every replica has its piece of every global batch."""
+    """The division that gives every replica its piece of every global batch."""
 
     name = "DATA"
 
@@ -56,7 +59,7 @@ class _ByData(_Streamed):
 
 
 class _Everything(_Streamed):
-    """Every replica has all pieces of a global batch, and then those of the next."""
+    """The division that gives every replica all pieces of a global batch, then those of the next."""
 
     name = "OFF"
 
@@ -82,12 +85,12 @@ _DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
 def divide_until_all_end(
     policy: AutoShardPolicy, source: Any, transforms: Sequence[Transform], peers: Peers
 ) -> Division:
-    """Return the division of the rows of an iterable, which all replicas go through."""
+    """Return the division of the rows of an iterable that all replicas go through."""
     return _DIVISIONS[policy](source, transforms, peers)
 
 
 class OwnUntilAllEnd(Division):
-    """Every replica has a dataset of its own, and some of them do not know their length."""
+    """The division of datasets that the replicas made themselves, some of them of unknown length."""
 
     name = "its own"
     communicates = True
@@ -103,14 +106,17 @@ class OwnUntilAllEnd(Division):
         return UNKNOWN_CARDINALITY
 
     def rebuilt(self, transforms: Sequence[Transform]) -> OwnUntilAllEnd:
-        """The same rows with other transforms."""
+        """Return the same division with other transforms."""
         return OwnUntilAllEnd(self.source, transforms, self._peers, type(self.plan)(self.source, transforms))
 
     def batch(self, step: int, iteration: int) -> Any:
-        """The next batch of this replica's dataset, or an empty one; StopIteration if all have ended."""
+        """Return the next batch of this replica's dataset, an empty batch after the last one.
+
+        Raises StopIteration on all replicas once all datasets have ended.
+        """
         batch = self.plan.element_if_any(step, iteration)
         if self._spec is None:
-            # Who has nothing from the start on has to be told what an empty batch looks like.
+            # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
             mine = None if batch is None else nest.map_structure(spec.of_array, batch)
             everyone = self._peers.all_gather_object(mine)
             self._spec = next((each for each in everyone if each is not None), None)

@@ -1,4 +1,4 @@
-"""What one HDF5 file holds: lengths, types and layout of its datasets, without reading rows."""
+"""Description of one HDF5 file: lengths, types and layouts of its datasets, without reading rows."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _NAMES_SHOWN = 20
 
 
 def describe(path: str, names: Sequence[str]) -> FileRecord:
-    """What there is to know of a file before its rows are read.
+    """Return the record of the datasets ``names`` of a file.
 
     Raises
     ------
     DataFileError, DatasetNotFoundError, DatasetMismatchError, FilterUnavailableError
-        Whatever is wrong with it, naming the file.
+        If something is wrong with the file. The message names it.
     """
     with opened(path) as file:
         found = os.stat(path)
@@ -61,11 +61,13 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
     where = f"file {path!r}, dataset {name!r}"
     if not found.shape:
         kind = "has no data space" if found.shape is None else "is a scalar"
-        raise DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the samples")
+        raise DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the axis of the samples")
     try:
         dtype = found.dtype
     except TypeError as error:
-        raise DataFileError(f"{where}: NumPy has no such type ({error}); fix: store another type") from error
+        raise DataFileError(
+            f"{where}: NumPy does not support its type ({error}); fix: store another type"
+        ) from error
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)
@@ -89,7 +91,7 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     try:
         found = file[name]
-    except Exception as error:  # RuntimeError of links in a circle; any kind of a damaged file
+    except Exception as error:  # RuntimeError: links form a circle. A damaged file: any class
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
             raise DatasetNotFoundError(
@@ -146,7 +148,7 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
 
 
 def way_of_reading(column: Column) -> str:
-    """How the rows of a dataset are read, and why, in one line.
+    """Return how the rows of a dataset are read, and why, in one line.
 
     Returns
     -------

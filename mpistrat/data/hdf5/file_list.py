@@ -1,4 +1,4 @@
-"""Files named by paths and patterns."""
+"""List of files, given by paths and glob patterns."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 
 class FileList:
-    """The files that a path, a glob pattern, or a list of those stands for; looked for when first needed.
+    """The files of a path, a glob pattern, or a list of those. They are searched when first needed.
 
     Parameters
     ----------
     files : str, os.PathLike or iterable of those
-        What a pattern matches is sorted; otherwise the order is kept.
+        Paths and patterns, kept in this order. The matches of a pattern are sorted.
 
     Raises
     ------
     TypeError
-        If one is no path.
+        If an entry is not a path.
     ValueError
-        If there is none.
+        If the list is empty.
     """
 
     def __init__(self, files: Any):
@@ -34,29 +34,29 @@ class FileList:
                 raise TypeError(f"files are named by strings or paths, not {each!r}")
             self.given.append(os.path.abspath(os.fsdecode(each)))
         if not self.given:
-            raise ValueError("a dataset needs at least one file, and the list of files is empty")
+            raise ValueError("a dataset needs at least one file, but the list of files is empty")
         self._found: Sequence[str] | None = None
 
     def paths(self) -> Sequence[str]:
-        """Their absolute paths.
+        """Return the absolute paths of the files.
 
         Raises
         ------
         FileNotFoundError
-            If a file does not exist or a pattern matches none.
+            If a file does not exist, or a pattern does not match a file.
         IsADirectoryError
-            If a path is that of a directory.
+            If a path names a directory.
         """
         if self._found is None:
             self._found = [path for name in self.given for path in _matches(name)]
         return self._found
 
     def found(self, paths: Sequence[str]) -> None:
-        """Somebody else has looked for them already."""
+        """Take the paths that another rank has found."""
         self._found = paths
 
     def names(self) -> str:
-        """How they were named: the number and a hash of the names, as folders may differ between nodes."""
+        """Return the number of given names and a hash of them, without folders, which may differ between nodes."""
         text = "/".join(os.path.basename(name) for name in self.given)
         digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=6).hexdigest()
         return f"files of {len(self.given)} names (which hash to {digest})"
@@ -69,7 +69,7 @@ class FileList:
 
 
 def _once(paths: list[str]) -> list[str]:
-    """Without those that links to folders lead to again; ways without links, and short ones, win."""
+    """Return each file once, if links to folders lead to it again. Paths without links, and short ones, win."""
     real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
     ways: dict[tuple[str, str], list[str]] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Who holds a lock on a file."""
+"""Search for the process that holds a lock on a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def who_writes(path: str) -> str:
-    """The process of this node that has locked a file for writing, in words.
+    """Return a text that names the process of this node that has locked a file for writing.
 
-    Processes in other containers and on other nodes cannot be seen.
+    Processes of other containers and other nodes cannot be found.
     """
     with contextlib.suppress(OSError):
         inode = os.stat(path).st_ino
@@ -19,7 +19,7 @@ def who_writes(path: str) -> str:
             words = line.split()
             if "WRITE" in words and len(words) > 5 and words[5].endswith(f":{inode}") and int(words[4]) > 0:
                 return f"process {words[4]}{_name(words[4])} of this node"
-    return "a process that cannot be seen from this one (of another node, or another container)"
+    return "a process on another node or in another container"
 
 
 def _name(process: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the rows of an HDF5 dataset lie, asked of HDF5; and that they are all there."""
+"""Location of the rows of an HDF5 dataset in its files, with a check that all rows are there."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WHOLE_FILE = h5py.h5f.UNLIMITED
 
 
 class Locator:
-    """Locates the rows of one dataset of a file, and collects the other files that have some of them.
+    """Locator of the rows of one dataset of a file. It collects the other files that hold some of them.
 
     Parameters
     ----------
     path : str
-        The file, which is number 0.
+        The file. It has number 0.
     """
 
     def __init__(self, path: str):
@@ -32,12 +32,12 @@ class Locator:
         self.others: list[OtherFile] = []
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
-        """The layout of a dataset that ``path`` has, or has a link to.
+        """Return the layout of a dataset that is in the file ``path``, or linked from it.
 
         Raises
         ------
         DataFileError
-            If rows were never written, or are missing. ``where`` names the dataset.
+            If rows were never written, or are missing. The message begins with ``where``.
         """
         home = dataset.file.filename
         number = self.number(home)
@@ -56,7 +56,7 @@ class Locator:
         return _why_not_as_it_is(dataset) or found
 
     def number(self, path: str) -> int:
-        """The number of a file, a new one if need be."""
+        """Return the number of a file; the next number if it is new."""
         key = os.path.abspath(path)
         if key not in self._numbers:
             found = os.stat(path)
@@ -97,7 +97,7 @@ class Locator:
 
 
 def _external_path(home: str, name: str) -> str:
-    # As HDF5: from the current folder, if no prefix is given.
+    # As in HDF5, the name is relative to the current folder unless a prefix is given.
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
     if prefix.startswith("${ORIGIN}"):
         prefix = os.path.dirname(os.path.abspath(home)) + prefix.removeprefix("${ORIGIN}")
@@ -105,7 +105,7 @@ def _external_path(home: str, name: str) -> str:
 
 
 def _why_not_as_it_is(dataset: h5py.Dataset) -> ThroughHdf5 | None:
-    """Whether NumPy can take the stored bytes for what they are."""
+    """Return the layout `ThroughHdf5` if NumPy cannot use the stored bytes as they are, otherwise None."""
     if dataset.dtype.hasobject:
         return ThroughHdf5("its type has variable length")
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
@@ -142,7 +142,10 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
 
 
 def _shift(home: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
-    """Return what to add to offsets of chunks: some versions of HDF5 count from the end of the user block."""
+    """Return what to add to the offsets of chunks, or None if neither 0 nor the size of the user block fits.
+
+    Some versions of HDF5 count offsets from the end of the user block.
+    """
     block = dataset.file.userblock_size
     if not block or not len(index.numbers):
         return 0

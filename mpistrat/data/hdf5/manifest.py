@@ -1,4 +1,4 @@
-"""The files of a dataset, described: each once, by one rank for all."""
+"""Manifest of a dataset: the description of its files, each made once, by one rank for all."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _MOST_IN_IDENTITY = 64 << 10
 
 
 class Manifest(NamedTuple):
-    """The files that have rows.
+    """The files that have rows, and their records.
 
-    ``offsets[i]`` is the number of the first row of ``files[i]``; the last entry is the number of rows.
+    ``offsets[i]`` is the number of the first row of ``files[i]``. The last entry is the number of all rows.
     """
 
     files: tuple[str, ...]
@@ -47,12 +47,15 @@ class Manifest(NamedTuple):
 
     @classmethod
     def of(cls, files: Sequence[str], records: Sequence[FileRecord]) -> Manifest:
-        """The manifest of these files."""
+        """Return the manifest of these files."""
         rows = [record.rows for record in records]
         return cls(tuple(files), tuple(records), np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]))
 
     def blocks(self) -> Blocks:
-        """Whole chunks, of the dataset whose rows are largest and if possible of all, or about 1.5 MiB of rows."""
+        """Return the blocks of the rows: whole chunks, or about 1.5 MiB of rows.
+
+        The chunks are those of the dataset with the largest rows, and if possible of all datasets.
+        """
         columns = self.records[0].columns
         sizes = [column.row_bytes for column in columns]
         decoded: list[set[WholeChunks]] = [set() for _ in columns]
@@ -63,7 +66,7 @@ class Manifest(NamedTuple):
         return Blocks.of(sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded)
 
     def identity(self) -> dict[str, Any]:
-        """What tells this set of files from another one, and, if that fits into 64 KiB, which file differs."""
+        """Return what identifies this set of files, with a list of the files if that fits in 64 KiB."""
         files = file_lines(self)
         text = json.dumps(files).encode()
         packed = base64.b64encode(zlib.compress(text, 9)).decode()
@@ -76,7 +79,7 @@ class Manifest(NamedTuple):
 
 
 def file_lines(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Name (from their common folder on), rows and bytes of each file."""
+    """Return name (relative to the common folder), rows and bytes of each file."""
     common = os.path.commonpath([os.path.dirname(file) for file in manifest.files])
     return [
         (os.path.relpath(file, common), record.rows, record.size)
@@ -85,16 +88,17 @@ def file_lines(manifest: Manifest) -> list[tuple[str, int, int]]:
 
 
 def unpacked(packed: str) -> list[tuple[str, int, int]]:
-    """`file_lines` again, from the ``list`` of an identity."""
+    """Return what `file_lines` returned, from the entry ``list`` of an identity."""
     return [tuple(line) for line in json.loads(zlib.decompress(base64.b64decode(packed)))]
 
 
 class Manifests:
-    """Builds a manifest, remembering which files were described already.
+    """Builder of a manifest. It remembers the files that were described already.
 
     Parameters
     ----------
     files : FileList
+        The files.
     names : sequence of str
         The HDF5 datasets.
     kept_in : str, optional
@@ -108,22 +112,22 @@ class Manifests:
         self._known: dict[int, FileRecord] = {}
 
     def names(self) -> str:
-        """How files and manifest were named: briefly, and without folders, which may differ between nodes."""
+        """Return a short text about the names of files and manifest, without folders, which may differ by node."""
         kept = "" if self._kept_in is None else f" with the manifest {os.path.basename(self._kept_in)!r}"
         return f"{self.files.names()}{kept}"
 
     def begin(self) -> None:
-        """What a process does at once that is alone: find the files, and look at the first if none are known."""
+        """Find the files, and describe the first one unless a manifest is kept: in a job of one process."""
         self.files.paths()
         if self._kept() is None:
             self._describe(0)
 
     def first(self) -> FileRecord:
-        """The record of the first file, errors raised here."""
+        """Return the record of the first file."""
         return self._describe(0)
 
     def local(self) -> Manifest:
-        """All files described by this process."""
+        """Return the manifest of all files, described by this process alone."""
         kept = self._kept()
         if kept is None:
             records = [self._describe(number) for number in range(len(self.files.paths()))]
@@ -135,9 +139,9 @@ class Manifests:
         return self._joined(records, warn=True)
 
     def shared(self, peers: Peers) -> Manifest:
-        """The files found by one of the peers and described by all in turn. Collective.
+        """Return the manifest: one peer finds the files, and each describes a part of them. Collective.
 
-        A fault of a file is raised by all of them.
+        A fault in a file raises on all peers.
         """
         start, waited = time.perf_counter(), 0.0
 
@@ -159,7 +163,7 @@ class Manifests:
                 _raise(found, "", peers)
             paths, kept = found
             self.files.found(paths)
-        else:  # the same files in folders of their own, perhaps
+        else:  # the nodes may have copies of the files in different folders
             self._alike(together(peers.all_gather_object, (host, self._look(self.files.paths))), peers)
             kept = self._kept()
         mine = range(peers.rank, len(self.files.paths()), peers.size)
@@ -190,7 +194,7 @@ class Manifests:
         return manifest
 
     def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, Any]:
-        """What this process finds of some files: records or, where they are known, None; or an error."""
+        """Return this process's results for some files: a record, None where the manifest has it, or an error."""
         found: dict[int, Any] = {}
         for number in numbers:
             if kept is None:
@@ -215,7 +219,7 @@ class Manifests:
                 )
 
     def _look(self, fn: Callable[[], Any]) -> Any:
-        """What a function finds, or the error that it raises."""
+        """Return the result of a function, or the error that it raises."""
         try:
             return fn()
         except (DataFileError, FilterUnavailableError, ValueError, OSError) as error:
@@ -246,13 +250,13 @@ class Manifests:
     def _joined(
         self, records: Sequence[FileRecord], warn: bool, where: Callable[[int], str] = lambda number: ""
     ) -> Manifest:
-        """The manifest of these records; ``where`` tells who has described a file."""
+        """Return the manifest of these records. ``where`` names the rank that described a file."""
         files = self.files.paths()
         kept = [number for number, record in enumerate(records) if record.rows]
         if not kept:
             raise EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
-                f"{files[0]!r}; fix: check what wrote them"
+                f"{files[0]!r}; fix: check the program that wrote them"
             )
         if warn:
             for number, record in enumerate(records):
@@ -272,12 +276,12 @@ class Manifests:
                 files = self.files.paths()
                 raise DatasetMismatchError(
                     f"{where(other)}dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
-                    f"{b.dtype} {b.shape} in file {files[other]!r}; fix: rows of one dataset must be alike"
+                    f"{b.dtype} {b.shape} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
                 )
 
 
 def _raise_first(described: list[tuple[str, dict[int, Any]]], peers: Peers) -> None:
-    """Raise what is wrong with the first of the files with which anything is."""
+    """Raise the error of the first file that has one."""
     failed = [
         (number, rank)
         for rank, (_, theirs) in enumerate(described)

@@ -1,4 +1,4 @@
-"""A manifest kept in a file between jobs."""
+"""File that keeps a manifest between jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VERSION = 1
 
 
 def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequence[FileRecord]) -> None:
-    """Keep the records of these files, whose paths are stored relative to this one."""
+    """Write the records of these files to ``path``. Their paths are stored relative to its folder."""
     from mpistrat.data.hdf5.records import to_json
 
     folder = os.path.dirname(path)
@@ -41,12 +41,12 @@ def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequen
 
 
 def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
-    """The records of these files, None if there is no such manifest yet.
+    """Return the records of these files from the manifest ``path``, or None if it does not exist.
 
     Raises
     ------
     DataFileError
-        If it is no manifest, or that of other files or datasets.
+        If the file is not a manifest, or is the manifest of other files or datasets.
     """
     from mpistrat.data.hdf5.records import from_json
 
@@ -61,10 +61,10 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
         )
         raise OSError(error.errno, what, path) from error
     except ValueError as error:
-        raise DataFileError(f"manifest {path!r}: it is no JSON ({error}); {_FIX}") from None
+        raise DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
     if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:
         raise DataFileError(
-            f"manifest {path!r}: it is no {_FORMAT} of version {_VERSION}; fix: give the manifest another name"
+            f"manifest {path!r}: it is not a {_FORMAT} of version {_VERSION}; fix: give the manifest another name"
         )
     try:
         datasets, then = kept["datasets"], [each["name"] for each in kept["files"]]
@@ -72,24 +72,24 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
     except (KeyError, TypeError, ValueError) as error:
         raise DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
     if datasets != list(names):
-        raise _stale(path, f"it is of the datasets {datasets}, and these are {list(names)}")
+        raise _stale(path, f"it describes the datasets {datasets}, but these are {list(names)}")
     now = [os.path.relpath(file, os.path.dirname(path)) for file in files]
     for name in sorted(set(then) - set(now))[:1]:
-        raise _stale(path, f"file {name!r} is not among the files any more")
+        raise _stale(path, f"file {name!r} is no longer among the files")
     for name in sorted(set(now) - set(then))[:1]:
         raise _stale(path, f"file {name!r} is new")
     if now != then:
-        raise _stale(path, "the files come in another order")
+        raise _stale(path, "the files have another order")
     return records
 
 
 def check(path: str, file: str, record: FileRecord) -> None:
-    """See that a file is still the one that the manifest describes.
+    """Check that a file has not changed since the manifest was written.
 
     Raises
     ------
     DataFileError
-        If it is not.
+        If the file has changed or is missing.
     """
     for name, size, mtime_ns in _parts(file, record):
         try:
@@ -97,9 +97,9 @@ def check(path: str, file: str, record: FileRecord) -> None:
         except OSError as error:
             raise _stale(path, f"file {name!r} cannot be found ({error.strerror})") from None
         if found.st_size != size:
-            raise _stale(path, f"file {name!r} had {size} bytes and has {found.st_size} now")
+            raise _stale(path, f"file {name!r} had {size} bytes, and has {found.st_size} now")
         if found.st_mtime_ns != mtime_ns:
-            raise _stale(path, f"file {name!r} has been written to, or copied, since")
+            raise _stale(path, f"file {name!r} has been written to, or copied, since then")
 
 
 def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
@@ -111,7 +111,7 @@ def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
             yield joined_path(file, other.path), other.size, other.mtime_ns
 
 
-_FIX = "fix: remove the manifest, and it is written anew"
+_FIX = "fix: remove the manifest, and it will be written again"
 
 
 def _stale(path: str, what: Any) -> DataFileError:

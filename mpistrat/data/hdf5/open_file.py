@@ -1,4 +1,4 @@
-"""An HDF5 file, open for reading, or what is wrong with it."""
+"""Opening of HDF5 files for reading, with errors that say what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpistrat.data.hdf5.file_lock import who_writes
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[h5py.File]:
-    """The file, open for reading and without a lock; what h5py says is wrong as a DataFileError."""
+    """Open a file as `open_file` does, and close it at the end of the ``with`` block."""
     file = open_file(path)
     try:
         yield file
@@ -24,12 +24,18 @@ def opened(path: str) -> Iterator[h5py.File]:
 
 
 def open_file(path: str) -> h5py.File:
-    """The file, open for reading and without a lock."""
+    """Return a file opened for reading.
+
+    Raises
+    ------
+    DataFileError
+        If the file cannot be opened. The message says why.
+    """
     try:
         size = os.stat(path).st_size
     except OSError as error:
         raise DataFileError.of_file(
-            path, f"it cannot be found any more ({error.strerror}); fix: bring it back"
+            path, f"it can no longer be found ({error.strerror}); fix: bring it back"
         ) from None
     try:
         return _open_as_others_do(path)
@@ -37,7 +43,7 @@ def open_file(path: str) -> h5py.File:
         raise DataFileError.of_file(path, "reading is not permitted; fix: chmod +r") from None
     except BlockingIOError:
         raise DataFileError.of_file(
-            path, f"it is being written by {who_writes(path)}; fix: wait until that has ended"
+            path, f"it is being written by {who_writes(path)}; fix: wait until that process has ended"
         ) from None
     except Exception as error:
         if size == 0:
@@ -52,12 +58,12 @@ def open_file(path: str) -> h5py.File:
 
 
 def _open_as_others_do(path: str) -> h5py.File:
-    # "best-effort" goes with the default of others who have the file open in this process. Some file systems
-    # answer a lock with an error; and others may have chosen to lock always, or never.
+    # A file that is already open in this process must be opened with the same locking, usually "best-effort", the
+    # default of HDF5. The other values serve file systems whose locks fail, and files opened with another choice.
     for locking in ("best-effort", False, None):
         try:
             return h5py.File(path, "r", locking=locking)
-        except BlockingIOError:  # somebody has it open for writing
+        except BlockingIOError:  # another process has the file open for writing
             raise
         except OSError as error:
             if "flag values don't match" not in str(error) and "unable to lock file" not in str(error):

@@ -1,4 +1,4 @@
-"""Rows out of HDF5 files: directly where their place is known, and through h5py otherwise."""
+"""The rows of HDF5 files, read directly where their place is known, and through h5py otherwise."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LAYOUTS_KEPT = 256
 
 
 class Reader:
-    """Reads rows, keeping the files that were used last open.
+    """Reader of rows. It keeps the most recently used files open.
 
-    Open files belong to the process that opened them: after a fork the child opens its own. One thread
-    calls at a time, and the others wait.
+    Open files belong to the process that opened them: after a fork the child opens its own. A lock lets one
+    thread read at a time.
 
     Parameters
     ----------
     most_open : int
-        Files that are open at a time, in HDF5 and besides.
+        Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
     """
 
     def __init__(self, most_open: int = 64):
@@ -45,12 +45,12 @@ class Reader:
         self._written: dict[str, int] = {}
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
-        """The rows of a file from ``first`` on, one array in ``out`` for each column.
+        """Read the rows of a file from ``first`` on. ``out`` has one array for each column.
 
         Raises
         ------
         DataFileError
-            If the file is not the one that was described, or cannot be read.
+            If the file has changed since it was described, or cannot be read.
         """
         self._leave_to_parent()
         with self._lock:
@@ -65,12 +65,12 @@ class Reader:
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
-        """Ascending rows of a file, none twice: row ``rows[i]`` goes to ``where[i]`` of each column.
+        """Read ascending rows of a file, each at most once. Row ``rows[i]`` goes to ``where[i]`` of each column.
 
         Raises
         ------
         DataFileError
-            As `read_run`.
+            As in `read_run`.
         """
         self._leave_to_parent()
         with self._lock:
@@ -82,7 +82,7 @@ class Reader:
                         self._through_h5py.read(path, record, number, rows, values, where)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``, where they are read directly."""
+        """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
         self._leave_to_parent()
         with self._lock:
             for number, column in enumerate(record.columns):
@@ -91,7 +91,7 @@ class Reader:
                     self._rows_of(path, record, number).will_need(files, first, last)
 
     def close(self) -> None:
-        """Close all files; they open again when needed."""
+        """Close all files. They are opened again when needed."""
         self._leave_to_parent()
         with self._lock:
             self._descriptors.close()
@@ -111,7 +111,10 @@ class Reader:
         return self._rows[key]
 
     def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
-        """Whether a file that was written to after it was described, or has another time on this node, is the same."""
+        """Return whether a file with another time of writing than described still has the same description.
+
+        The time differs after the file was written to, or if clocks differ between nodes.
+        """
         from mpistrat.data.hdf5.describe import describe
 
         if self._written.get(name) != mtime_ns:
@@ -134,7 +137,7 @@ class Reader:
 
 
 class _Files:
-    """The files of one column while some rows are read, opened when they are asked for by their number."""
+    """The files of one column while some rows are read. A file is opened when it is requested by its number."""
 
     def __init__(
         self, reader: Reader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)

@@ -1,6 +1,6 @@
-"""What is known of an HDF5 file before its rows are read, the places of its rows included.
+"""Records of HDF5 files: types, lengths, and the places of the rows, known before rows are read.
 
-Everything here is small, plain and without HDF5: it is sent to all ranks.
+Records are small, plain and without HDF5 objects, because they are sent to all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpistrat.data.rows.blocks import WholeChunks
 
 
 class OtherFile(NamedTuple):
-    """A file that holds rows of another one; ``path`` is relative to the folder of that one, or absolute."""
+    """A file that holds rows of a dataset of another file. ``path`` is absolute, or relative to its folder."""
 
     path: str
     size: int
@@ -25,7 +25,7 @@ class OtherFile(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of a dataset, from its byte ``start`` on, in one of the column's files."""
+    """Consecutive bytes of a dataset, from byte ``start`` of the dataset on, in one of the column's files."""
 
     start: int
     file: int
@@ -34,31 +34,33 @@ class Extent(NamedTuple):
 
 
 class Contiguous(NamedTuple):
-    """Rows one after another, in one extent or (external storage) in several."""
+    """Layout of rows that lie one after another, in one extent or, with external storage, in several."""
 
     extents: tuple[Extent, ...]
 
 
 class Chunked(NamedTuple):
-    """Rows in chunks; chunks are numbered in C order of the grid that they make.
+    """Layout of rows in chunks. Chunks are numbered in C order of their grid.
 
-    Most chunks follow each other in the file, so their offsets are kept as runs: from chunk
-    ``run_starts[i]`` on, each begins where the one before ends, the first at ``run_offsets[i]``.
+    Most chunks follow each other in the file, so their offsets are kept as runs. Chunk ``run_starts[i]`` begins
+    at ``run_offsets[i]``. Each later chunk of the run begins where the chunk before it ends.
 
     Attributes
     ----------
     file : int
-        Which of the column's files.
+        Number of the column's file that has the chunks.
     chunk : tuple of int
-        Shape of a chunk, dimensions of an array type included.
+        Shape of a chunk, with the dimensions of an array type.
     filters : tuple of (int, tuple of int)
-        Number and parameters of each filter, as they were applied when writing.
+        Number and parameters of each filter, in the order of writing.
     chunks : int
-        How many there are.
+        Number of chunks.
+    run_starts, run_offsets : numpy.ndarray
+        Number and offset of the first chunk of each run.
     sizes : numpy.ndarray
-        Stored bytes of each chunk; a single number if all are equal.
+        Stored bytes of each chunk. A single number if all are equal.
     masks : numpy.ndarray
-        Which filters were skipped, bit by bit, for each chunk; empty if none ever was.
+        The filters that were skipped for each chunk, as bits. Empty if no filter was skipped.
     """
 
     file: int
@@ -80,7 +82,7 @@ class Chunked(NamedTuple):
         sizes: np.ndarray,
         masks: np.ndarray,
     ) -> Chunked:
-        """From the offset, size and mask of every chunk."""
+        """Return the layout for the offset, size and mask of every chunk."""
         starts = np.concatenate([[0], np.flatnonzero(offsets[1:] != offsets[:-1] + sizes[:-1]) + 1])
         small = sizes.astype(np.uint32) if sizes.max() < 1 << 32 else sizes
         return cls(
@@ -95,7 +97,7 @@ class Chunked(NamedTuple):
         )
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Offset and size of every chunk."""
+        """Return offset and size of every chunk."""
         sizes = np.broadcast_to(self.sizes, self.chunks).astype(np.int64)
         before = np.cumsum(sizes) - sizes
         lengths = np.diff(self.run_starts, append=self.chunks)
@@ -103,9 +105,9 @@ class Chunked(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some rows of a virtual dataset: ``rows`` from ``first`` on are those of a source from ``source`` on.
+    """A part of a virtual dataset: its ``rows`` rows from ``first`` on are the source's rows from ``source`` on.
 
-    The source has ``layout_rows`` rows.
+    The source has ``layout_rows`` rows in all.
     """
 
     first: int
@@ -116,13 +118,13 @@ class Part(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Rows of several datasets, one after another: a virtual dataset."""
+    """Layout of a virtual dataset: rows of several datasets, one after another."""
 
     parts: tuple[Part, ...]
 
 
 class ThroughHdf5(NamedTuple):
-    """Rows that only HDF5 can read."""
+    """Layout of rows that only HDF5 can read, and the reason."""
 
     reason: str
 
@@ -131,25 +133,27 @@ Layout = Contiguous | Chunked | Joined | ThroughHdf5
 
 
 class Column(NamedTuple):
-    """One HDF5 dataset: the type of a row and how rows are stored.
+    """One HDF5 dataset: the type of its rows, and their layout.
 
     Attributes
     ----------
+    name : str
+        Name of the dataset.
     shape, dtype : tuple of int, numpy.dtype
-        Of a row, in the byte order of this machine.
+        Shape and dtype of a row, in the byte order of this machine.
     chunk_rows, chunk_bytes : int
-        Rows of a chunk, and its bytes when decoded; 0 for a dataset that is not chunked.
+        Rows of a chunk, and its bytes when decoded. 0 for a dataset without chunks.
     filtered : bool
-        Whether a row can only be had by decoding its whole chunk.
+        Whether a row can be read only by decoding its whole chunk.
     checksum : bool
-        Whether chunks carry one.
+        Whether chunks have a checksum.
     stored : numpy.dtype
         ``dtype`` as it is in the file.
     layout : Contiguous, Chunked, Joined or ThroughHdf5
         Where the rows lie.
     others : tuple of OtherFile
-        The other files that hold rows. Extents and chunks name file 0, the one that has the dataset, or
-        file ``i + 1``, which is ``others[i]``.
+        The other files that hold rows. File 0 is the file that has the dataset, and file ``i + 1`` is
+        ``others[i]``. Extents and chunks use these numbers.
     """
 
     name: str
@@ -165,12 +169,12 @@ class Column(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Number of bytes of a row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def decoded(self) -> frozenset[WholeChunks]:
-        """The kinds of chunks that are read as wholes, whichever of their rows are wanted."""
+        """The kinds of chunks that are always read as wholes."""
         if isinstance(self.layout, ThroughHdf5):
             kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
             return frozenset([WholeChunks(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
@@ -178,7 +182,7 @@ class Column(NamedTuple):
 
 
 class FileRecord(NamedTuple):
-    """One file of the manifest; ``mtime_ns`` is when it was last written, on the node that described it."""
+    """One file of the manifest. ``mtime_ns`` is its time of writing, as seen on the node that described it."""
 
     size: int
     mtime_ns: int
@@ -198,7 +202,7 @@ def _decoded(
 
 
 def joined_path(path: str, other: str) -> str:
-    """Where the other file of a file is."""
+    """Return the path of another file that is named relative to the folder of a file."""
     return os.path.join(os.path.dirname(path), other)
 
 
@@ -206,24 +210,24 @@ def joined_path(path: str, other: str) -> str:
 
 
 def to_json(record: FileRecord) -> Any:
-    """A record in dicts, lists, strings and numbers; `from_json` makes it a record again."""
+    """Return a record as dicts, lists, strings and numbers, for `from_json`."""
     return _plain(record)
 
 
 def from_json(plain: Any) -> FileRecord:
-    """The record of such dicts.
+    """Return the record that `to_json` converted.
 
     Raises
     ------
     ValueError
-        If they are none.
+        If ``plain`` is not such a record.
     """
     try:
         record = _from_plain(plain)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"this is no record of an HDF5 file ({error!r})") from error
+        raise ValueError(f"this is not a record of an HDF5 file ({error!r})") from error
     if not isinstance(record, FileRecord):
-        raise ValueError("this is no record of an HDF5 file")
+        raise ValueError("this is not a record of an HDF5 file")
     return record
 
 

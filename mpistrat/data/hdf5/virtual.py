@@ -1,7 +1,7 @@
-"""Virtual datasets: where their sources are, that none is missing, and what they come to.
+"""Location of the rows of virtual datasets, with a check that no source is missing.
 
-HDF5 answers with fill values where a source is missing, so the sources are looked at in any case. Rows are then read
-from them directly: through h5py an epoch takes 1.8 times as long in order and 2.0 times shuffled (16 files of 24 MiB).
+HDF5 returns fill values where a source is missing, so all sources are checked. Then rows are read from the sources
+directly: through h5py an epoch takes 1.8 times as long in order and 2.0 times shuffled (16 files of 24 MiB).
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import Joined, Layout, Part, ThroughHdf5
 from mpistrat.data.hdf5.unwritten import never_written
 
-# The layout of a dataset of a file, and what errors call it: `Locator.locate`.
+# `Locator.locate`: called with a path, a dataset, and the dataset's name for errors. Returns its layout.
 Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
 
 _BLOCK = re.compile("%(%|[0-9]*b)")
 
 
 class _Box(NamedTuple):
-    """The first and last corner of a selection, the last one included."""
+    """A box of elements, given by its first and its last corner (inclusive)."""
 
     first: np.ndarray
     last: np.ndarray
 
     @property
     def size(self) -> int:
-        """How many elements are inside."""
+        """Number of elements in the box."""
         return int(np.prod(self.last - self.first + 1))
 
     def is_rows_of(self, shape: tuple[int, ...]) -> bool:
-        """Whether it has all of every row that it has something of."""
+        """Return whether the box consists of whole rows of an array of this shape."""
         return bool((self.first[1:] == 0).all() and (self.last[1:] + 1 == shape[1:]).all())
 
 
 class _Mapping(NamedTuple):
-    """A source, and what of it goes where; ``odd`` says why that is not one box into another.
+    """A source of a virtual dataset: the box ``out_of`` of the source becomes the box ``into`` of the dataset.
 
-    ``elements`` is how many it stands for, None if it stands for all that ``endless`` selects of the source by now.
+    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped. It is
+    None if the selection ``endless`` maps as many elements as the source has at the moment.
     """
 
     file: str
@@ -59,12 +60,12 @@ class _Mapping(NamedTuple):
 
 
 def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
-    """The sources' rows one after another, if that is what the dataset is.
+    """Return the layout of a virtual dataset: `Joined` if it is the rows of its sources, one after another.
 
     Raises
     ------
     DataFileError, DatasetNotFoundError
-        If a source is missing or too small, or sources leave gaps: HDF5 would answer with fill values.
+        If a source is missing or too small, or sources leave gaps, where HDF5 would return fill values.
     """
     mappings = _mappings(home, dataset, where)
     covered = 0
@@ -80,7 +81,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
             source = file.get(mapping.dataset)
             if not isinstance(source, h5py.Dataset):
                 raise DatasetNotFoundError(
-                    f"{where}: its rows lie in dataset {mapping.dataset!r} of {path!r}, which has no such "
+                    f"{where}: its rows lie in dataset {mapping.dataset!r} of {path!r}, which does not have that "
                     "dataset; fix: write it again"
                 )
             _check_inside(mapping, source, f"{where}: its rows lie in {path!r}")
@@ -94,7 +95,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
                 assert not isinstance(layout, ThroughHdf5)
                 parts.append(Part(first, last - first + 1, start, source.shape[0], layout))
     if covered < dataset.size:
-        return never_written(dataset.id.get_create_plist(), where, "it has rows that no source is given for")
+        return never_written(dataset.id.get_create_plist(), where, "it has rows without a source")
     _check_covered_once(mappings, dataset, where)
     parts.sort(key=lambda part: part.first)
     ends = np.cumsum([part.rows for part in parts])
@@ -104,7 +105,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
 
 
 def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
-    """The sources, those of a pattern one by one."""
+    """Return the sources; a file name pattern gives one source for each file."""
     plist = dataset.id.get_create_plist()
     everything = _Box(np.zeros(dataset.ndim, np.int64), np.array(dataset.shape) - 1)
     found = []
@@ -128,7 +129,7 @@ def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
 
 
 def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
-    """How many elements a source of this shape stands for."""
+    """Return the number of elements that a source of this shape provides."""
     if mapping.elements is not None:
         return mapping.elements
     if not _is_endless(mapping.endless):
@@ -148,7 +149,10 @@ def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
 
 
 def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: str) -> None:
-    """HDF5 counts what sources give, and leaves a gap as it finds the memory if two of them give the same elsewhere."""
+    """Raise if sources overlap and leave a gap elsewhere.
+
+    HDF5 only counts the elements of the sources. In that case it leaves the memory of the gap as it was.
+    """
     if any(mapping.elements is None for mapping in mappings):
         return
     rows = sorted((int(mapping.into.first[0]), int(mapping.into.last[0])) for mapping in mappings)
@@ -160,7 +164,7 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
     for i in range(plist.get_virtual_count()):
         into = plist.get_virtual_vspace(i)
         if into.get_select_type() != h5py.h5s.SEL_HYPERSLABS or _is_endless(into):
-            return  # all of it, or a pattern, whose blocks follow each other
+            return  # the whole dataset, or a pattern with blocks that follow each other
         if into.is_regular_hyperslab():
             start, stride, count, block = into.get_regular_hyperslab()
             union.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
@@ -170,13 +174,13 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
             union.select_hyperslab(tuple(first), (1,) * len(size), None, size, op=h5py.h5s.SELECT_OR)
     if union.get_select_npoints() < dataset.size:
         raise DataFileError(
-            f"{where}: its sources overlap, and it has rows that no source is given for, which HDF5 would not even "
-            "fill; fix: make it again"
+            f"{where}: its sources overlap, and it has rows without a source, which HDF5 would leave "
+            "uninitialized; fix: make it again"
         )
 
 
 def _blocks(into: Any, dataset: h5py.Dataset) -> list[_Box]:
-    """The blocks of an endless selection that lie in the dataset, as it is now."""
+    """Return the blocks of an endless selection that lie in the dataset at its present size."""
     start, stride, count, block = (np.array(each, np.uint64) for each in into.get_regular_hyperslab())
     endless = count == h5py.h5s.UNLIMITED
     axis = int(np.argmax(endless)) if endless.any() else 0
@@ -202,7 +206,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
-    """HDF5 ends such a dataset where a file is missing, though there may be more behind it."""
+    """Raise if a file of a pattern is missing while a later one exists, since HDF5 would end the dataset there."""
     if not _is_pattern(pattern):
         return
     numbers = re.compile(_BLOCK.sub(r"(\\d+)", re.escape(pattern).replace(r"%%", "%")))
@@ -217,7 +221,7 @@ def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
 
 
 def _source_path(home: str, name: str) -> str | None:
-    """Where HDF5 looks for a source."""
+    """Return the path where HDF5 finds a source, or None if the file does not exist."""
     folder = os.path.dirname(os.path.abspath(home))
     prefix = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder)
     folders = [*([prefix] if prefix else []), folder, ""]
@@ -232,7 +236,7 @@ def _is_endless(space: Any) -> bool:
 
 
 def _selected(space: Any) -> tuple[_Box | None, str]:
-    """The box that is selected, None for everything; and why it is no box."""
+    """Return the selected box, or None for everything, and why the selection is not a box."""
     if space.get_select_type() == h5py.h5s.SEL_ALL:
         return None, ""
     if _is_endless(space):
@@ -251,7 +255,7 @@ def _check_inside(mapping: _Mapping, source: h5py.Dataset, where: str) -> None:
         wanted = mapping.into if box is None else box
         raise DataFileError(
             f"{where}, where the shape is {source.shape}, too small for the {wanted.size} elements up to "
-            f"{tuple(wanted.last.tolist())} that are wanted; fix: write it again"
+            f"{tuple(wanted.last.tolist())} that are needed; fix: write it again"
         )
 
 

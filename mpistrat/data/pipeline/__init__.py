@@ -1,1 +1,1 @@
-"""The transforms of a dataset, and the elements that they make."""
+"""The transforms of a dataset, and reading the elements that they make."""

@@ -1,4 +1,4 @@
-"""Transforms of a dataset, each of which makes a new one."""
+"""Methods of a dataset that add a transform. Each returns a new dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """What can be done to a dataset, whatever its rows come from."""
+    """A source of rows and a chain of transforms: the base of all datasets."""
 
     def __init__(self, source: Any, transforms: tuple[Transform, ...] = (), options: Options | None = None):
         self._source = source
@@ -34,14 +34,14 @@ class Chain:
     def map(self, fn: Callable[..., Any]) -> Self:
         """Apply a function to every element.
 
-        Before `batch` it gets one element. After `batch` it gets a batch, on several replicas the
-        replica's piece of it, which may have no rows.
+        Before `batch` the function gets one row. After `batch` it gets a batch. On several replicas that is
+        the replica's piece of a batch, which may have no rows.
 
         Parameters
         ----------
         fn : callable
-            Gets the element, or, if that is a tuple, its parts as separate arguments. May return any
-            nested structure. Elements that are then batched must agree in structure and shape.
+            Called with the element. The parts of a tuple are separate arguments. May return any nested
+            structure. Elements that are batched afterwards must agree in structure and shape.
 
         Returns
         -------
@@ -49,8 +49,8 @@ class Chain:
 
         Notes
         -----
-        For `element_spec`, and for an empty piece on a replica that had no row yet, ``fn`` is tried on
-        the first row of the source.
+        `element_spec` calls ``fn`` on the first row of the source. So does an empty piece on a replica that had
+        no row yet.
 
         Examples
         --------
@@ -73,24 +73,25 @@ class Chain:
         """Permute all elements.
 
         The order is the same on all replicas and does not depend on their number. It is computed from
-        (seed, epoch, position), so it takes no memory, whatever the number of elements.
+        (seed, epoch, position), so mode ``"block"`` needs no memory for it, whatever the number of elements.
 
         Parameters
         ----------
         buffer_size : int, optional
-            For programs written for tf.data: no buffer is filled. Has a meaning only where the length is endless
-            (`shuffle` after ``repeat()``) or not known: each run of that many elements is permuted.
+            Accepted for programs written for tf.data: no buffer is filled. It has an effect only where the dataset
+            is endless (`shuffle` after ``repeat()``) or of unknown length: each run of that many elements is
+            permuted.
         seed : int, optional
-            Makes the order the same in every run of the program. Without a seed, one is drawn; on
-            several replicas that of replica 0 holds for all.
+            Makes the order the same in every run of the program. Without a seed, one is drawn. On several
+            replicas, all use the one of replica 0.
         reshuffle_each_iteration : bool
-            Whether every epoch, and every repetition by `repeat`, has an order of its own.
+            Whether every epoch, and every repetition by `repeat`, has its own order.
         mode : {"block", "exact"}
-            ``"block"`` suits storage: blocks of rows (chunks of HDF5 datasets, or about 1.5 MiB) are permuted
-            over the whole dataset, then rows inside windows of 8 to 64 of these blocks (of large compressed
-            chunks fewer, so that each is decoded once). Rows in memory, and datasets of up to 8 blocks, are
-            permuted as a whole. ``"exact"`` is a uniform permutation of all
-            elements; it takes 4 bytes of memory for each (8 from 2**31 elements on).
+            ``"block"`` suits storage. Blocks of rows (chunks of HDF5 datasets, or about 1.5 MiB) are permuted
+            over the whole dataset. Then rows are permuted inside windows of 8 to 64 blocks. Windows of large compressed
+            chunks have fewer blocks, so that each chunk is decoded once. Rows in memory, and datasets of up to 8
+            blocks, are permuted as a whole. ``"exact"`` is a uniform permutation of all elements. It takes
+            4 bytes of memory per element (8 from 2**31 elements on).
 
         Returns
         -------
@@ -99,7 +100,7 @@ class Chain:
         Raises
         ------
         ValueError
-            If the dataset is endless and there is no ``buffer_size``; if there is no such ``mode``.
+            If the dataset is endless and ``buffer_size`` is missing, or ``mode`` is unknown.
 
         Examples
         --------
@@ -119,14 +120,14 @@ class Chain:
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Stack consecutive rows.
 
-        On several replicas this is the size of the *global* batch, which they share.
+        On several replicas this is the size of the *global* batch, which the replicas share.
 
         Parameters
         ----------
         batch_size : int
-            Rows of a batch.
+            Number of rows of a batch.
         drop_remainder : bool
-            Whether a last batch with fewer rows is left out.
+            Whether to leave out a last batch with fewer rows.
 
         Returns
         -------
@@ -135,9 +136,9 @@ class Chain:
         Raises
         ------
         TypeError
-            If ``batch_size`` is no integer.
+            If ``batch_size`` is not an integer.
         ValueError
-            If it is smaller than 1, or the dataset is batched already.
+            If ``batch_size`` is less than 1, or the dataset is already batched.
 
         Examples
         --------
@@ -154,12 +155,12 @@ class Chain:
         return self._then(Batch(size, bool(drop_remainder)))
 
     def repeat(self, count: int | None = None) -> Self:
-        """The dataset several times over; a `shuffle` before it permutes every repetition anew.
+        """Repeat the dataset. A `shuffle` before it gives every repetition another order.
 
         Parameters
         ----------
         count : int, optional
-            How many times; None or -1 for ever.
+            Number of repetitions. None and -1 repeat without end.
 
         Returns
         -------
@@ -176,12 +177,12 @@ class Chain:
         return self._then(Repeat(None if count == -1 else count))
 
     def take(self, count: int) -> Self:
-        """The first elements.
+        """Keep the first elements only.
 
         Parameters
         ----------
         count : int
-            How many, -1 for all.
+            Number of elements to keep, -1 for all.
 
         Returns
         -------
@@ -196,12 +197,12 @@ class Chain:
         return self._then(Take(integer(count, "the count of take()", -1)))
 
     def skip(self, count: int) -> Self:
-        """All but the first elements.
+        """Leave out the first elements.
 
         Parameters
         ----------
         count : int
-            How many to leave out, -1 for all.
+            Number of elements to leave out, -1 for all.
 
         Returns
         -------
@@ -210,16 +211,17 @@ class Chain:
         return self._then(Skip(integer(count, "the count of skip()", -1)))
 
     def shard(self, num_shards: int, index: int) -> Self:
-        """Every ``num_shards``-th element, from ``index`` on.
+        """Keep every ``num_shards``-th element, from ``index`` on.
 
-        Needed with ``distribute_datasets_from_function`` only: a distributed dataset divides itself.
+        Only ``distribute_datasets_from_function`` needs it. ``experimental_distribute_dataset`` divides the
+        dataset by itself.
 
         Parameters
         ----------
         num_shards : int
-            Among how many the elements are divided.
+            Number of shards.
         index : int
-            Which part this is. ``shard(SHARD_HINT, SHARD_HINT)`` leaves both to AutoShardPolicy.HINT.
+            Index of this shard. With ``shard(SHARD_HINT, SHARD_HINT)``, AutoShardPolicy.HINT fills in both.
 
         Returns
         -------
@@ -245,17 +247,18 @@ class Chain:
         return self._then(Shard(num_shards, index))
 
     def prefetch(self, buffer_size: int) -> Self:
-        """Have a thread read batches while the program computes.
+        """Read batches in a thread while the program computes.
 
-        A distributed dataset reads 2 ahead unless this says otherwise, of small batches in HDF5 files up to 16,
-        several at once; a dataset that is iterated itself reads none. The batches, and the functions given to
-        `map`, are the same with and without; the functions run in the thread, one call at a time and in
-        order, and must make no collective calls.
+        By default a distributed dataset reads 2 batches ahead. Of small batches in HDF5 files it reads up to 16
+        ahead, several at once. A dataset that is not distributed does not read ahead by default. Prefetching does
+        not change the batches. The functions given to `map` run in the thread, in order and one call at a time.
+        They must not make collective calls.
 
         Parameters
         ----------
         buffer_size : int
-            How many batches, 0 for no thread, `AUTOTUNE` (-1) for what a distributed dataset does by itself.
+            Number of batches to read ahead, 0 for no thread, `AUTOTUNE` (-1) for the default of a distributed
+            dataset.
 
         Returns
         -------
@@ -264,9 +267,9 @@ class Chain:
         Raises
         ------
         TypeError
-            If it is no integer.
+            If ``buffer_size`` is not an integer.
         ValueError
-            If it is smaller than -1.
+            If ``buffer_size`` is less than -1.
 
         Examples
         --------
@@ -280,12 +283,12 @@ class Chain:
         return self.with_options(options)
 
     def with_options(self, options: Options) -> Self:
-        """The dataset with options, which win over options given earlier.
+        """Return the dataset with options, which override options given earlier.
 
         Parameters
         ----------
         options : Options
-            Copied: changing it afterwards changes nothing here.
+            Copied: later changes of this object do not reach the dataset.
 
         Returns
         -------
@@ -298,7 +301,7 @@ class Chain:
     # --- questions ------------------------------------------------------------------------
 
     def options(self) -> Options:
-        """The options, as a copy.
+        """Return a copy of the options.
 
         Returns
         -------
@@ -308,7 +311,7 @@ class Chain:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch, None if the elements are single rows."""
+        """Number of rows of a batch. None if the elements are single rows."""
         return next((each.size for each in self._transforms if isinstance(each, Batch)), None)
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""Batches that may not be there."""
+"""Optional batches, and iterators that return them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Optional:
 
     @classmethod
     def from_value(cls, value: Any) -> Optional:
-        """An optional that holds ``value``."""
+        """Return an optional that holds ``value``."""
         return cls(value)
 
     @classmethod
     def empty(cls) -> Optional:
-        """An optional that holds nothing."""
+        """Return an empty optional."""
         return cls()
 
     def has_value(self) -> bool:
-        """Whether there is a value.
+        """Return whether there is a value.
 
         Returns
         -------
@@ -42,7 +42,7 @@ class Optional:
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
-        """The value, as often as it is asked for.
+        """Return the value.
 
         Returns
         -------
@@ -51,10 +51,10 @@ class Optional:
         Raises
         ------
         ValueError
-            If there is none.
+            If the optional is empty.
         """
         if self._value is _NOTHING:
-            raise ValueError("this optional is empty: the iterator has ended, ask has_value() first")
+            raise ValueError("this optional is empty, as the iterator has ended: call has_value() first")
         return self._value
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ class Optional:
 
 
 class NextAsOptional(Iterator[Any]):
-    """An iterator with the methods that those of tf.data have.
+    """An iterator with the methods of the iterators of tf.data.
 
     Examples
     --------
@@ -103,11 +103,12 @@ class NextAsOptional(Iterator[Any]):
 
 
 class Elements(NextAsOptional):
-    """The elements of an iterator.
+    """The elements of an iterator, with `get_next` and `get_next_as_optional`.
 
     Parameters
     ----------
     elements : iterator
+        The iterator to wrap.
     """
 
     def __init__(self, elements: Iterator[Any]):

@@ -1,4 +1,4 @@
-"""The order of a shuffled epoch: a function of its key, the same on every rank and machine."""
+"""Permutation of an epoch, computed from a key: the same on all ranks and machines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def permutation(n: int, seed: int, iteration: int, window: int = 0) -> np.ndarray:
-    """The numbers 0..n-1 in an order that depends on the key (seed, iteration, window) alone.
+    """Return the numbers 0..n-1 in an order that depends only on the key (seed, iteration, window).
 
-    Raw words of a bit generator are sorted, because NumPy promises those for all versions, and
-    promises no such thing for ``Generator.permutation``.
+    Raw words of a bit generator are sorted, because NumPy keeps them equal in all versions. It does not
+    promise that for ``Generator.permutation``.
     """
     key = hashlib.blake2b(f"{seed}/{iteration}/{window}".encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
@@ -20,7 +20,7 @@ def permutation(n: int, seed: int, iteration: int, window: int = 0) -> np.ndarra
 
 
 class Permutations:
-    """Permutations by key; the last two are kept, as a batch may lie across two epochs."""
+    """A cache of the last two permutations, since a batch may lie across two epochs."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int, int], np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""A pipeline made ready to read: any element, any rows of any batch, in any iteration."""
+"""Plan of a pipeline: reads any element, or any rows of any batch, of any iteration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ORDER_AHEAD_STEPS = 64
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
 
-# From the number of rows of a batch to the first, and one past the last, of those that are wanted.
+# Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
 Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
 
 
 class _Ahead(NamedTuple):
-    """The rows of some batches, and at which element of which iteration each ends in the first shuffle."""
+    """The rows of some batches, and the iteration and element of the first shuffle at which each batch ends."""
 
     cut: Cut | None
     first: int
@@ -34,16 +34,16 @@ class _Ahead(NamedTuple):
 
 
 class PipelinePlan:
-    """What a source and its transforms come to.
+    """A source with its transforms, ready to read.
 
     Attributes
     ----------
     length : int or None
-        How many elements an iteration has, None if it is endless.
+        Number of elements of an iteration. None if it is endless.
     row_length : int or None
-        How many rows an iteration has before they are batched.
+        Number of rows of an iteration before they are batched. None if it is endless.
     batch : Batch or None
-        How rows are batched; None for a dataset of single rows.
+        The transform that makes batches. None for a dataset of single rows.
     """
 
     def __init__(self, source: Source, transforms: Sequence[Transform]):
@@ -68,13 +68,13 @@ class PipelinePlan:
 
     @property
     def maps(self) -> bool:
-        """Whether functions of the user make the elements."""
+        """Whether functions of the program (``map``) make the elements."""
         return bool(self._row_maps) or (self.batch is not None and bool(self._batch_maps))
 
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
-        """Which rows of the source element ``k`` is made of, or a cut of them.
+        """Return the numbers of the source's rows that make element ``k``, or a cut of them.
 
-        They are found for some elements at once, as one at a time takes long.
+        The numbers are computed for up to 64 elements at once, which is faster than one element at a time.
         """
         ahead = self._ahead.get(iteration)
         if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
@@ -87,7 +87,7 @@ class PipelinePlan:
         return ahead.rows[k - ahead.first]
 
     def read(self, rows: np.ndarray) -> Any:
-        """The element that is made of these rows; a batch of none is empty."""
+        """Return the element that is made of these rows; without rows, an empty batch."""
         if self.batch is None:
             return elements.mapped(next(elements.rows_of(self._source.read(rows))), self._row_maps)
         if not len(rows):
@@ -95,12 +95,12 @@ class PipelinePlan:
         return self._map_batch(self._map_rows(self._source.read(rows)))
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
-        """The batches that are made of these rows, all of which are read at once."""
+        """Yield the batches that are made of these rows. All rows are read in one call."""
         if len(parts) > 1:
             try:
                 tree = self._source.read(np.concatenate(parts))
             except Exception:
-                tree = None  # what is wrong is told at the batch to which it belongs
+                tree = None  # read batch by batch below, so that the error is raised at its batch
             if tree is not None:
                 leaves, rebuild = nest.flatten(tree)
                 del tree
@@ -116,19 +116,19 @@ class PipelinePlan:
             yield self.read(rows)
 
     def element(self, k: int, iteration: int) -> Any:
-        """Element ``k``: a batch, or a single row if the dataset is not batched."""
+        """Return element ``k``: a batch, or a single row if the dataset is not batched."""
         return self.read(self.rows(k, iteration))
 
     def element_if_any(self, k: int, iteration: int) -> Any:
-        """Element ``k``, None after the last."""
+        """Return element ``k``, or None after the last."""
         return None if self.length is not None and k >= self.length else self.element(k, iteration)
 
     def empty(self) -> Any:
-        """A batch without rows."""
+        """Return a batch without rows."""
         return self._map_no_rows(self._empty_rows())
 
     def elements(self, iteration: int) -> Iterator[Any]:
-        """All elements of an iteration, one after another."""
+        """Yield the elements of an iteration, one after another."""
         if self.batch is not None:
             k = 0
             while self.length is None or k < self.length:
@@ -148,13 +148,13 @@ class PipelinePlan:
             start = stop
 
     def element_spec(self) -> Any:
-        """The structure of an element. With maps, they are tried on the first row of the source."""
+        """Return the structure of an element. Functions of ``map`` are called on the first row of the source."""
         if self.batch is None:
             return self._row_spec()
         size = self.batch.size if self.batch.drop_remainder else None
         if not self._batch_maps:
             return spec.stacked(self._row_spec(), size)
-        # A dimension that follows the number of rows is the batch dimension.
+        # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
         few, more = (
             nest.map_structure(spec.of_array, self._map_batch(self._probe(count))) for count in (1, 2)
         )
@@ -176,7 +176,7 @@ class PipelinePlan:
         segments: list[Segment] = [(slice(None), ks, iteration)]
         if self.batch is not None:
             segments = self._batches.locate(ks, iteration)
-        # Whoever reads few of the rows of a window need not have all of it brought.
+        # A replica that reads less than 1/8 of each batch gains nothing from read-ahead of whole windows.
         announced = self._advice is not None and wanted >= size * _LEAST_SHARE
         rows: list[Any] = [None] * steps
         ends: list[Any] = [None] * steps
@@ -229,8 +229,8 @@ class PipelinePlan:
         except Exception as error:
             if hasattr(error, "add_note"):
                 error.add_note(
-                    "map() was called with a batch of no rows, which is what a replica gets when a global "
-                    "batch has too few rows for all: the function must accept arrays of length 0"
+                    "map() was called with a batch of no rows, which a replica gets when a global batch has too "
+                    "few rows for all replicas: the function must accept arrays of length 0"
                 )
             raise
 
@@ -250,7 +250,7 @@ class PipelinePlan:
 def _common(few: spec.ArraySpec, more: spec.ArraySpec, size: int | None) -> spec.ArraySpec:
     if len(few.shape) != len(more.shape):
         raise ValueError(
-            "the function given to map() makes arrays of different numbers of dimensions: shape "
+            "the function given to map() returns arrays with different numbers of dimensions: shape "
             f"{few.shape} of one row and {more.shape} of two"
         )
     shape = [a if a == b else None for a, b in zip(few.shape, more.shape, strict=True)]

@@ -1,4 +1,4 @@
-"""Elements of an iterator, made ahead of time by a thread."""
+"""Prefetching: a thread makes the next elements of an iterator."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mpistrat.runtime.agreement import threads
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
-_AT_ONCE = 150e-6  # handing over takes as long: two threads wake each other, and want the interpreter
+_AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
 _OFTEN = 4
 
 
 class Turns:
-    """Who makes an element waits for its turn: functions of the user never run twice at a time.
+    """A lock for making elements, so that functions of the program never run in two threads at once.
 
-    An iterator that was left may still be at an element when the next one begins. A child process shares nothing
-    with its parent, whose thread may have had the turn when it was made.
+    The thread of an abandoned iterator may still make an element when the next iterator begins. A forked child
+    makes a new lock, because a thread of its parent may have held the lock during the fork.
     """
 
     def __init__(self) -> None:
@@ -46,25 +46,25 @@ class Turns:
 
 
 class Prefetched(NextAsOptional):
-    """The elements of an iterator, in order, of which a thread makes some beforehand.
+    """The elements of an iterator, in order. A thread makes the next ones.
 
-    The thread ends with the iterator, at its first error, or when this object is closed or collected. What
-    it raises is raised where the element would have come, with the thread's own traceback. Strategies
-    are the same in the thread as where this object was made, and collectives are refused in it.
+    The thread ends with the iterator, at its first error, or when this object is closed or collected. An error of
+    the thread is raised in place of the element, with the thread's traceback. The current strategy in the thread
+    is the one in which this object was made. Collective calls raise in the thread.
 
-    A program that does next to nothing between two elements has nothing to do while they are made, and the two
-    threads would only take the interpreter from each other: it then makes them itself, until it takes longer.
+    A caller that does hardly any work between two elements gains nothing from the thread: the two would only
+    compete for the GIL. Then the caller makes the elements itself, until it takes longer between two of them.
 
     Parameters
     ----------
     elements : iterator
-        Used by the thread from now on, and by nobody else.
+        Must not be used elsewhere from now on.
     most : int
         How many elements may wait.
     at_once : bool
-        Whether the user is expected to come back at once. The thread starts when he does not.
+        Whether the caller is expected to ask for the next element at once. The thread starts when it does not.
     turns : Turns, optional
-        In common with others whose elements must not be made at the same time.
+        A lock shared with iterators whose elements must not be made at the same time.
 
     Examples
     --------
@@ -90,24 +90,25 @@ class Prefetched(NextAsOptional):
 
     @property
     def at_once(self) -> bool:
-        """Whether the elements are made by who takes them."""
+        """Whether the caller makes the elements itself."""
         return self._hand_over.all_room_kept
 
     @property
     def usable(self) -> bool:
-        """Whether this process has the thread: a fork leaves it behind."""
+        """Whether this process has the thread. A forked child does not have it."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """Let the thread end after the element that it is at."""
+        """Let the thread end after the element that it is making."""
         self._hand_over.close()
 
 
 class _HandOver:
-    """Elements that wait, and room for more; what the thread and its user have in common.
+    """The queue between the thread and the caller: elements that wait, and permits to make more.
 
-    Who makes an element needs room for it, which its user gives back when he takes it. He keeps the room while
-    he comes back at once, and makes the elements himself when he has all of it: then the thread has none.
+    The thread needs a permit ("room") for each element. The caller returns the permit when it takes the element.
+    While the caller asks again at once, it keeps the permits. When it has all of them, the thread has none, and
+    the caller makes the elements itself.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class _HandOver:
             self._give_room()
 
     def make_all(self) -> None:
-        """Make elements while they are wanted: what the thread does."""
+        """Make elements until the end or until closed: the function of the thread."""
         ended = False
         while not ended:
             self._room.get()
@@ -135,7 +136,7 @@ class _HandOver:
             made = self._make()
             ended = made[1] is not None
             self._waiting.put(made)
-            del made  # nobody but its user holds it
+            del made  # only the caller keeps the element alive
 
     def _make(self) -> tuple[Any, BaseException | None]:
         modes = context.stack()
@@ -150,7 +151,7 @@ class _HandOver:
             modes[:] = before
 
     def take(self, thread: threading.Thread) -> Any:
-        """The next element, or its error."""
+        """Return the next element, or raise its error."""
         if self._closed:
             raise StopIteration
         at_once = time.perf_counter() - self._taken < _AT_ONCE
@@ -164,12 +165,12 @@ class _HandOver:
             try:
                 raise error
             finally:
-                error = None  # or the frame and its error keep each other
+                error = None  # breaks the reference cycle of the frame and its error
         self._taken = time.perf_counter()
         return element
 
     def _wait(self, thread: threading.Thread) -> tuple[Any, BaseException | None]:
-        """What the thread has made next."""
+        """Return the next element of the thread, or its error; start the thread if needed."""
         if not self._at_once:
             self._give_room()
             if thread.ident is None:
@@ -190,7 +191,7 @@ class _HandOver:
 
     @property
     def all_room_kept(self) -> bool:
-        """Whether the thread has no room to make anything."""
+        """Whether the caller keeps all permits, so that the thread makes no elements."""
         return self._kept == self._most
 
     def _give_room(self) -> None:
@@ -199,9 +200,9 @@ class _HandOver:
             self._room.put(None)
 
     def close(self) -> None:
-        """Want no more elements, and drop those that wait."""
+        """End the thread after its current element, and drop the elements that wait."""
         if os.getpid() != self._pid:
-            return  # the thread is in the parent, and may have held a lock when this process was made
+            return  # the thread is in the parent, and may have held a lock of the queue during the fork
         self._closed = True
         self._room.put(None)
         with contextlib.suppress(Empty):
@@ -215,12 +216,12 @@ _running: weakref.WeakKeyDictionary[threading.Thread, _HandOver] = weakref.WeakK
 def _end_with_program(hand_over: _HandOver, thread: threading.Thread) -> None:
     if not _running:
         atexit.unregister(_end_all)
-        atexit.register(_end_all)  # anew, so as to run before the exit of what was imported since
+        atexit.register(_end_all)  # anew, so that it runs before exit functions of modules imported since
     _running[thread] = hand_over
 
 
 def _end_all() -> None:
-    """No thread may be inside a library when that is torn down."""
+    """End all threads at exit, so that none is inside a library when the library is torn down."""
     for thread, hand_over in list(_running.items()):
         hand_over.close()
         if thread.ident is not None:

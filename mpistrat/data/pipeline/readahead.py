@@ -1,4 +1,4 @@
-"""Telling a source which rows a shuffle brings next."""
+"""Read-ahead: telling a source which rows a shuffle needs next."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from mpistrat.data.rows.contracts import Source
 
 
 class Advice:
-    """Announces the rows of the window that is read and of the next one, each window once.
+    """Announcements of the rows of the current window and of the next one, each window once.
 
-    It may be wrong when two iterations of a dataset alternate, which costs time and nothing else.
+    They may be wrong when two iterations of a dataset alternate. That costs time but does not change a result.
     """
 
     def __init__(self, source: Source, windows: BlocksShuffled):
@@ -17,7 +17,7 @@ class Advice:
         self._said = (-1, 0, 0)
 
     def reached(self, iteration: int, k: int) -> None:
-        """Element ``k`` of an iteration of the shuffle is about to be read."""
+        """Announce the rows that follow element ``k`` of an iteration of the shuffle."""
         of, stop, announced = self._said
         if of == iteration and k < stop:
             return

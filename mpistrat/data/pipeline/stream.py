@@ -1,4 +1,4 @@
-"""A pipeline whose input can only be read from its beginning."""
+"""Pipeline of an iterable, which can be read from its beginning only."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mpistrat.data.sources.iterable import IterableSource
 
 _OPEN_AT_ONCE = 2
 
-# From the number of an iteration to its elements.
+# Maps the number of an iteration to its elements.
 Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 
 
 class StreamPlan:
-    """What an iterable and its transforms come to. Elements are asked for in ascending order.
+    """An iterable with its transforms, ready to read. Elements must be requested in ascending order.
 
-    Functions given to ``map`` see the rows that are asked for only.
+    Functions given to ``map`` are called only for the rows that are requested.
     """
 
     length = row_length = None
@@ -47,7 +47,7 @@ class StreamPlan:
         self._empty: Any = None
 
     def rows(self, k: int, iteration: int) -> list[Any] | None:
-        """The rows of element ``k``, not mapped yet; None after the last."""
+        """Return the rows of element ``k`` before ``map``, or None after the last."""
         reading = self._open.get(iteration)
         if reading is None or reading.number > k:
             while len(self._open) >= _OPEN_AT_ONCE:
@@ -56,7 +56,7 @@ class StreamPlan:
         return reading.element(k)
 
     def read(self, rows: list[Any]) -> Any:
-        """The element that is made of these rows; a batch of none is empty."""
+        """Return the element that is made of these rows; without rows, an empty batch."""
         if self.batch is None:
             return elements.mapped(rows[0], self._row_maps)
         if not rows:
@@ -68,22 +68,22 @@ class StreamPlan:
         return batch
 
     def element_if_any(self, k: int, iteration: int) -> Any:
-        """Element ``k``, None after the last."""
+        """Return element ``k``, or None after the last."""
         rows = self.rows(k, iteration)
         return None if rows is None else self.read(rows)
 
     def empty(self) -> Any:
-        """A batch without rows, like those that there were; or like one of the very first row."""
+        """Return a batch without rows, with the shapes of the first batch that was read."""
         if self._empty is None:
             self.read([self._source.first()])
         return nest.map_structure(np.copy, self._empty)
 
     def elements(self, iteration: int) -> Iterator[Any]:
-        """All elements of an iteration, one after another."""
+        """Return an iterator over the elements of an iteration."""
         return map(self.read, self._streamed(iteration))
 
     def element_spec(self) -> Any:
-        """The structure of an element, as the first row has it."""
+        """Return the structure of an element, found by reading the first row."""
         found = nest.map_structure(spec.of_array, self.read([self._source.first()]))
         return found if self.batch is None else spec.any_size(found)
 
@@ -114,7 +114,7 @@ def _after(transform: Transform, made: Open) -> Open:
 
 @singledispatch
 def _streamed(transform: Transform, made: Open, iteration: int) -> Iterator[Any]:
-    """The elements of an iteration that come out of a transform; Map is applied later."""
+    """Return the output elements of a transform in an iteration. ``map`` is applied later."""
     return made(iteration)
 
 
@@ -129,7 +129,7 @@ def _(transform: Shuffle, made: Open, iteration: int) -> Iterator[Any]:
         run = list(itertools.islice(stream, transform.buffer_size))
         if not run:
             return
-        # A dataset of its own length, with a key of its own.
+        # Each run is shuffled as a dataset of its length, with its own key.
         locate = transform.prepared(len(run), None)
         for _, order, _ in locate(
             np.arange(len(run)), (iteration << 32) + number if transform.reshuffle else number

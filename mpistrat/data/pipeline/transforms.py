@@ -1,7 +1,7 @@
-"""The transforms of a dataset: what each does to the length and to the numbers of the elements.
+"""The transforms of a dataset: the length of the output, and the number in the input of each element.
 
-A dataset is never run from its start. Each transform says which element of its input its element
-``k`` is, in which iteration, so that any rank can read any rows of any batch, and only those.
+A dataset is not run from its start. Each transform maps the number ``k`` of an output element, and its
+iteration, to the number and iteration of an input element. So any rank can read any rows of any batch alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpistrat.data.pipeline.permutation import Permutations
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
 from mpistrat.data.rows.feistel import Feistel, round_keys
 
-# Positions in the numbers that were asked for, their numbers in the input, the input's iteration.
+# Positions in the array of requested numbers, their numbers in the input, the iteration of the input.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"
 Locate: TypeAlias = "Callable[[np.ndarray, int], Iterable[Segment]]"
 
@@ -29,14 +29,14 @@ _ITERATIONS_OF_ENDLESS = 1 << 32
 
 
 def integer(value: Any, what: str, least: int) -> int:
-    """``value`` as an int of at least ``least``.
+    """Return ``value`` as an int of at least ``least``.
 
     Raises
     ------
     TypeError
-        If it is no integer.
+        If ``value`` is not an integer.
     ValueError
-        If it is too small.
+        If ``value`` is less than ``least``.
     """
     try:
         if isinstance(value, (bool, np.bool_)):
@@ -50,30 +50,30 @@ def integer(value: Any, what: str, least: int) -> int:
 
 
 class Transform:
-    """One step of a pipeline; its input has ``n`` elements, None for endless."""
+    """One step of a pipeline. Its input has ``n`` elements; None means endless."""
 
     reorders: ClassVar[bool] = True
 
     def length(self, n: int | None) -> int | None:
-        """How many elements come out of ``n``."""
+        """Return the number of output elements for ``n`` input elements."""
         return n
 
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
-        """Where the elements ``ks`` of this iteration lie in the input."""
+        """Return where the elements ``ks`` of an iteration lie in the input."""
         return [(_ALL, ks, iteration)]
 
     def prepared(self, n: int | None, blocks: Blocks | None) -> Locate:
-        """`locate` for an input of this length, whose elements are best read in these blocks."""
+        """Return `locate` for an input of ``n`` elements, which are best read in ``blocks``."""
         return partial(self.locate, n)
 
     def without_numbers(self) -> str:
-        """What must be equal for a state of the input to have a meaning: all but seeds and batch sizes."""
+        """Return the transform as text without seed and batch size: what a state of the input must have equal."""
         return str(self)
 
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """Apply a function; elements stay where they are."""
+    """The transform that applies a function. The order of the elements stays."""
 
     reorders: ClassVar[bool] = False
 
@@ -85,7 +85,7 @@ class Map(Transform):
 
 @dataclass(frozen=True)
 class Shuffle(Transform):
-    """Permute the whole input, or, when it is endless, every run of ``buffer_size`` elements."""
+    """The transform that permutes the whole input, or, of an endless one, every run of ``buffer_size``."""
 
     seed: int
     seeded: bool
@@ -116,7 +116,7 @@ class Shuffle(Transform):
 
 
 class BlocksShuffled:
-    """Blocks permuted, and then rows in windows of them; see `BlockOrder`."""
+    """A permutation of blocks, then of the rows in windows of blocks; see `BlockOrder`."""
 
     def __init__(self, shuffle: Shuffle, n: int, blocks: Blocks | None):
         self.length = n
@@ -127,7 +127,7 @@ class BlocksShuffled:
         return [(_ALL, self._order(ks, self._shuffle.seed, self._key(iteration)), iteration)]
 
     def spans(self, k: int, iteration: int) -> tuple[int, np.ndarray]:
-        """Where the window of element ``k`` ends, and the runs of elements of the input in it."""
+        """Return where the window of element ``k`` ends, and the runs of input elements in it."""
         return self._order.spans(k, self._shuffle.seed, self._key(iteration))
 
     def _key(self, iteration: int) -> int:
@@ -135,7 +135,7 @@ class BlocksShuffled:
 
 
 class ExactlyShuffled:
-    """A uniform permutation, which is kept in memory."""
+    """A uniform permutation, kept in memory."""
 
     def __init__(self, shuffle: Shuffle, n: int):
         self._shuffle, self._n = shuffle, n
@@ -148,7 +148,7 @@ class ExactlyShuffled:
 
 
 class RunsShuffled:
-    """Every run of as many elements permuted."""
+    """A permutation of every run of ``size`` elements."""
 
     def __init__(self, shuffle: Shuffle, size: int):
         self._shuffle, self._size = shuffle, size
@@ -162,7 +162,7 @@ class RunsShuffled:
 
 @dataclass(frozen=True)
 class Repeat(Transform):
-    """The input several times over, each time a new iteration of it; None for ever."""
+    """The transform that repeats the input ``count`` times, each time as a new iteration; None means endless."""
 
     count: int | None
 
@@ -172,7 +172,7 @@ class Repeat(Transform):
         return None if self.count is None else n * self.count
 
     def turns(self, iteration: int) -> tuple[int, Iterable[int]]:
-        """Which iteration of the input comes first, and the numbers to add to it."""
+        """Return the first iteration of the input, and the numbers to add to it."""
         if self.count is None:
             return iteration * _ITERATIONS_OF_ENDLESS, itertools.count()
         return iteration * self.count, range(self.count)
@@ -189,7 +189,7 @@ class Repeat(Transform):
 
 @dataclass(frozen=True)
 class Take(Transform):
-    """The first elements, -1 for all."""
+    """The transform that keeps the first elements, -1 for all."""
 
     count: int
 
@@ -204,7 +204,7 @@ class Take(Transform):
 
 @dataclass(frozen=True)
 class Skip(Transform):
-    """All but the first elements, -1 for none."""
+    """The transform that leaves out the first elements, -1 for all."""
 
     count: int
 
@@ -222,20 +222,20 @@ class Skip(Transform):
 
 @dataclass(frozen=True)
 class Shard(Transform):
-    """Every ``num_shards``-th element from ``index`` on."""
+    """The transform that keeps every ``num_shards``-th element from ``index`` on."""
 
     num_shards: int
     index: int
 
     @property
     def is_hint(self) -> bool:
-        """Whether the numbers are still to be put in by AutoShardPolicy.HINT."""
+        """Whether AutoShardPolicy.HINT has yet to fill in the numbers."""
         return self.num_shards == SHARD_HINT
 
     def length(self, n: int | None) -> int | None:
         if self.is_hint:
             raise ValueError(
-                "shard(SHARD_HINT, SHARD_HINT) only has a meaning in a distributed dataset whose "
+                "shard(SHARD_HINT, SHARD_HINT) has a meaning only in a distributed dataset whose "
                 "auto_shard_policy is AutoShardPolicy.HINT: set it with with_options(), or give numbers"
             )
         return None if n is None else len(range(self.index, n, self.num_shards))
@@ -249,7 +249,7 @@ class Shard(Transform):
 
 @dataclass(frozen=True)
 class Batch(Transform):
-    """Stack consecutive elements."""
+    """The transform that stacks consecutive elements."""
 
     size: int
     drop_remainder: bool = False
@@ -267,12 +267,12 @@ class Batch(Transform):
 
 
 def drawn_seeds(transforms: Iterable[Transform]) -> list[int]:
-    """The seeds of those shuffles to which the program gave none."""
+    """Return the seeds of the shuffles for which the program gave none."""
     return [each.seed for each in transforms if isinstance(each, Shuffle) and not each.seeded]
 
 
 def with_drawn_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> tuple[Transform, ...]:
-    """The transforms with other seeds where the program gave none."""
+    """Return the transforms with other seeds for the shuffles for which the program gave none."""
     left = iter(seeds)
     return tuple(
         replace(each, seed=next(left, each.seed)) if isinstance(each, Shuffle) and not each.seeded else each
@@ -281,20 +281,20 @@ def with_drawn_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> t
 
 
 def with_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> tuple[Transform, ...]:
-    """The transforms with these seeds, one for every shuffle."""
+    """Return the transforms with these seeds, one for every shuffle."""
     left = iter(seeds)
     return tuple(replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in transforms)
 
 
 def length_of(n: int | None, transforms: Iterable[Transform]) -> int | None:
-    """How many elements come out of a whole pipeline."""
+    """Return the number of output elements of a chain of transforms."""
     for transform in transforms:
         n = transform.length(n)
     return n
 
 
 class Order:
-    """Several transforms, none of them a batch, as one map of numbers."""
+    """The composition of transforms other than batches: one map from output to input numbers."""
 
     def __init__(self, n: int | None, transforms: Iterable[Transform], blocks: Blocks | None = None):
         self._levels: list[Locate] = []
@@ -307,7 +307,10 @@ class Order:
         self.length = n
 
     def locate(self, ks: np.ndarray, iteration: int, level: int = 0) -> list[Segment]:
-        """Where elements lie in the input of the first transform, or of a later one that moves them."""
+        """Return where elements lie in the input of the first transform, or of the one at ``level``.
+
+        Levels count the transforms that reorder elements.
+        """
         segments: list[Segment] = [(np.arange(len(ks)), ks, iteration)]
         for locate in reversed(self._levels[level:]):
             segments = [
@@ -319,7 +322,7 @@ class Order:
 
     @property
     def windows(self) -> BlocksShuffled | None:
-        """What permutes the elements in windows, if this is what is done to them first."""
+        """The shuffle in windows, if it is the first transform that reorders elements, otherwise None."""
         first = self._levels[0] if self._levels else None
         return first if isinstance(first, BlocksShuffled) else None
 

@@ -1,1 +1,1 @@
-"""Rows and elements: their shapes, their order, their byte order."""
+"""Rows and elements: their specs, their byte order, and the orders of a shuffle."""

@@ -1,7 +1,7 @@
-"""Runs of rows that are best read together, and the order of an epoch that keeps them together.
+"""Blocks: runs of rows that are best read together, and orders of an epoch that keep them together.
 
-Blocks of equal size are permuted as wholes; then rows are permuted inside windows of a few blocks. Every
-number of that order is computed from its position alone, so no memory grows with the number of rows.
+Blocks of equal size are permuted as wholes. Then rows are permuted inside windows of a few blocks. Every
+number of the order is computed from its position alone, so memory does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from mpistrat.data.rows.feistel import Feistel, round_keys
 
 MOST_DECODED = 48 << 20
-"""Bytes of decoded chunks that a reader keeps because only some of their rows were wanted.
+"""Size of the cache of decoded chunks of which only some rows were read, in bytes.
 
-A batch may have rows of two windows, so each has half of it: then no chunk is decoded twice.
+A batch may have rows of two windows, so a window fills at most half of it. Then no chunk is decoded twice.
 """
 
 _BLOCK_BYTES = 3 << 19
@@ -27,17 +27,17 @@ _TABLE = 256  # blocks
 
 
 class WholeChunks(NamedTuple):
-    """Chunks that can only be read as wholes: how many rows each has, and its bytes when decoded."""
+    """A kind of chunks that can be read only as wholes: rows of a chunk, and its bytes when decoded."""
 
     rows: int
     nbytes: int
 
 
 class Blocks(NamedTuple):
-    """How the rows of files fall into blocks.
+    """The division of the rows of files into blocks.
 
-    ``rows`` is the size of a block, ``window`` how many are mixed with each other, and ``starts`` has the
-    number of the first row of every file and, as its last entry, the number of rows.
+    ``rows`` is the number of rows of a block, ``window`` the number of blocks of a window. ``starts`` has the
+    number of the first row of every file, and as its last entry the number of rows of all files.
     """
 
     rows: int
@@ -52,10 +52,11 @@ class Blocks(NamedTuple):
         starts: np.ndarray,
         decoded: Collection[Collection[WholeChunks]] = (),
     ) -> Blocks:
-        """Blocks of about 1.5 MiB, whole chunks of ``chunk_rows`` rows where there are chunks.
+        """Return blocks of about 1.5 MiB, of whole chunks of ``chunk_rows`` rows where there are chunks.
 
-        A window has at most 48 MiB if that makes 8 blocks or more. If chunks must be read as wholes, ``decoded``
-        has the kinds of each dataset, and a window has no more blocks than can be kept decoded, at least one.
+        A window has 8 to 64 blocks, and at most 48 MiB unless 8 blocks are larger. If chunks must be read as
+        wholes, ``decoded`` has their kinds for each dataset. Then a window has at least one block, and no more
+        than can be kept decoded.
 
         Examples
         --------
@@ -76,15 +77,15 @@ class Blocks(NamedTuple):
         return cls(rows, window, starts)
 
     def in_one_run(self, count: int) -> Blocks:
-        """That many rows, with no regard to files."""
+        """Return blocks of the same size for ``count`` rows, without the borders of files."""
         return self._replace(starts=np.array([0, count], np.int64))
 
 
 def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[WholeChunks]]) -> int:
-    """Of how many rows a block should be a multiple, if the largest dataset has chunks of ``largest`` rows.
+    """Return the number of rows that a block should be a multiple of.
 
-    Also of those of other chunks that are read as wholes, the largest first, as long as half of what is kept has
-    room for so many.
+    It is a multiple of ``largest``, the rows of a chunk of the largest dataset. Chunks of other datasets that are
+    read as wholes count too, the largest first, while the block fits half of the cache.
     """
     unit = max(1, largest)
     for each in sorted({each for kinds in decoded for each in kinds}, key=lambda each: -each.nbytes):
@@ -95,10 +96,10 @@ def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[W
 
 
 def _kept(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
-    """Bytes of the chunks that have rows of a block, on the average."""
+    """Return the bytes of the chunks that have rows of a block, on average."""
     if rows % chunks.rows:
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
-    # What is left at the ends of files makes blocks as well, which have parts of more chunks.
+    # Rows left over at the ends of files make blocks too. These have parts of more chunks.
     whole, rests = np.divmod(np.diff(starts), rows)
     number, left = int(whole.sum()), -(-int(rests.sum()) // rows)
     touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + left
@@ -106,10 +107,10 @@ def _kept(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
 
 
 class _Layout:
-    """Rows numbered block by block: first the whole blocks of all files, then what is left of each.
+    """A numbering of rows by blocks: first the whole blocks of all files, then the rest of each file.
 
-    ``in_whole`` is how many are in whole blocks; ``same`` tells that rows have these numbers already, as in
-    a single file.
+    ``in_whole`` is the number of rows in whole blocks. ``same`` is True if the numbering changes no number, as
+    for a single file.
     """
 
     def __init__(self, blocks: Blocks):
@@ -124,7 +125,7 @@ class _Layout:
         self.same = not (sizes[:-1] % blocks.rows).any()
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         if self.same:
             return numbers
         found = np.empty_like(numbers)
@@ -139,7 +140,7 @@ class _Layout:
         return found
 
     def spans(self, first: int, stop: int) -> np.ndarray:
-        """The rows numbered from ``first`` up to ``stop`` as runs (first, one past the last)."""
+        """Return the rows numbered from ``first`` up to ``stop``, as runs (first, one past the last)."""
         cuts = np.array([first, stop], np.int64)
         if first >= self.in_whole and not self.same:
             ends = self._rest_ends + self.in_whole
@@ -149,14 +150,14 @@ class _Layout:
 
 
 class BlockOrder:
-    """An order of ``n`` rows for every (seed, epoch).
+    """A family of orders of ``n`` rows, one for every (seed, epoch).
 
     Parameters
     ----------
     n : int
-        How many rows.
+        Number of rows.
     blocks : Blocks or None
-        Which rows to keep together, None if that does not matter: then any row can come anywhere.
+        Which rows to keep together. With None all rows are permuted as a whole.
     """
 
     def __init__(self, n: int, blocks: Blocks | None):
@@ -165,12 +166,12 @@ class BlockOrder:
             blocks = Blocks(max(1, n), 1, np.array([0, n], np.int64))
         self._size, self._window = blocks.rows, blocks.window
         self._layout = _Layout(blocks)
-        # All blocks are whole except for one, which comes at a place that depends on the key.
+        # All blocks are whole except for the last one. Its place in the order depends on the key.
         self._whole, self._rest = divmod(n, self._size)
         self._kept: tuple[tuple[int, int], int, np.ndarray] | None = None
 
     def __call__(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """The rows at these positions (int64) of the order."""
+        """Return the rows at these positions (int64) of the order."""
         if not len(positions):
             return positions.copy()
         keys = round_keys(seed, epoch, "rows")
@@ -184,7 +185,7 @@ class BlockOrder:
         return self._rows(mixed, seed, epoch)
 
     def spans(self, position: int, seed: int, epoch: int) -> tuple[int, np.ndarray]:
-        """Where the window of a position ends, and its rows as an array of (first, one past the last)."""
+        """Return the end of the window of a position, and its rows as an array of (first, one past the last)."""
         _, start, size = self._windows(np.array([position]), seed, epoch)
         stop = int(start[0] + size[0])
         places, _ = self._places(np.array([start[0], stop - 1]), seed, epoch)
@@ -200,7 +201,7 @@ class BlockOrder:
     def _windows(
         self, positions: np.ndarray, seed: int, epoch: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Number, start and size of the window of every position."""
+        """Return number, start and size of the window of every position."""
         full = self._window * self._size
         missing = self._size - self._rest if self._rest else 0
         short = self._short_at(seed, epoch) // self._window
@@ -211,13 +212,13 @@ class BlockOrder:
         return window, start, np.minimum(stop, self._n) - start
 
     def _short_at(self, seed: int, epoch: int) -> int:
-        """At which place among the blocks the one that is not whole comes."""
+        """Return the place, among the permuted blocks, of the block that is not whole."""
         if not self._rest:
             return self._whole
         return int(round_keys(seed, epoch, "short")[0]) % (self._whole + 1)
 
     def _rows(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """The rows at these positions if only blocks are permuted."""
+        """Return the rows at these positions when only the blocks are permuted."""
         places, inside = self._places(positions, seed, epoch)
         low, high = int(places.min()), int(places.max())
         if high - low < len(places):
@@ -232,7 +233,7 @@ class BlockOrder:
         return rows
 
     def _places(self, positions: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """At which place among the permuted blocks a position is, and where inside of the block."""
+        """Return the place of each position among the permuted blocks, and its offset in the block."""
         if self._rest:
             end = self._short_at(seed, epoch) * self._size + self._rest
             positions = positions + (self._size - self._rest) * (positions >= end)
@@ -240,7 +241,7 @@ class BlockOrder:
         return place, positions - place * self._size
 
     def _table(self, low: int, high: int, seed: int, epoch: int) -> np.ndarray:
-        """`_first_numbers` of consecutive places; some that come next are found with them, and kept."""
+        """Return `_first_numbers` of consecutive places. The places that follow are computed too, and kept."""
         kept = self._kept
         if kept is None or kept[0] != (seed, epoch) or not kept[1] <= low <= high < kept[1] + len(kept[2]):
             last = min(max(high + 1, low + _TABLE), self._whole + (self._rest > 0))
@@ -249,7 +250,7 @@ class BlockOrder:
         return kept[2][low - kept[1] : high + 1 - kept[1]]
 
     def _first_numbers(self, places: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """The first rows, numbered block by block, of the blocks at these places."""
+        """Return the number of the first row of the blocks at these places, in the numbering of `_Layout`."""
         short = self._short_at(seed, epoch)
         whole = Feistel(self._whole, round_keys(seed, epoch, "blocks"))
         numbers = whole(np.clip(places - (places > short), 0, max(0, self._whole - 1)))

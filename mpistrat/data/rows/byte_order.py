@@ -1,4 +1,4 @@
-"""Numbers in the byte order of this machine."""
+"""Conversion to the byte order of this machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """The dtype in the byte order of this machine.
+    """Return the dtype in the byte order of this machine.
 
-    ``dtype.isnative`` alone is no answer: it is true of every array type, also inside a compound one.
+    ``dtype.isnative`` alone is not sufficient: it is true for every array type, also inside a compound type.
 
     Examples
     --------
@@ -18,11 +18,11 @@ def native(dtype: np.dtype) -> np.dtype:
     if dtype.isnative and dtype.fields is None and dtype.subdtype is None:
         return dtype
     other = dtype.newbyteorder("=")
-    return dtype if other == dtype else other  # the first has metadata, too
+    return dtype if other == dtype else other  # newbyteorder() drops the metadata of the dtype
 
 
 def in_native_order(array: np.ndarray) -> np.ndarray:
-    """The array itself, or a copy if its numbers are in another byte order.
+    """Return the array, or a copy if its numbers have another byte order.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the parts of this package expect of each other."""
+"""Protocols of this package: replicas that share a dataset, and sources of rows."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ class Peers(Protocol):
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of replicas."""
 
     @property
     def rank(self) -> int:
-        """Which of them this process is."""
+        """Number of this replica, from 0."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """The objects of all, in rank order."""
+        """Return the objects of all replicas, in rank order."""
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """The object of one, on all."""
+        """Return the object of replica ``root``, on all replicas."""
 
     def all_true(self, flag: Any) -> bool:
-        """Whether a flag is true for all."""
+        """Return whether a flag is true on all replicas."""
 
 
 class Source(Protocol):
-    """Rows that can be read in any order. A new kind of source is a new file with a class derived from this.
+    """Rows that can be read in any order. A new kind of source is a new file with a subclass.
 
-    The defaults are those of rows that come from no file.
+    The defaults are for rows that do not come from files.
     """
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
 
     def element_spec(self) -> Any:
-        """The structure of one row, with an ArraySpec for every array."""
+        """Return the structure of one row, with an ArraySpec for every array."""
 
     def read(self, rows: np.ndarray) -> Any:
-        """The rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
+        """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
 
     def fingerprint(self) -> Any:
-        """What must be equal on all ranks before `agree`: a small object with ``==`` and a readable repr."""
+        """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
 
     def agree(self, peers: Peers) -> None:
-        """Find out together with the peers what there is to read. Collective."""
+        """Find out, together with the peers, which rows there are. Collective."""
         return
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal, after `agree`, for a state of the input to have a meaning: small, for JSON."""
+        """Return what must be equal to restore a state: a small dict that JSON can hold. Called after `agree`."""
         return {"rows": len(self), "source": str(self.fingerprint())}
 
     def file_rows(self) -> Sequence[int]:
-        """How many rows every file has, empty if the rows do not come from files."""
+        """Return the number of rows of every file; empty if the rows do not come from files."""
         return ()
 
     def of_files(self, which: Sequence[int]) -> Source:
-        """The rows of some of the files only, by their positions in `file_rows`."""
+        """Return a source of the rows of some files, given by their positions in `file_rows`."""
         raise ValueError(f"{self} is not made of files")
 
     def blocks(self) -> Blocks | None:
-        """Which rows are best read together, None if that makes no difference."""
+        """Return which rows are best read together, or None if that makes no difference."""
         return None
 
     def at_once(self) -> int:
-        """How many rows are best read in one call, 1 if that makes no difference."""
+        """Return how many rows are best read in one call; 1 if that makes no difference."""
         return 1
 
     def advise(self, spans: np.ndarray) -> None:
-        """These rows will soon be read, in another order: an array of (first, one past the last)."""
+        """Start read-ahead of rows, given as an array of (first, one past the last), read in any order later."""
         return

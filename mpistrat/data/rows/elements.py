@@ -1,4 +1,4 @@
-"""Single elements: taken out of stacked rows, given to a map function, stacked again."""
+"""Single elements: taking them out of stacked rows, mapping them, and stacking them again."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from mpistrat.runtime import arrays
 
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
-    """``fn`` of an element; a tuple is spread over the arguments, as in tf.data."""
+    """Return ``fn`` of an element. The parts of a tuple are separate arguments, as in tf.data."""
     try:
         return fn(*element) if type(element) is tuple else fn(element)
-    except StopIteration as error:  # would be taken for the end of the dataset
+    except StopIteration as error:  # it would end the iteration of the dataset
         raise RuntimeError("the function given to map() raised StopIteration") from error
 
 
 def rows_of(tree: Any) -> Iterator[Any]:
-    """The elements that are stacked in a structure of arrays."""
+    """Yield the elements that are stacked in a structure of arrays."""
     leaves, rebuild = nest.flatten(tree)
     for i in range(len(leaves[0])):
         yield rebuild([leaf[i] for leaf in leaves])
 
 
 def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
-    """One element after all functions, its leaves as NumPy arrays or scalars."""
+    """Return an element after all functions, with leaves as NumPy arrays or scalars."""
     for fn in functions:
         element = nest.map_structure(_as_value, call(fn, element))
     return element
@@ -40,7 +40,7 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     Raises
     ------
     TypeError
-        If the last one returned a masked array.
+        If the last function returned a masked array.
     """
     for fn in functions:
         batch = call(fn, batch)
@@ -50,17 +50,17 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """Elements of equal structure and shapes, stacked on a new axis 0.
+    """Return elements of equal structure and shapes, stacked on a new axis 0.
 
     Raises
     ------
     ValueError
-        If they differ in structure or shape.
+        If the elements differ in structure or shape.
     """
     first, _ = nest.flatten(elements[0])
     if not first:
         raise ValueError(
-            f"an element {elements[0]!r} holds no array: does the function given to map() return its result?"
+            f"the element {elements[0]!r} holds no array: check that the function given to map() returns its result"
         )
     try:
         return nest.map_structure(lambda *leaves: np.stack(leaves), *elements)
@@ -70,29 +70,29 @@ def stack(elements: Sequence[Any]) -> Any:
         if other is None:
             raise
         raise ValueError(
-            f"elements of one batch must have equal shapes, but map() gave {shapes[0]} for one and {other} "
+            f"elements of one batch must have equal shapes, but map() returned {shapes[0]} for one and {other} "
             "for another: pad them to one shape"
         ) from error
 
 
 def of_arrays(element: Any) -> Any:
-    """An element of Python objects with its leaves as NumPy arrays or scalars."""
+    """Return an element of Python objects, with leaves as NumPy arrays or scalars."""
     return nest.map_structure(_as_value, lists_to_arrays(element))
 
 
 def as_array(leaf: Any) -> np.ndarray:
-    """A leaf as one array, in the byte order of this machine."""
+    """Return a leaf as one array, in the byte order of this machine."""
     try:
         array = arrays.as_numpy(leaf)
     except ValueError as error:
         raise ValueError(
-            f"{type(leaf).__name__} does not make one array ({error}): use a tuple for a structure of several"
+            f"{type(leaf).__name__} cannot become one array ({error}): use a tuple for a structure of several arrays"
         ) from None
     return in_native_order(array)
 
 
 def lists_to_arrays(tree: Any) -> Any:
-    """A list is one array, as in tf.data; tuples and dicts are structure."""
+    """Convert each list to one array, as in tf.data. Tuples and dicts are structure."""
     if isinstance(tree, list):
         return as_array(tree)
     if isinstance(tree, dict):

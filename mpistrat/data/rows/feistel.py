@@ -1,8 +1,8 @@
-"""A keyed permutation of 0..n-1 that is computed number by number, in no memory.
+"""Keyed permutation of 0..n-1, computed number by number, without a table.
 
-A generalised Feistel network on pairs (left, right) of small numbers, with cycle walking for the pairs that
-are no number below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). The round
-function is the finaliser of MurmurHash3: mixing, no cryptography.
+A generalised Feistel network permutes pairs (left, right) of small numbers. Results of n or more are permuted
+again (cycle walking): Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). The round
+function is the finaliser of MurmurHash3, which mixes well but is not cryptographic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _U13, _U16 = np.uint32(13), np.uint32(16)
 
 
 def round_keys(*what: Any) -> np.ndarray:
-    """Keys of as many rounds as any permutation needs, from what identifies it."""
+    """Return the keys of all rounds, derived from the values that identify a permutation."""
     text = "/".join(map(str, what)).encode()
     return np.frombuffer(hashlib.blake2b(text, digest_size=4 * _MOST_ROUNDS).digest(), "<u4").astype(
         np.uint32
@@ -32,9 +32,9 @@ class Feistel:
     Parameters
     ----------
     n : int
-        How many numbers, below 2**62.
+        How many numbers are permuted, below 2**62.
     keys : array of uint32
-        From `round_keys`.
+        What `round_keys` returned.
 
     Examples
     --------
@@ -48,11 +48,11 @@ class Feistel:
         bits = max(2, (n - 1).bit_length())
         self._low = np.uint64(bits // 2)
         self._masks = [np.uint32((1 << width) - 1) for width in (bits // 2, bits - bits // 2)]
-        # Halves of few bits mix less in a round.
+        # Halves of few bits mix less in a round, so they get more rounds.
         self._keys = keys[: min(max(_FEWEST_ROUNDS, 16 - bits), _MOST_ROUNDS)]
 
     def __call__(self, numbers: np.ndarray, tweaks: Any = None) -> np.ndarray:
-        """Where these numbers (int64) go, under one tweak for all or one for each (uint32)."""
+        """Return the images of these numbers (int64), with one tweak (uint32) for all or one for each."""
         if self._n < 2 or not len(numbers):
             return numbers.copy()
         tweak = None if tweaks is None else _mixed(np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN)
@@ -81,7 +81,7 @@ class Feistel:
 
 
 def _mixed(h: np.ndarray) -> np.ndarray:
-    """The finaliser of MurmurHash3, in place."""
+    """Apply the finaliser of MurmurHash3 in place, and return the array."""
     h ^= h >> _U16
     h *= _C1
     h ^= h >> _U13

@@ -1,4 +1,4 @@
-"""What an element looks like without its values: shape and dtype of every array."""
+"""Specs of elements: shape and dtype of every array."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ArraySpec:
     Parameters
     ----------
     shape : iterable of int or None
-        The shape; None stands for a dimension that is not known beforehand.
-    dtype : numpy.dtype or what makes one
+        The shape. None stands for a dimension that is not known beforehand.
+    dtype : numpy.dtype or convertible to one
         The type of the elements.
     name : str, optional
         A name, part of equality.
@@ -42,7 +42,9 @@ class ArraySpec:
     def __init__(self, shape: Iterable[int | None], dtype: Any, name: str | None = None):
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
         if any(size is not None and size < 0 for size in sizes):
-            raise ValueError(f"a shape has no negative dimension, got {sizes}: use None for an unknown one")
+            raise ValueError(
+                f"a shape must not have negative dimensions, got {sizes}: use None for an unknown one"
+            )
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", np.dtype(dtype))
         object.__setattr__(self, "name", name)
@@ -52,12 +54,12 @@ class ArraySpec:
         return f"ArraySpec(shape={self.shape}, dtype={self.dtype}{name})"
 
     def is_compatible_with(self, value: Any) -> bool:
-        """Whether an array, or another spec, has this dtype and a shape that fits.
+        """Return whether an array, or another spec, has this dtype and a compatible shape.
 
         Parameters
         ----------
         value : array or ArraySpec
-            What to compare with.
+            The array or spec to compare with.
 
         Returns
         -------
@@ -78,7 +80,7 @@ class ArraySpec:
 
 
 def of_array(value: Any) -> ArraySpec:
-    """The spec of one array, number or other leaf."""
+    """Return the spec of an array, a number or another leaf."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return ArraySpec(value.shape, value.dtype)
     value = np.asarray(value)
@@ -86,27 +88,27 @@ def of_array(value: Any) -> ArraySpec:
 
 
 def stacked(spec: Any, size: int | None) -> Any:
-    """The specs of elements stacked on a new axis 0 of the given size."""
+    """Return the specs of elements stacked on a new axis 0 of the given size."""
     return nest.map_structure(lambda s: ArraySpec((size, *s.shape), s.dtype, s.name), spec)
 
 
 def any_size(spec: Any) -> Any:
-    """The specs of batches of any size: axis 0 becomes None."""
+    """Return the specs of batches of any size: axis 0 becomes None."""
     return nest.map_structure(
         lambda s: ArraySpec((None, *s.shape[1:]), s.dtype, s.name) if s.shape else s, spec
     )
 
 
 def zeros(spec: Any, rows: int) -> Any:
-    """Arrays of that many rows, all zero, from the specs of one row."""
+    """Return arrays of zeros with that many rows, from the specs of one row."""
     return nest.map_structure(lambda s: np.zeros((rows, *s.shape), s.dtype), spec)
 
 
 def no_rows(batch: Any) -> Any:
-    """A batch without rows that is like another one."""
+    """Return a batch without rows, with the structure, shapes and dtypes of another batch."""
     return no_rows_of(nest.map_structure(of_array, batch))
 
 
 def no_rows_of(spec: Any) -> Any:
-    """A batch without rows, from the specs of another one."""
+    """Return a batch without rows, from the specs of another batch."""
     return nest.map_structure(lambda s: np.zeros((0, *s.shape[1:]) if s.shape else (), s.dtype), spec)

@@ -1,12 +1,12 @@
-"""How a global batch is cut into pieces, one per replica."""
+"""Pieces of a global batch, one per replica."""
 
 from __future__ import annotations
 
 
 def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
-    """First and one past the last row of a replica's piece of ``n`` rows.
+    """Return the first row of a replica's piece of ``n`` rows, and one past the last.
 
-    Pieces are contiguous; the first ``n % replicas`` have one row more than the others.
+    Pieces are contiguous. The first ``n % replicas`` pieces have one row more than the others.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Where rows come from: one source a file."""
+"""Sources of rows, one kind per file: arrays, sequences, iterables, HDF5 files."""

@@ -1,4 +1,4 @@
-"""Rows that are in memory, or are just numbers."""
+"""Sources of rows in memory: arrays and ranges."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ArraySource(Source):
         arrays, _ = nest.flatten(self._tree)
         if not arrays:
             raise ValueError(
-                "there is no array to make a dataset of: give an array, a tuple or a dict of arrays"
+                "there is no array to make a dataset of: pass an array, or a tuple or dict of arrays"
             )
         for number, array in enumerate(arrays):
             if array.ndim == 0:
                 raise ValueError(
                     f"array {number} of the structure is a scalar ({array.item()!r}): "
-                    "axis 0 must be the samples"
+                    "axis 0 must be the axis of the samples"
                 )
             if len(array) != len(arrays[0]):
                 raise ValueError(
@@ -39,18 +39,18 @@ class ArraySource(Source):
         return self._rows
 
     def element_spec(self) -> Any:
-        """The structure of one row."""
+        """Return the structure of one row."""
         return nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), self._tree)
 
     def read(self, rows: np.ndarray) -> Any:
-        """Copies of these rows."""
+        """Return copies of these rows."""
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
             run = slice(int(rows[0]), int(rows[-1]) + 1)
             return nest.map_structure(lambda x: x[run].copy(), self._tree)
         return nest.map_structure(lambda x: x[rows], self._tree)
 
     def fingerprint(self) -> Any:
-        """Number and type of the rows."""
+        """Return number and type of the rows."""
         return f"{self._rows} rows of {self.element_spec()}"
 
     def __repr__(self) -> str:
@@ -67,15 +67,15 @@ class RangeSource(Source):
         return len(self._numbers)
 
     def element_spec(self) -> ArraySpec:
-        """One integer."""
+        """Return the spec of one integer."""
         return ArraySpec((), np.int64)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """These integers."""
+        """Return these integers."""
         return self._numbers.start + rows * self._numbers.step
 
     def fingerprint(self) -> Any:
-        """The range."""
+        """Return the range as text."""
         return repr(self._numbers)
 
     def __repr__(self) -> str:

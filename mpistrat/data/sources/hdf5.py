@@ -1,4 +1,4 @@
-"""Rows of HDF5 files."""
+"""Source of rows of HDF5 files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _AT_ONCE_BYTES = 4 << 20
 
 
 class Hdf5Source(Source):
-    """The rows of several files, one after another.
+    """The rows of HDF5 files, one file after another.
 
-    The manifest is built when it is first needed: by this process alone, or with the peers in `agree`.
+    The manifest is built when it is first needed: by this process alone, or together with the peers in `agree`.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Hdf5Source(Source):
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
     ) -> Hdf5Source:
-        """The source of these files.
+        """Return the source of these files.
 
-        Alone, a process looks for the files and describes the first at once. Several ranks would all do so:
-        they wait until they do it together, each file once, in `agree`.
+        In a job of one process, the files are found and the first one is described at once. With several ranks
+        that would be done on every rank. So it is left to `agree`, where the ranks share the files.
         """
         structure = _checked_structure(datasets)
         kept_in = None if manifest is None else os.path.abspath(manifest)
@@ -74,12 +74,12 @@ class Hdf5Source(Source):
         return int(self._manifest.offsets[-1])
 
     def element_spec(self) -> Any:
-        """The structure of one row, as the first file has it."""
+        """Return the structure of one row of the first file."""
         record = self._built.records[0] if self._built else self._manifests.first()
         return self._rebuild([ArraySpec(column.shape, column.dtype) for column in record.columns])
 
     def read(self, rows: np.ndarray) -> Any:
-        """These rows, each file read once, in ascending order."""
+        """Return these rows. Each file is read once, in ascending order."""
         manifest = self._manifest
         columns = manifest.records[0].columns
         out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
@@ -143,7 +143,7 @@ class Hdf5Source(Source):
             )
 
     def _in_files(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The files that have rows ``first`` up to ``last``, and which of them each has."""
+        """Yield (file, first, last) for each file that has rows of the range ``first`` up to ``last``."""
         offsets = self._manifest.offsets
         number = int(offsets.searchsorted(first, side="right")) - 1
         while first < last:
@@ -153,7 +153,7 @@ class Hdf5Source(Source):
             first, number = stop, number + 1
 
     def advise(self, spans: np.ndarray) -> None:
-        """Have these rows fetched from the files meanwhile."""
+        """Start read-ahead of these rows."""
         manifest = self._manifest
         for first, last in spans.tolist():
             for number, start, stop in self._in_files(first, last):
@@ -163,37 +163,37 @@ class Hdf5Source(Source):
                 )
 
     def file_rows(self) -> Sequence[int]:
-        """How many rows each file has."""
+        """Return the number of rows of each file."""
         return [record.rows for record in self._manifest.records]
 
     def of_files(self, which: Sequence[int]) -> Hdf5Source:
-        """The rows of some of the files."""
+        """Return a source of the rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
-        # Those of all files, so that a state, which has those, tells them for every replica.
+        # Size and window of the blocks of all files: a state records these, so all replicas must have them.
         blocks = self.blocks()._replace(starts=part.offsets)
         return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite, blocks)
 
     def agree(self, peers: Peers) -> None:
-        """Build the manifest together; always collective, whoever has one already."""
+        """Build the manifest together with the peers. Collective, even if a rank already has a manifest."""
         self._built = self._manifests.shared(peers)
         self._blocks = None
 
     def blocks(self) -> Blocks:
-        """Chunks, or about 1.5 MiB of rows."""
+        """Return the blocks: chunks, or about 1.5 MiB of rows."""
         if self._blocks is None:
             self._blocks = self._manifest.blocks()
         return self._blocks
 
     def at_once(self) -> int:
-        """As many rows as make 4 MiB: larger buffers would not stay in a cache, and be filled slower."""
+        """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly."""
         columns = self._manifest.records[0].columns
-        if any(column.dtype.hasobject for column in columns):  # of any size
+        if any(column.dtype.hasobject for column in columns):  # values of variable length
             return 0
         return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
 
     def identity(self) -> dict[str, Any]:
-        """Names, lengths and sizes of the files."""
+        """Return names, lengths and sizes of the files, and the sizes of the blocks."""
         manifest = self._manifest
         if self._identified is None or self._identified[0] is not manifest:
             blocks = self.blocks()
@@ -202,7 +202,7 @@ class Hdf5Source(Source):
         return dict(self._identified[1])
 
     def fingerprint(self) -> Any:
-        """Number and names of the files, and the HDF5 datasets."""
+        """Return number and names of the files, and the HDF5 datasets."""
         return f"{self._manifests.names()}, datasets {self._structure!r}"
 
     @property
@@ -216,7 +216,7 @@ class Hdf5Source(Source):
 
 
 def _among_several() -> bool:
-    """Whether other ranks run the same program."""
+    """Return whether other ranks run the same program."""
     if mpi.running():
         return bool(mpi.start().COMM_WORLD.size > 1)
     started = launch.started_tasks(os.environ)

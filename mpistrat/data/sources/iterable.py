@@ -1,4 +1,4 @@
-"""What an iterable yields, from its beginning on."""
+"""Source of the elements of an iterable, read from its beginning."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpistrat.data.rows.contracts import Peers
 
 
 class IterableSource:
-    """Elements whose number nobody knows."""
+    """The elements of an iterable. Their number is unknown."""
 
     def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
         if not isinstance(iterable, Iterable) and not callable(iterable):
             raise TypeError(
-                f"from_iterable() needs an iterable, or a function that makes one, not {iterable!r}"
+                f"from_iterable() needs an iterable, or a function that returns one, not {iterable!r}"
             )
         self._iterable = iterable
         self._once = isinstance(iterable, Iterator)
@@ -24,29 +24,29 @@ class IterableSource:
         self._first: Any = None
 
     def open(self) -> Iterator[Any]:
-        """All elements, their leaves as NumPy arrays or scalars.
+        """Return an iterator over all elements, with leaves as NumPy arrays or scalars.
 
         Raises
         ------
         ValueError
-            If the iterable is an iterator that was gone through already.
+            If the iterable is an iterator that was used already.
         """
         if self._once:
             if self._begun:
                 raise ValueError(
-                    f"a {type(self._iterable).__name__} can be gone through only once: give from_iterable() the "
+                    f"a {type(self._iterable).__name__} yields its elements only once: give from_iterable() the "
                     "function that makes it"
                 )
             self._begun = True
         return map(elements.of_arrays, self._raw())
 
     def first(self) -> Any:
-        """The first element.
+        """Return the first element.
 
         Raises
         ------
         ValueError
-            If there is none.
+            If the iterable is empty.
         """
         if self._first is None:
             raw = self._raw()
@@ -56,19 +56,19 @@ class IterableSource:
                     self._iterable = itertools.chain([element], raw)
                 break
             else:
-                raise ValueError(f"{self} yields nothing, so nobody knows what its elements are like")
+                raise ValueError(f"{self} yields no elements, so their structure is unknown")
         return self._first
 
     def fingerprint(self) -> Any:
-        """The kind of iterable."""
+        """Return the kind of iterable."""
         return str(self)
 
     def identity(self) -> dict[str, Any]:
-        """The kind of iterable: what it yields is not known beforehand."""
+        """Return the kind of iterable; its elements are not known beforehand."""
         return {"source": str(self)}
 
     def agree(self, peers: Peers) -> None:
-        """Nothing can be found out."""
+        """Do nothing: the elements of an iterable are not known beforehand."""
 
     def _raw(self) -> Iterator[Any]:
         if isinstance(self._iterable, Iterable):

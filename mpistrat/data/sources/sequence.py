@@ -1,4 +1,4 @@
-"""Elements of any object that has a length and an index."""
+"""Source of the elements of an object with ``__len__`` and ``__getitem__``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mpistrat.runtime import arrays
 
 
 class SequenceSource(Source):
-    """The elements of a sequence, or the rows of an object that is like an array."""
+    """The elements of a sequence, or the rows of an array-like object."""
 
     def __init__(self, sequence: Any):
         for method in ("__len__", "__getitem__"):
             if not hasattr(sequence, method):
                 raise TypeError(
-                    f"from_sequence() needs an object with __len__ and __getitem__, and {type(sequence).__name__} "
+                    f"from_sequence() needs an object with __len__ and __getitem__, but {type(sequence).__name__} "
                     f"has no {method}: use from_iterable()"
                 )
         self._sequence = sequence
         self._length = len(sequence)
         if not self._length:
             raise ValueError(
-                f"from_sequence() needs at least one element, and this {_name(sequence)} is empty"
+                f"from_sequence() needs at least one element, but this {_name(sequence)} is empty"
             )
         is_array = hasattr(sequence, "shape") and hasattr(sequence, "dtype")
         self._gather = _ArrayReader(sequence) if is_array else _ElementReader(sequence)
@@ -45,15 +45,15 @@ class SequenceSource(Source):
         )
 
     def element_spec(self) -> Any:
-        """The structure of the first element."""
+        """Return the structure of the first element."""
         return self._spec
 
     def read(self, rows: np.ndarray) -> Any:
-        """These elements, stacked."""
+        """Return these elements, stacked on axis 0."""
         return self._gather(rows) if len(rows) else spec.zeros(self._spec, 0)
 
     def fingerprint(self) -> Any:
-        """Number and type of the elements."""
+        """Return number and type of the elements."""
         return f"{self._length} elements of {self._spec} in a {_name(self._sequence)}"
 
     def __repr__(self) -> str:
@@ -61,11 +61,13 @@ class SequenceSource(Source):
 
 
 class _ArrayReader:
-    """Rows of something with ``shape`` and ``dtype``, read in runs; each chunk once if it has ``oindex``."""
+    """The rows of an object with ``shape`` and ``dtype``, read in runs, or in one call if it has ``oindex``."""
 
     def __init__(self, array: Any):
         if not array.shape:
-            raise ValueError("from_sequence() needs axis 0 to be the samples, and this array is a scalar")
+            raise ValueError(
+                "from_sequence() needs axis 0 to be the axis of the samples, but this array is a scalar"
+            )
         arrays.refuse_masked(array)
         self._array = array
 
@@ -83,7 +85,7 @@ class _ArrayReader:
 
 
 class _ElementReader:
-    """Elements one by one, or those of a batch by ``__getitems__``."""
+    """The elements of a sequence, read one by one, or a batch at a time by ``__getitems__``."""
 
     def __init__(self, sequence: Any):
         self._sequence = sequence

@@ -1,1 +1,1 @@
-"""Rows to HDF5 files, and HDF5 files to more or fewer."""
+"""Writing rows to HDF5 files, and dividing HDF5 files into more or fewer files."""

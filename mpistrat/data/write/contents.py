@@ -1,4 +1,4 @@
-"""Which datasets of an HDF5 file are rows, and what stands beside them."""
+"""Contents of an HDF5 file: which datasets hold rows, and which do not."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Contents(NamedTuple):
     Attributes
     ----------
     rows : tuple of str
-        Those that are as long as the largest of the file: axis 0 is the samples.
+        Datasets as long as the largest one of the file. Axis 0 is the axis of the samples.
     single : dict of str
-        Those that hold a single value or none, which concern all rows, and which of these they do.
+        Datasets that hold a single value, or are empty (without a data space), and which of the two. They
+        concern all rows.
     others : dict of str
-        Those of another length, and why they are no rows of the same samples.
+        Datasets of another length, and in words how the length differs.
     """
 
     rows: tuple[str, ...]
@@ -30,14 +31,14 @@ class Contents(NamedTuple):
 
 
 def contents(path: str) -> Contents:
-    """What the datasets of a file are.
+    """Return the contents of a file.
 
     Raises
     ------
     DataFileError
-        If HDF5 cannot open it.
+        If HDF5 cannot open the file.
     EmptyDatasetError
-        If no dataset has rows.
+        If the file has no dataset with rows.
     """
     arrays: dict[str, tuple[int, int]] = {}
     single: dict[str, str] = {}
@@ -54,7 +55,7 @@ def contents(path: str) -> Contents:
         file.visititems(look)
     if not arrays:
         has = f"no dataset with rows, only the scalars {sorted(single)}" if single else "no dataset at all"
-        raise EmptyDatasetError(f"file {path!r} has {has}; fix: check what wrote it")
+        raise EmptyDatasetError(f"file {path!r} has {has}; fix: check the program that wrote it")
     largest = max(arrays, key=lambda name: arrays[name][1])
     rows = arrays[largest][0]
     return Contents(

@@ -1,4 +1,4 @@
-"""HDF5 files to more files, or to fewer, with the same rows in the same order."""
+"""Resharding: HDF5 files into more files, or fewer, with the same rows in the same order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def shard(
     compress: str | None = None,
     progress: bool = False,
 ) -> list[Path]:
-    """Divide the rows of some files over ``count`` new ones, ``NAME-00000-of-00064.h5`` and so on.
+    """Divide the rows of some files over ``count`` new files, ``NAME-00000-of-00064.h5`` and so on.
 
-    Types and attributes are kept; how rows are stored is not. Every new file gets the datasets that hold a single
-    value, which must be the same in all inputs.
+    Types and attributes are kept, but chunks and compression are not. Every new file gets the datasets that hold
+    a single value. These must be the same in all inputs.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def shard(
     Raises
     ------
     DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-        What is wrong with the inputs.
+        If something is wrong with the inputs.
     FileExistsError
         If one of the new files exists.
     ValueError
@@ -66,24 +66,30 @@ def shard(
 
 
 def _named(path: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of the named datasets that have rows, and those with a single value."""
+    """Return the named datasets that have rows, and those with a single value."""
     single = set()
     with opened(path) as file:
         for name in names:
-            with contextlib.suppress(Exception):  # which is told when it is described
+            with contextlib.suppress(Exception):  # raised again when the file is described
                 if getattr(file[name], "shape", 0) in ((), None):
                     single.add(name)
     rows = [name for name in names if name not in single]
     if not rows:
         raise EmptyDatasetError(
             f"file {path!r}: none of the datasets {', '.join(map(repr, names))} has rows to divide; fix: name "
-            "one that has"
+            "one with rows"
         )
     return rows, [name for name in names if name not in rows]
 
 
 def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """All datasets with rows, and all with a single value; every file must have the same, and no others."""
+    """Return all datasets with rows, and all with a single value.
+
+    Raises
+    ------
+    DatasetMismatchError
+        If the files have different datasets, or a dataset has another length.
+    """
     first = contents(paths[0])
     options = " ".join(f"--dataset {name}" for name in first.rows)
     for path in paths:
@@ -100,14 +106,14 @@ def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
             for name in (*one.rows, *one.single):
                 if name not in other.rows and name not in other.single:
                     raise DatasetMismatchError(
-                        f"file {has!r} has the dataset {name!r}, which file {lacks!r} has not; fix: name what is "
+                        f"file {has!r} has the dataset {name!r}, but file {lacks!r} lacks it; fix: name what is "
                         f"to be divided ({options})"
                     )
     return list(first.rows), list(first.single)
 
 
 class _Beside:
-    """What every new file gets of the first one: attributes of groups, and datasets with a single value."""
+    """The contents that every new file copies from the first input: group attributes, single-valued datasets."""
 
     def __init__(self, paths: Sequence[str], rows: Sequence[str], single: Sequence[str]):
         self._path, self._single = paths[0], single
@@ -120,12 +126,12 @@ class _Beside:
                 if value != values[name]:
                     raise DatasetMismatchError(
                         f"dataset {name!r} has the value {values[name][2]!s:.60} in file {paths[0]!r} and "
-                        f"{value[2]!s:.60} in file {path!r}, so it cannot be that of all rows; fix: leave it out "
+                        f"{value[2]!s:.60} in file {path!r}, so it cannot hold for all rows; fix: leave it out "
                         f"by naming the others ({' '.join(f'--dataset {each}' for each in rows)})"
                     )
 
     def write(self, file: h5py.File) -> None:
-        """Write it to a new file."""
+        """Write these contents to a new file."""
         with opened(self._path) as first:
             for group in sorted(self._groups):
                 with naming(f"file {self._path!r}, group {group!r}"):
@@ -136,7 +142,7 @@ class _Beside:
                     first.copy(name, file, name)
 
     def _values(self, path: str) -> dict[str, tuple[str, Any, str]]:
-        """Type, value and words for it of each, such that they can be compared, whatever they are."""
+        """Return for each single-valued dataset: type, value in a comparable form, and value as text."""
         found: dict[str, tuple[str, Any, str]] = {}
         with opened(path) as file:
             for name in self._single:
@@ -147,7 +153,7 @@ class _Beside:
     def _value(self, path: str, file: h5py.File, name: str) -> tuple[str, Any, str]:
         if name not in file or file[name].shape not in ((), None):
             raise DatasetMismatchError(
-                f"dataset {name!r} has a single value in file {self._path!r} and not in file {path!r}; fix: "
+                f"dataset {name!r} has a single value in file {self._path!r}, but not in file {path!r}; fix: "
                 "name other datasets with --dataset"
             )
         _refuse_references(path, name, file[name])
@@ -155,12 +161,12 @@ class _Beside:
         if file[name].shape is None:
             return dtype, None, "none"
         value = np.asarray(file[name][()])
-        bits = value.tolist() if value.dtype.hasobject else value.tobytes()  # NaN equals no number
+        bits = value.tolist() if value.dtype.hasobject else value.tobytes()  # NaN is not equal to itself
         return dtype, bits, str(file[name][()])
 
 
 class _InputFiles:
-    """Rows of several files, of which one is open at a time."""
+    """The rows of the inputs. One file is open at a time."""
 
     def __init__(self, paths: Sequence[str], names: Sequence[str]):
         self._paths, self._names = paths, names
@@ -170,13 +176,14 @@ class _InputFiles:
                 if (column.stored, column.shape) != (first.stored, first.shape):
                     raise DatasetMismatchError(
                         f"dataset {column.name!r} has rows of {first.stored} {first.shape} in file {paths[0]!r} and "
-                        f"of {column.stored} {column.shape} in file {path!r}; fix: rows of one dataset must be alike"
+                        f"of {column.stored} {column.shape} in file {path!r}; fix: give all rows of a dataset one "
+                        "dtype and shape"
                     )
         self._starts = np.concatenate([[0], np.cumsum([record.rows for record in records])])
         self._open: tuple[int, h5py.File] | None = None
 
     def rows(self) -> WritableRows:
-        """All of them."""
+        """Return the rows of all inputs."""
         columns = {}
         file = self._file(0)
         for name in self._names:
@@ -218,7 +225,7 @@ class _InputFiles:
 def _refuse_references(path: str, name: str, found: h5py.Dataset) -> None:
     if h5py.check_ref_dtype(found.dtype) is not None:
         raise DatasetMismatchError(
-            f"file {path!r}, dataset {name!r}: it holds references, which mean nothing in another "
+            f"file {path!r}, dataset {name!r}: it holds references, which are not valid in another "
             "file; fix: name the other datasets with --dataset"
         )
 

@@ -1,4 +1,4 @@
-"""What can be written to HDF5 files: arrays by name, datasets, iterables of batches."""
+"""Rows that can be written to HDF5 files: arrays by name, datasets, iterables of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.runtime.arrays import refuse_masked
 
-_UNKNOWN_ROW_BYTES = 4096  # of variable length
+_UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
 
 
 class NewColumn(NamedTuple):
@@ -26,30 +26,30 @@ class NewColumn(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, a guess if its length varies."""
+        """Number of bytes of a row; 4096 is assumed for types of variable length."""
         if self.dtype.hasobject:
             return _UNKNOWN_ROW_BYTES
         return max(1, self.dtype.itemsize * math.prod(self.shape))
 
     def check(self, name: str, values: Any, first: int) -> None:
-        """See that values are such rows: HDF5 would cut numbers off, and repeat rows that are too small.
+        """Check the dtype and shape of rows, since HDF5 would truncate numbers and repeat rows that are too small.
 
         Raises
         ------
         DatasetMismatchError
-            If not. ``first`` is the number of the first.
+            If dtype or shape do not fit. ``first`` is the number of the first row, for the message.
         """
         dtype, inner = self.dtype.subdtype or (self.dtype, ())
         fits = dtype.hasobject or values.dtype.hasobject or np.can_cast(values.dtype, dtype, "safe")
         if not fits or tuple(values.shape[1:]) != (*self.shape, *inner):
             raise DatasetMismatchError(
-                f"dataset {name!r} has rows of {self.dtype} {self.shape}, and those from row {first} on are of "
-                f"{values.dtype} {tuple(values.shape[1:])}; fix: rows of one dataset must be alike"
+                f"dataset {name!r} has rows of {self.dtype} {self.shape}, but rows from row {first} on are of "
+                f"{values.dtype} {tuple(values.shape[1:])}; fix: give all rows of a dataset one dtype and shape"
             )
 
 
 class WritableRows(NamedTuple):
-    """Rows that can be read in runs: ``read(first, stop)`` gives an array for each column."""
+    """Rows that can be read in runs: ``read(first, stop)`` returns an array for each column."""
 
     number: int
     columns: dict[str, NewColumn]
@@ -57,12 +57,12 @@ class WritableRows(NamedTuple):
 
 
 def is_stream(rows: Any, files: int) -> bool:
-    """Whether rows can only be taken as they come.
+    """Return whether rows are read in order, as a stream of batches.
 
     Raises
     ------
     ValueError
-        If they have to be divided over several files all the same.
+        If such rows would have to be divided over several files.
     """
     if isinstance(rows, Dataset):
         stream = rows.batch_size is not None or rows.cardinality() < 0
@@ -77,7 +77,7 @@ def is_stream(rows: Any, files: int) -> bool:
 
 
 def random_access(rows: Any) -> WritableRows:
-    """Rows of known number.
+    """Return the rows of arrays, or of a dataset of known length.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def random_access(rows: Any) -> WritableRows:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DatasetMismatchError(
-            f"the arrays must be equally long along axis 0, and their lengths are {lengths}"
+            f"the arrays must be equally long along axis 0, but their lengths are {lengths}"
         )
     return WritableRows(
         next(iter(lengths.values())),
@@ -114,7 +114,7 @@ def _of_dataset(dataset: Dataset) -> WritableRows:
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Arrays by the names of the HDF5 datasets that they become; one alone is ``"x"``.
+    """Return the arrays by the names of the HDF5 datasets that they become. A single array is named ``"x"``.
 
     Raises
     ------
@@ -141,9 +141,9 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def column_of(array: Any) -> NewColumn:
-    """The HDF5 dataset that an array becomes."""
+    """Return the description of the HDF5 dataset that an array becomes."""
     if not array.shape:
-        raise ValueError("axis 0 must be the samples, and an array is a scalar")
+        raise ValueError("axis 0 must be the axis of the samples, but an array is a scalar")
     dtype, attributes = np.dtype(array.dtype), {}
     if isinstance(array, h5py.Dataset):
         attributes = dict(array.attrs)

@@ -1,4 +1,4 @@
-"""Rows to HDF5 files, in bounded memory; the files appear whole or not at all."""
+"""Writing of rows to HDF5 files in bounded memory. The files appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ def write_hdf5(
     overwrite: bool = False,
     progress: bool = False,
 ) -> None:
-    """Write rows to one HDF5 file, or divide them over several.
+    """Write rows to one HDF5 file, or divide them over several files.
 
     Files appear only when all of them are complete and on the disk. Call it on one rank.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        The files; consecutive rows go to each.
+        The files. Each gets consecutive rows.
     rows : dict, array, Dataset or iterable
-        The names of the HDF5 datasets, and an array for each: all have the same length along axis 0, may lie
-        in groups (``"group/x"``), and are read a few MiB at a time (memory maps and h5py datasets
-        are never loaded whole). An array alone becomes the dataset ``"x"``. A `Dataset` whose elements are such
-        rows, or an iterable of batches of them, is written as it comes; several files need a
-        dataset of known length that is not batched.
+        A dict from the names of HDF5 datasets to arrays. A name may contain groups (``"group/x"``), and all
+        arrays have the same length along axis 0. They are read a few MiB at a time, so memory maps and h5py
+        datasets are never loaded whole. A single array becomes the dataset ``"x"``. A `Dataset` of such rows, or
+        an iterable of batches of them, may be given too. For several files it must be a `Dataset` of known
+        length that is not batched.
     by : {"rows", "bytes"}
-        What the files have equal amounts of. The two differ for types of variable length only.
+        Whether the files get equal numbers of rows or of bytes. The two differ only for types of variable
+        length.
     chunk : int, optional
-        Rows of a chunk. Without it, rows are stored contiguously, or, if they are compressed or their
-        number is not known beforehand, in chunks of about 1 MiB.
+        Number of rows of a chunk. By default rows are stored contiguously. If they are compressed, or their
+        number is not known beforehand, they are stored in chunks of about 1 MiB.
     compress : {"gzip", "zstd"}, optional
-        The filter, with HDF5's shuffle filter before it. ``"zstd"`` needs the package hdf5plugin.
+        The filter. HDF5's shuffle filter is applied before it. ``"zstd"`` needs the package hdf5plugin.
     overwrite : bool
         Whether existing files may be replaced.
     progress : bool
@@ -65,12 +66,14 @@ def write_hdf5(
     Raises
     ------
     FileExistsError
-        If one of the files exists.
+        If one of the files exists and ``overwrite`` is False.
     ValueError
-        If there are fewer rows than files, arrays of different lengths, or no rows; as `DatasetMismatchError`, if
-        later rows have another shape than the first, or a dtype whose values those of the first cannot hold.
+        If there are fewer rows than files, or no rows.
+    DatasetMismatchError
+        If arrays differ in length, or later rows differ from the first rows in shape, or their dtype cannot be
+        converted safely. This is a ValueError.
     FilterUnavailableError
-        If hdf5plugin is needed and not installed.
+        If hdf5plugin is needed but not installed.
     OSError
         If the disk is full, or cannot be written for another reason. No file appears.
 
@@ -102,7 +105,7 @@ def write_rows(
     progress: bool,
     begin: Callable[[h5py.File], object] | None = None,
 ) -> None:
-    """Rows of known number to files, into each of which ``begin`` first puts what all of them have."""
+    """Write a known number of rows to files. ``begin`` is called on each new file first."""
     if rows.number < len(targets):
         raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
     block = _block_rows(rows.columns, storage)
@@ -125,7 +128,7 @@ def write_rows(
 
 
 class Storage:
-    """How datasets are stored."""
+    """Options of how datasets are stored: chunks and filters."""
 
     def __init__(self, chunk: int | None, compress: str | None):
         self.chunk = chunk
@@ -135,7 +138,7 @@ class Storage:
             self._filters = {"shuffle": True, **_filter(compress)}
 
     def chunk_rows(self, column: NewColumn) -> int:
-        """Rows of a chunk."""
+        """Return the number of rows of a chunk."""
         return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
 
     def create_all(
@@ -169,12 +172,16 @@ def _filter(compress: str) -> dict[str, Any]:
 
 
 def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
-    """See that files can be written there, in that way.
+    """Check the arguments of `write_hdf5` that concern files.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, ValueError
-        If not.
+    FileExistsError
+        If a file exists and ``overwrite`` is False.
+    FileNotFoundError
+        If the folder of a file does not exist.
+    ValueError
+        If another argument is wrong.
     """
     if not targets:
         raise ValueError("there is no file to write to")
@@ -190,12 +197,12 @@ def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, o
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path} exists already: choose another name, or remove it")
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path.parent} is no folder, so {path.name} cannot be written there")
+            raise FileNotFoundError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
 
 
 @contextlib.contextmanager
 def _published_together(targets: Sequence[Path], overwrite: bool) -> Iterator[list[Path]]:
-    """Names to write to; once all are written and on the disk, they get the names of the targets."""
+    """Yield temporary names to write to. When all files are on the disk, rename them to the targets."""
     token = secrets.token_hex(8)
     temporaries = [path.with_name(f".{path.name}.{token}.tmp") for path in targets]
     published: list[Path] = []
@@ -225,7 +232,7 @@ def _bar(rows: int | None, progress: bool) -> Any:
 
 
 def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
-    """How many rows are in memory at a time: whole chunks, where there are chunks."""
+    """Return how many rows to hold in memory at a time: whole chunks, where there are chunks."""
     rows = max(1, _BLOCK_BYTES // sum(column.row_bytes for column in columns.values()))
     if not storage.chunked:
         return rows
@@ -234,7 +241,7 @@ def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
 
 
 def _stops(rows: WritableRows, files: int, by: str, block: int) -> list[int]:
-    """One past the last row of every file."""
+    """Return one past the last row of every file."""
     by_rows = [piece(rows.number, files, number)[1] for number in range(files)]
     if by == "rows" or not any(column.dtype.hasobject for column in rows.columns.values()):
         return by_rows
@@ -247,14 +254,14 @@ def _stops(rows: WritableRows, files: int, by: str, block: int) -> list[int]:
         while len(stops) < files - 1 and before * files >= total * (len(stops) + 1):
             wanted = total * (len(stops) + 1) / files
             stop = first + 1 + int(np.searchsorted(ends, wanted))
-            # Every file has a row, whatever their sizes.
+            # Every file gets at least one row, whatever the sizes of the rows.
             least, most = (stops[-1] if stops else 0) + 1, rows.number - (files - 1 - len(stops))
             stops.append(min(max(stop, least), most))
     return [*stops, rows.number]
 
 
 def _sizes(rows: WritableRows, first: int, block: int) -> np.ndarray:
-    """Bytes of every row of a block."""
+    """Return the number of bytes of every row of a block."""
     stop = min(first + block, rows.number)
     sizes = np.zeros(stop - first, np.int64)
     for values in rows.read(first, stop).values():
@@ -272,7 +279,7 @@ def _size(value: Any) -> int:
 
 
 def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, progress: bool) -> None:
-    """Batches of rows to one file, whose datasets grow."""
+    """Write batches of rows to one file, whose datasets grow."""
     if isinstance(rows, Dataset) and rows.batch_size is None:
         rows = rows.batch(1024)
     if not isinstance(rows, Iterable):
@@ -291,7 +298,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
                     made = output.do(partial(storage.create_all, columns, None))
                 if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
                     raise DatasetMismatchError(
-                        f"batches must have the datasets {sorted(made)}, equally long, and after {count} rows there "
+                        f"batches must have the datasets {sorted(made)}, equally long, but after {count} rows there "
                         f"is one with { ({name: len(array) for name, array in arrays.items()}) }"
                     )
                 length = len(next(iter(arrays.values())))

@@ -1,4 +1,4 @@
-"""Programs with data files that are wrong: ``python programs.py NAME FOLDER`` under some ranks."""
+"""Programs that read faulty data files: ``python programs.py NAME FOLDER`` under several ranks."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ FOLDER = Path(sys.argv[2])
 
 
 def say(*words):
-    """One line, in one piece."""
+    """Print one line in one write, so that lines of ranks do not mix."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
@@ -43,7 +43,7 @@ def rewrite(path, fill):
 
 
 def odd_filter(path):
-    """As if it were stored with a filter that nobody has."""
+    """Write a file that claims to be stored with a filter that no installation has."""
     rewrite(path, lambda f: f.create_dataset("x", data=np.ones((4, 2), "f4"), compression="lzf"))
     content = path.read_bytes()
     path.write_bytes(content.replace((32000).to_bytes(2, "little"), (31999).to_bytes(2, "little")))
@@ -56,7 +56,7 @@ def distributed(strategy, files, datasets="x", policy="DATA", **options_of_files
     return strategy.experimental_distribute_dataset(dataset)
 
 
-# What becomes of file 1 of 4, which rank 1 describes, and what every rank must say.
+# How file 1 of 4, which rank 1 describes, is spoilt, and the error that every rank must raise.
 ONE = r"^rank 1 \(.+\): file '.*/1\.h5'"
 BAD = {
     "truncated": (
@@ -102,7 +102,7 @@ BAD = {
 
 
 def bad_files():
-    """Everything that is found when the dataset is made, in one job: each case on every rank, in time."""
+    """Make a dataset of each kind of faulty file, in one job: every rank must raise the error in time."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     files = [FOLDER / f"{i}.h5" for i in range(4)]
 
@@ -187,7 +187,7 @@ def bad_files():
 
 
 def opens_once():
-    """Every file is opened once by the job when the dataset is made, none before that."""
+    """Check that the job opens every file once when the dataset is distributed, and no file before that."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     if RANK == 0:
         for i in range(40):
@@ -212,11 +212,11 @@ def opens_once():
         say("one open per file")
 
 
-# --- found while rows are read ------------------------------------------------------------
+# --- faults that are found while rows are read --------------------------------------------
 
 
 def spoilt(fn):
-    """All begin an epoch; then file 1 is spoilt, which one rank will meet."""
+    """Begin an epoch on all ranks, then spoil file 1, which one rank will read."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     files = [FOLDER / f"{i}.h5" for i in range(4)]
     if RANK == 0:
@@ -258,7 +258,7 @@ def flipped_while_read():
 
 
 def not_finite():
-    """A row with NaN in it, in file 1: nothing is wrong with the file, and who checks is told."""
+    """Read a row with NaN in file 1: only datasets with ``check_finite`` raise."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     files = [FOLDER / f"{i}.h5" for i in range(4)]
     if RANK == 0:
@@ -274,7 +274,7 @@ def not_finite():
 
 
 def killed():
-    """A rank is killed in the middle of an epoch."""
+    """Kill a rank in the middle of an epoch."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     batches = iter(distributed(strategy, str(FOLDER / "*.h5")))
     next(batches)
@@ -287,7 +287,7 @@ def killed():
 
 
 def paces():
-    """A line for every epoch that replica 0 ends, whoever leaves it early; and the rows that are left after that."""
+    """Check the log: a line for each epoch that replica 0 ends, also if other replicas leave it early."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     lines = []
     logger = logging.getLogger("mpistrat.data")
@@ -301,7 +301,7 @@ def paces():
                 break
             if (
                 RANK == 0 and step == 9
-            ):  # nobody is waited for: the others must have come to their end by then
+            ):  # the log does not wait: the other replicas must have ended the epoch by then
                 time.sleep(0.5)
         strategy.barrier()
     iterator = iter(distributed)
@@ -315,7 +315,7 @@ def paces():
         for line, text in zip(
             lines,
             (
-                r"epoch 0: 40 samples in .*\(of 2 of 3 replicas, the others have not ended the epoch\)",
+                r"epoch 0: 40 samples in .*\(of 2 of 3 replicas; the others have not ended the epoch\)",
                 r"epoch 2: 60 samples in [\d.]+ s, [\d,]+ samples/s, [\d.]+ GB/s, [\d.]+% of the time waiting for "
                 r"data; waiting longest: rank \d \([\d.]+%\), rank \d \([\d.]+%\), rank \d \([\d.]+%\)",
                 r"epoch 3: 36 samples in",

@@ -1,4 +1,4 @@
-"""How replicas share a dataset, against the order of one process."""
+"""Tests of how replicas share a dataset, compared with the order of one process."""
 
 import itertools
 import math

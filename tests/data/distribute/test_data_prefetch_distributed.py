@@ -1,4 +1,4 @@
-"""Distributed datasets that read ahead give what they give without."""
+"""Tests that distributed datasets give the same batches with and without read-ahead."""
 
 import contextlib
 import gc
@@ -94,7 +94,7 @@ def test_from_function_and_alone(files, replicas):
 
 
 def test_kept_batches_stay_as_they_are(tmp_path, replicas):
-    """Memory is used again only when nobody has it."""
+    """Memory is reused only when no batch refers to it."""
     x = np.random.default_rng(0).random((60, 20_000), np.float32)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["x"] = x
@@ -144,7 +144,7 @@ def test_a_file_that_goes_bad_is_told_at_its_step(tmp_path, replicas):
 
 
 def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch):
-    """The thread of the first epoch is the last, until the program takes its time."""
+    """No thread is started after the first epoch, until the program computes between batches."""
     names, yielded = [], []
 
     def named(x):
@@ -164,13 +164,13 @@ def test_epochs_of_a_program_that_computes_nothing(files, replicas, monkeypatch)
     ((first, *others),) = replicas(1, replica)
     assert len(first) == 30
     assert others == [first] * 3
-    # Who is expected at once makes the first one, whatever he does then.
+    # A program that is expected at once makes the first batch itself, even if it computes afterwards.
     assert yielded == [(True, False), (True, True), (True, False), (False, False)]
 
 
 @pytest.mark.parametrize("kind", ["distributed", "restored", "alone"])
 def test_functions_never_overlap(replicas, kind):
-    """The thread of an iterator that was left is still in the function when the next one begins."""
+    """The thread of an abandoned iterator is still in the function when the next iterator begins."""
     inside, most, began, go_on = [], [], threading.Event(), threading.Event()
 
     def slow(x):
@@ -208,7 +208,7 @@ def test_functions_never_overlap(replicas, kind):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_has_its_own_turn(replicas):
-    """The parent's thread was making an element when the child was made."""
+    """A child is forked while the parent's thread makes an element."""
     began, go_on = threading.Event(), threading.Event()
 
     def slow(x):

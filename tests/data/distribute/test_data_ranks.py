@@ -1,4 +1,4 @@
-"""Data files under several ranks: what is wrong with them is known everywhere, and soon."""
+"""Tests of faulty data files under several ranks: all ranks raise the error, and soon."""
 
 import fcntl
 import hashlib
@@ -42,8 +42,8 @@ def test_a_line_for_every_epoch_and_nobody_is_waited_for(run_ranks, tmp_path):
 
 READ = {
     "truncated_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it was truncated", "bytes now)"),
-    "vanished_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it cannot be found any more"),
-    "flipped_while_read": ("ChecksumError: file ", "1.h5', dataset 'x': rows ", "checksum 0x"),
+    "vanished_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it can no longer be found"),
+    "flipped_while_read": ("ChecksumError: file ", "1.h5', dataset 'x': rows ", "stored checksum is 0x"),
     "not_finite": ("NotFiniteError: file ", "1.h5', dataset 'x': row 301 has the value nan"),
 }
 
@@ -58,7 +58,7 @@ def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name, sum
 
 
 def told_when(run_ranks, tmp_path, name, summarize):
-    """How a job ended, and, for the summary, how long after it went wrong."""
+    """Run a job; return how it ended, and report for the summary how long after the fault."""
     ended = run_ranks(3, PROGRAMS, name, tmp_path, limit=LIMIT)
     end = time.time()
     assert ended.status not in (0, None), str(ended)

@@ -1,4 +1,4 @@
-"""Who reads which rows, and what is left of an epoch: pure functions, so no replica needs to run."""
+"""Tests of divisions and states: which replica reads which rows. Pure functions, so no ranks are started."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ many = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
 
 class Files(Source):
-    """Numbers in files of these lengths, in blocks of three rows."""
+    """Stand-in for a source of files of these lengths: rows are numbers, blocks have three rows."""
 
     def __init__(self, lengths, first=None):
         self.lengths = lengths
@@ -55,7 +55,7 @@ def chain(lengths, batch, drop=False, seed=None, mode="block", turns=1):
 
 
 def divided(dataset, policy, replicas, balance=False):
-    """The division of every replica."""
+    """Return the division of every replica."""
     peers = [SimpleNamespace(size=replicas, rank=rank) for rank in range(replicas)]
     return [
         divide(AutoShardPolicy[policy], dataset._source, dataset._transforms, peer, balance) for peer in peers
@@ -71,7 +71,7 @@ def flat(lists):
 
 
 def joined(parts):
-    """The global batches from the pieces of all replicas."""
+    """Return the global batches, joined from the pieces of all replicas."""
     return [flat(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -256,18 +256,21 @@ def test_endless_and_batches_that_move():
     rest = [x.tolist() for x in iterator]
     moved.restore(state)
     assert [x.tolist() for x in moved] == rest
-    with pytest.raises(ValueError, match=r"batch size is 2, and here it is 3.* before batch\(\)"):
+    with pytest.raises(ValueError, match=r"batch size is 2, but here it is 3.* before batch\(\)"):
         distributed(Dataset.range(9).batch(3).shuffle(seed=2).repeat(2)).restore(state)
 
 
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (Dataset.range(11).shuffle(seed=1).batch(4), r"one of range\(0, 10\), and this is range\(0, 11\)"),
-        (Dataset.range(10).shuffle(seed=2).batch(4), "seed of shuffle number 0 is 1, and here it is 2"),
+        (
+            Dataset.range(11).shuffle(seed=1).batch(4),
+            r"a state of range\(0, 10\), but this is range\(0, 11\)",
+        ),
+        (Dataset.range(10).shuffle(seed=2).batch(4), "seed of shuffle number 0 is 1, but here it is 2"),
         (Dataset.range(10).batch(4), "pipeline"),
         (Dataset.range(10).shuffle(seed=1, mode="exact").batch(4), "pipeline"),
-        (Dataset.range(10).shuffle(seed=1).take(8).batch(4), r"pipeline is .* and here it is .*take\(8\)"),
+        (Dataset.range(10).shuffle(seed=1).take(8).batch(4), r"pipeline is .* but here it is .*take\(8\)"),
     ],
 )
 def test_states_of_something_else(other, text):
@@ -386,7 +389,7 @@ def test_automatic(lengths, batch, more, expected):
     else:
         found = divided(dataset, "AUTO", 2)
     assert [each.name for each in found] == [expected] * 2
-    # Without a warning where FILE would mean something else, or there is one replica.
+    # No warning where take(), skip() or shard() would have another meaning under FILE, or for one replica.
     assert divided(Dataset(Files(lengths)).take(3).batch(2), "AUTO", 2)[0].name == "DATA"
     assert divided(dataset, "AUTO", 1)[0].name == "DATA"
 
@@ -402,6 +405,6 @@ def test_balance_is_an_option():
         options.experimental_distribute.balance = 1
     balanced = divided(dataset, "FILE", 2, balance=True)
     assert [each.steps for each in balanced] == [9, 9]
-    with pytest.raises(ValueError, match="policy is FILE, balanced, and here it is FILE;"):
+    with pytest.raises(ValueError, match="policy is FILE, balanced, but here it is FILE;"):
         resumed(divided(dataset, "FILE", 2)[0], state_of(balanced[0], Position(balanced[0], 0)))
     assert [each.steps for each in divided(dataset, "FILE", 2)] == [10, 10]

@@ -1,4 +1,4 @@
-"""Data files that are wrong: who says so, when, and with which words."""
+"""Tests of faulty data files: which rank raises, when, and with which message."""
 
 import os
 import warnings
@@ -92,7 +92,7 @@ BAD = {
     "unnamed": (DatasetNotFoundError, "no dataset 'x'; it has 'other'"),
     "dtype": (DatasetMismatchError, r"float32 \(2,\) in file '.*good-0.*float64 \(2,\) in file '.*good-1"),
     "shape": (DatasetMismatchError, r"float32 \(5,\) in file '.*good-1"),
-    "vanished": (DataFileError, "cannot be found any more"),
+    "vanished": (DataFileError, "can no longer be found"),
 }
 
 
@@ -148,7 +148,10 @@ def test_one_replica_warns_of_an_empty_file(tmp_path, good, replicas):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         replicas(3, lambda p: DistributedDataset(Dataset.from_hdf5(good, "x").batch(3), p))
-    assert ["has no rows" in str(each.message) for each in caught] == [True, False]  # the other is of AUTO
+    assert ["has no rows" in str(each.message) for each in caught] == [
+        True,
+        False,
+    ]  # the second warning is about AUTO
 
 
 def test_other_lists_of_files_on_another_rank(good, replica_errors):
@@ -186,7 +189,7 @@ def test_a_file_that_vanished(good):
     dataset = Dataset.from_hdf5(good, "x")
     assert len(dataset) == 9
     good[2].unlink()
-    with pytest.raises(DataFileError, match=r"good-2\.h5.*cannot be found any more"):
+    with pytest.raises(DataFileError, match=r"good-2\.h5.*can no longer be found"):
         list(dataset)
 
 

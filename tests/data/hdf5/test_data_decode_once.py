@@ -1,4 +1,4 @@
-"""A chunk that must be decoded as a whole is decoded once in an epoch, also where the epoch is shuffled."""
+"""Tests that chunks that must be decoded as wholes are decoded once in an epoch, shuffled or not."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from mpistrat.data.rows import blocks
 from mpistrat.data.rows.blocks import BlockOrder, Blocks, WholeChunks
 
 ROW = 1 << 10  # bytes
-KEPT = 48 << 10  # in place of 48 MiB, as all is a thousandth here
+KEPT = 48 << 10  # instead of 48 MiB: all sizes are divided by 1024 here
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def decodes(monkeypatch):
-    """How often each chunk was decoded, by its content, or by where HDF5 was asked for it."""
+    """Count how often each chunk is decoded, by its content, or by the place of a read through HDF5."""
     found = Counter()
     real, real_run = codecs_hdf5.decode, _OpenColumn._read_run
 
@@ -59,7 +59,7 @@ def written(folder, sizes, chunk, name="x", shape=(ROW // 4,), across=None, **ho
 
 
 def epoch(dataset, epoch, replicas=1, policy="DATA"):
-    """The first value of all rows, replica by replica."""
+    """Return the first value of all rows, replica by replica."""
     seen = []
     for rank in range(replicas):
         division = divide(
@@ -75,14 +75,14 @@ def epoch(dataset, epoch, replicas=1, policy="DATA"):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("compression", ["gzip", "lzf"])  # by our own decoder, and by HDF5
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])  # decoded by this library, and by HDF5
 @pytest.mark.parametrize("chunk", [1, 2, 5, 6, 11, 12, 13, 30, 60])  # KiB
 @pytest.mark.parametrize("batch", [3, 16, 50])
 def test_every_chunk_is_decoded_once(tmp_path, decodes, compression, chunk, batch):
     dataset = Dataset.from_hdf5(written(tmp_path, [600, 240], chunk, compression=compression), "x")
     shuffled = dataset.shuffle(seed=3).batch(batch)
     chunks = -(-600 // chunk) + -(-240 // chunk)
-    cut = 600 % chunk + 240 % chunk > chunk  # what is left of the second file lies in two blocks
+    cut = 600 % chunk + 240 % chunk > chunk  # the rest of the second file lies in two blocks
     for number in range(2):
         decodes.clear()
         ((*seen,),) = epoch(shuffled, number)
@@ -97,7 +97,7 @@ def test_every_chunk_is_decoded_once(tmp_path, decodes, compression, chunk, batc
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 @pytest.mark.parametrize("chunk", [2, 6, 12])
 def test_once_by_each_replica(tmp_path, decodes, replicas, chunk):
-    """Nobody reads the rows of others, so nobody uses all rows of a chunk."""
+    """Each replica reads its own rows only, so no replica uses all rows of a chunk."""
     pattern = written(tmp_path, [600, 240], chunk, compression="gzip")
     orders = []
     for rank in range(replicas):
@@ -126,7 +126,7 @@ def test_chunks_of_several_datasets_and_of_parts_of_rows(tmp_path, decodes):
 
 @pytest.mark.usefixtures("small")
 def test_many_small_files(tmp_path, decodes):
-    """What is shorter than a block is next to others; a chunk lies in two blocks at most."""
+    """Files shorter than a block share blocks, and a chunk lies in at most two blocks."""
     sizes = [3 + i % 5 for i in range(60)]
     dataset = Dataset.from_hdf5(written(tmp_path, sizes, 4, compression="gzip"), "x").shuffle(seed=1)
     (seen,) = epoch(dataset.batch(8), 0)
@@ -136,7 +136,7 @@ def test_many_small_files(tmp_path, decodes):
 
 @pytest.mark.usefixtures("small")
 def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
-    """By file, too, where a replica has files of another layout than the first one."""
+    """Also under FILE, where a replica may have files of another layout than the first file."""
     for folder, chunk in (("a", 2), ("b", 8)):
         (tmp_path / folder).mkdir()
         for i in range(4):
@@ -163,7 +163,7 @@ def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
     assert [state["source"]["blocks"] for _, state in found] == [[2, 12], [2, 12], [8, 3], [8, 3]]
     for division, state in ((data_a, data_b), (file_a, file_b)):
         digest = {**state["source"], "digest": division.source.identity()["digest"]}
-        with pytest.raises(ValueError, match=r"shuffled blocks .* is \[8, 3\], and here it is \[2, 12\]"):
+        with pytest.raises(ValueError, match=r"shuffled blocks .* is \[8, 3\], but here it is \[2, 12\]"):
             resumed(division, {**state, "source": digest})
 
 
@@ -178,10 +178,10 @@ def test_windows_that_can_be_kept():
     assert of(200) == (200, 2)
     assert of(1000) == (1000, 1)
     assert Blocks.of(48 << 10, 32, starts)[:2] == (32, 32)
-    # A dataset of another row size beside it, whose chunks do not fall together with blocks.
+    # With a second dataset whose chunks do not coincide with blocks.
     more = [[WholeChunks(32, 32 * (48 << 10))], [WholeChunks(10_000, 10_000 * (1 << 10))]]
     assert Blocks.of(49 << 10, 32, starts, more)[:2] == (32, 1)
-    # As few blocks as fit a window are not permuted as a whole where that could not be kept.
+    # Few blocks are not permuted as a whole if they exceed the cache of decoded chunks.
     order = BlockOrder(7000, Blocks.of(48 << 10, 1000, starts, [[WholeChunks(1000, 1000 * (48 << 10))]]))
     found = order(np.arange(7000), 0, 0).reshape(7, 1000)
     assert [len(set(part // 1000)) for part in found] == [1] * 7

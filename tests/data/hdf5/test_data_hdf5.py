@@ -1,4 +1,4 @@
-"""Rows of HDF5 files against h5py itself."""
+"""Tests of rows of HDF5 files, compared with h5py."""
 
 import gc
 import os

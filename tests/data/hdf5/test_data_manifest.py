@@ -1,4 +1,4 @@
-"""What is kept of files between jobs, and which changes of them are noticed."""
+"""Tests of manifests and states: what they keep between jobs, and which changes of files they detect."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def by_data(dataset):
 
 @pytest.fixture
 def described(monkeypatch):
-    """The files that are described, in order."""
+    """Record the files that are described, in order."""
     names, real = [], describe_hdf5.describe
     monkeypatch.setattr(
         describe_hdf5,
@@ -83,12 +83,12 @@ def test_a_manifest_is_written_once_and_used(files, tmp_path, replicas, describe
     for turn in range(2):
         found = replicas(size, replica)
         assert together(found) == expected
-        # The first file is described by every process that is alone, as these threads believe to be.
+        # Each of these threads counts as a job of one process, which describes the first file at once.
         assert sorted(set(described)) == (["0.h5", "1.h5", "2.h5"] if turn == 0 else [])
         assert [described.count(name) for name in ("1.h5", "2.h5")] == [turn == 0] * 2
         described.clear()
     assert sorted(os.listdir(tmp_path)) == ["files", "manifest.json"]
-    # Moved as a whole, it still fits.
+    # Files and manifest that are moved together still match.
     moved = tmp_path / "moved"
     moved.mkdir()
     shutil.move(files, moved / "files")
@@ -120,12 +120,12 @@ def spoil(files, kept, how):
 
 
 SPOILT = {
-    "longer": r"stale: file '.*1\.h5' had \d+ bytes and has \d+ now; fix: remove the manifest",
+    "longer": r"stale: file '.*1\.h5' had \d+ bytes, and has \d+ now; fix: remove the manifest",
     "touched": r"stale: file '.*1\.h5' has been written to",
-    "gone": r"stale: file 'files/1\.h5' is not among the files any more",
+    "gone": r"stale: file 'files/1\.h5' is no longer among the files",
     "new": r"stale: file 'files/7\.h5' is new",
-    "no json": "no JSON",
-    "no manifest": "no mpistrat manifest of version 1; fix: give the manifest another name",
+    "no json": "not JSON",
+    "no manifest": "not a mpistrat manifest of version 1; fix: give the manifest another name",
     "no record": "damaged",
     "no files": "damaged",
 }
@@ -148,7 +148,7 @@ def test_a_stale_manifest_is_refused(files, tmp_path, replica_errors, how):
 
 def test_a_manifest_of_other_datasets(files, tmp_path):
     len(made(files, tmp_path / "m.json"))
-    with pytest.raises(DataFileError, match=r"of the datasets \['pair', .*and these are \['x'\]"):
+    with pytest.raises(DataFileError, match=r"describes the datasets \['pair', .*but these are \['x'\]"):
         len(Dataset.from_hdf5(str(files / "*.h5"), "x", manifest=tmp_path / "m.json"))
 
 

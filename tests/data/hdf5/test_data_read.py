@@ -1,4 +1,4 @@
-"""Rows that are read directly, bit by bit against h5py, for every way of storing them."""
+"""Tests of direct reads: rows equal those of h5py bit by bit, for every layout."""
 
 import json
 
@@ -26,7 +26,7 @@ COMPOUND["n"], COMPOUND["v"], COMPOUND["s"] = np.arange(ROWS), RNG.random((ROWS,
 WHOLE = {"chunks": (4, WIDTH, DEPTH)}
 CUT = {"chunks": (6, 3, 2), "maxshape": (None, WIDTH, None)}
 
-# Name -> the data, how it is stored, and the beginning of how it must be read.
+# Name -> the data, the options of storing it, and the beginning of `way_of_reading`.
 STORED = {
     "contiguous": (FLOATS, {}, "direct: contiguous"),
     "one number a row": (np.arange(ROWS, dtype="i8"), {}, "direct: contiguous"),
@@ -95,7 +95,7 @@ def store(file, name, data, how):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A file with all of them, one with a user block, and what a virtual and an external dataset need."""
+    """Return a folder with a file of all kinds, one with a user block, and a virtual and an external dataset."""
     folder = tmp_path_factory.mktemp("read")
     for name, block in (("plain.h5", 0), ("block.h5", 1024)):
         with h5py.File(folder / name, "w", userblock_size=block) as f:
@@ -112,7 +112,7 @@ def folder(tmp_path_factory):
 
 
 def read(path, name, rows):
-    """The rows in batches, by a dataset; all the same as h5py's, bit by bit."""
+    """Read the rows in batches of a dataset, and check that they equal those of h5py bit by bit."""
     with h5py.File(path, "r") as f:
         expected = f[name][:]
     source = Dataset.from_hdf5(path, name)._source
@@ -149,7 +149,7 @@ def test_bits(folder, file, name, rows):
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
 @pytest.mark.parametrize("inner", [">i2", [("v", ">i2", (2,))]])
 def test_array_types_of_the_other_byte_order(tmp_path, compression, inner):
-    # NumPy says of each that it is native
+    # NumPy reports both dtypes as native
     kind = np.dtype((inner, (2, 3))) if isinstance(inner, str) else np.dtype(inner)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         dataset = f.create_dataset("x", (9,), kind, chunks=(4,), compression=compression)
@@ -197,7 +197,7 @@ def test_any_shape_and_chunk(tmp_path_factory, data):
 
 @pytest.fixture
 def sources(tmp_path):
-    """Three files of four rows, stored in different ways, and a function that makes a dataset of them."""
+    """Return three files of four rows, stored in different ways, and a function that makes a dataset of them."""
     for i, how in enumerate([{}, {"chunks": (3, 2), "compression": "gzip"}, {"chunks": (4, 1)}]):
         with h5py.File(tmp_path / f"s{i}.h5", "w") as f:
             f.create_dataset("x", data=np.arange(8.0).reshape(4, 2) + 10 * i, **how)
@@ -248,7 +248,7 @@ def test_virtual_through_h5py(sources, reason, how):
 
 @pytest.mark.parametrize("fill", [(), (3,)])
 def test_virtual_with_a_gap_that_an_overlap_makes_up_for(sources, fill):
-    # HDF5 counts elements, and leaves memory as it is
+    # HDF5 counts elements only, and leaves the memory of the gap as it was
     gap = sources(fill, s0=(np.s_[0:4], None), s1=(np.s_[0:4], None), s2=(np.s_[4:8], None))
     with pytest.raises(DataFileError, match=r"v\.h5', dataset 'v': its sources overlap, and it has rows"):
         describe(str(gap), ["v"])
@@ -268,8 +268,8 @@ def test_virtual_of_sources_that_grow(tmp_path, step, lengths):
         layout[0:endless:step, i] = source[0:endless:step]
     with h5py.File(tmp_path / "v.h5", "w", libver="latest") as f:
         f.create_virtual_dataset("v", layout)
-    if step > 1 or lengths[0] != lengths[1]:  # rows that no source has
-        with pytest.raises(DataFileError, match="rows that no source is given for"):
+    if step > 1 or lengths[0] != lengths[1]:  # rows without a source
+        with pytest.raises(DataFileError, match="rows without a source"):
             describe(str(tmp_path / "v.h5"), ["v"])
     else:
         read(tmp_path / "v.h5", "v", [9, 0, 4])
@@ -288,7 +288,7 @@ def test_virtual_of_virtual_and_own_rows(sources, tmp_path):
 
 
 def numbered(path, pattern):
-    """A virtual dataset of all files whose names a pattern makes."""
+    """Return a virtual dataset of all files that match a pattern."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     space = h5py.h5s.create_simple((12, 2), (h5py.h5s.UNLIMITED, 2))
     space.select_hyperslab((0, 0), (h5py.h5s.UNLIMITED, 1), (4, 2), (4, 2))
@@ -318,7 +318,7 @@ def test_json_of_a_record(folder, sources):
         assert [column.stored for column in again.columns] == [column.stored for column in record.columns]
         assert from_json(to_json(again)).rows == record.rows
     for wrong in ({}, [], {"kind": "FileRecord"}, {"kind": "nothing"}, {"kind": "Part", "first": 1}):
-        with pytest.raises(ValueError, match="no record"):
+        with pytest.raises(ValueError, match="not a record"):
             from_json(wrong)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with files that are read directly, and that it never gives zeros."""
+"""Tests of faults in files that are read directly: they raise, and never give zeros."""
 
 import os
 import zlib
@@ -68,19 +68,19 @@ def test_cut_off_while_it_is_read(tmp_path, how, prefetch, replicas):
 
 
 def test_cut_off_to_the_same_size(tmp_path):
-    """Somebody writes the file anew while it is open."""
+    """Another program rewrites the file while it is open."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     list(dataset)
     size = os.path.getsize(path)
     os.truncate(path, 0)
     os.truncate(path, size)
-    with pytest.raises(DataFileError, match=r"a\.h5.*written to after it was described; fix: leave"):
+    with pytest.raises(DataFileError, match=r"a\.h5.*written to after it was described; fix: do not change"):
         list(dataset)
 
 
 def test_touched_or_copied(tmp_path):
-    """Another time of writing is no change, if all else is the same."""
+    """Another time of writing is not a change, if the description is the same."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     first = list(dataset)
@@ -93,7 +93,7 @@ def test_touched_or_copied(tmp_path):
 
 
 def test_other_rows_of_the_same_size(tmp_path):
-    """Such as a dataset that was renamed: HDF5 would read what is there now."""
+    """Other rows of the same size are detected, such as those of a renamed dataset."""
     path = stored(tmp_path / "a.h5")
     dataset = opened(path)
     with h5py.File(path, "r+") as f:
@@ -121,7 +121,9 @@ def test_damage_under_a_checksum(tmp_path):
     offset, _ = chunk_of(path, 2)
     overwrite(path, offset + 3, b"\x7f")
     dataset = Dataset.from_hdf5(path, "x")
-    with pytest.raises(ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(checksum 0x"):
+    with pytest.raises(
+        ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"
+    ):
         list(dataset.batch(5))
     with pytest.raises(ChecksumError, match="rows 0 to 19"):
         list(dataset.shuffle(seed=0).batch(20))
@@ -147,7 +149,7 @@ def test_rows_that_were_never_written(tmp_path):
 
 @pytest.fixture
 def virtual(tmp_path):
-    """A virtual dataset of two files, directly read, and one that HDF5 must put together."""
+    """Return a virtual dataset of two files that is read directly, and one that HDF5 must read."""
     for i in range(2):
         stored(tmp_path / f"s{i}.h5")
     with h5py.File(tmp_path / "v.h5", "w") as f:
@@ -166,7 +168,7 @@ def virtual(tmp_path):
 def test_a_source_that_goes(virtual, name):
     dataset = opened(virtual, name)
     os.rename(virtual.parent / "s1.h5", virtual.parent / "other.h5")
-    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it cannot be found any more"):
+    with pytest.raises(DataFileError, match=r"s1\.h5', dataset '\w+': it can no longer be found"):
         list(dataset)
     os.rename(virtual.parent / "other.h5", virtual.parent / "s1.h5")
     assert len(list(dataset)) == 4
@@ -202,7 +204,7 @@ def test_virtual_rows_without_a_source(tmp_path):
         with h5py.File(tmp_path / "v.h5", "w") as f:
             f.create_virtual_dataset("v", layout, fillvalue=fill)
         if fill is None:
-            with pytest.raises(DataFileError, match="it has rows that no source is given for"):
+            with pytest.raises(DataFileError, match="it has rows without a source"):
                 Dataset.from_hdf5(tmp_path / "v.h5", "v")
         else:
             (batch,) = Dataset.from_hdf5(tmp_path / "v.h5", "v").batch(25)

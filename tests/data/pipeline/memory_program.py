@@ -1,7 +1,8 @@
-"""How much memory fifty epochs take: ``python memory_program.py FILE CASE BATCH WAITING PAUSE``.
+"""Program that measures the memory of fifty epochs: ``python memory_program.py FILE CASE BATCH WAITING PAUSE``.
 
-Prints two numbers: by how many bytes the peak exceeds what the program held before and the ring of ``WAITING``
-batches, one that is made, and two of the user; and by how many bytes the program grew from the tenth epoch on.
+It prints three numbers: how many bytes of the peak remain beyond the memory before the epochs, ``WAITING`` batches,
+one that is being made, and two of the program; by how many bytes the program grew from the tenth epoch on; and the
+bytes of the largest batch.
 """
 
 import re
@@ -34,7 +35,7 @@ if "mapped rows" in case:
 dataset = dataset.batch(int(size))
 if "mapped batches" in case:
     dataset = dataset.map(lambda batch: np.tile(batch, (1, 64)))
-if "rests" in case:  # small batches among large ones, the first one too
+if "rests" in case:  # small batches, also the first one, among large ones
     dataset = dataset.repeat(2).shuffle(seed=12)
 distributed = strategy.experimental_distribute_dataset(dataset)
 before = memory("VmHWM")
@@ -44,8 +45,8 @@ for epoch in range(50):
         largest = max(largest, nbytes(batch))
         time.sleep(
             float(pause) * (epoch % 2)
-        )  # so that the thread makes them, and in other epochs the program
+        )  # with a pause the thread makes the batches, without it the program does
     if epoch % 10 == 9:
         taken.append(memory("VmRSS"))
-# One ninth, since buffers have eight sizes between a number and its double.
+# 9/8, because the buffer pool rounds sizes up by at most one eighth.
 print(memory("VmHWM") - before - (int(waiting) + 3) * largest * 9 // 8, taken[-1] - taken[0], largest)

@@ -1,4 +1,4 @@
-"""Map functions, structures, element specs."""
+"""Tests of map functions, structures and element specs."""
 
 import dataclasses
 from typing import NamedTuple
@@ -76,10 +76,10 @@ def test_map_per_element_and_per_batch_see_what_they_should():
 
 def test_elements_that_cannot_be_stacked():
     ragged = Dataset.range(3).map(lambda i: np.zeros(i)).batch(3)
-    with pytest.raises(ValueError, match=r"equal shapes, but map\(\) gave \(0,\) for one and \(1,\)"):
+    with pytest.raises(ValueError, match=r"equal shapes, but map\(\) returned \(0,\) for one and \(1,\)"):
         list(ragged)
     assert [x.shape for x in Dataset.range(3).map(lambda i: np.zeros(i))] == [(0,), (1,), (2,)]
-    with pytest.raises(ValueError, match="return its result"):
+    with pytest.raises(ValueError, match="returns its result"):
         list(Dataset.range(3).map(lambda i: None).batch(3))
 
 

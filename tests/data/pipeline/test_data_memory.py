@@ -1,4 +1,4 @@
-"""The memory of reading: the batches that wait and that are used, and little else, for as long as one likes."""
+"""Tests of the memory of reading: it holds the batches that wait or are in use, and does not grow."""
 
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_memory_is_bounded_and_flat_over_fifty_epochs(tmp_path, case, nbytes, ru
     ended = run_alone(
         PROGRAM, path, case, str(size), str(waiting), "0.001",
         limit=100,
-        # What malloc keeps of what was freed goes up and down with the threads that meet: here it keeps none.
+        # How much freed memory malloc keeps depends on the timing of threads: these settings make it keep none.
         MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="1048576",
     ).check()  # fmt: skip
     beyond, growth, largest = map(int, ended.output.split())
@@ -63,7 +63,7 @@ def test_memory_is_bounded_and_flat_over_fifty_epochs(tmp_path, case, nbytes, ru
 
 @pytest.mark.parametrize("policy", ["DATA", "FILE", "OFF"])
 def test_how_far_ahead_follows_from_the_batch_size(tmp_path, policy):
-    """And not from the batch that comes next, which may be the small one at the end."""
+    """The next batch does not decide, since it may be the small one at the end."""
     for i in range(2):
         with h5py.File(tmp_path / f"{i}.h5", "w") as f:
             f.create_dataset("x", (41, 1024, 256), "f4", fillvalue=1)  # of 1 MiB

@@ -1,4 +1,4 @@
-"""The order of a shuffled epoch, number by number."""
+"""Tests of the order of a shuffled epoch."""
 
 import tracemalloc
 
@@ -66,7 +66,7 @@ def test_a_place_holds_any_number_equally_often():
 def test_block_order_permutes_and_stays_in_its_windows(files, rows, window, seed, epoch):
     n = sum(files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_FEWEST", 0)  # few blocks are permuted as such, too
+        patch.setattr(blocks, "_FEWEST", 0)  # permute few blocks as blocks, too
         order = BlockOrder(n, Blocks(rows, window, starts(files)))
     found = order(np.arange(n), seed, epoch)
     assert sorted(found.tolist()) == list(range(n))
@@ -78,7 +78,7 @@ def test_block_order_permutes_and_stays_in_its_windows(files, rows, window, seed
         assert k < stop <= k + rows * window
         announced = [row for first, last in spans.tolist() for row in range(first, last)]
         assert announced == sorted(found[k:stop].tolist())
-        # At most that many blocks, and one more run for every file that a block of rests spans.
+        # At most one run per block of the window, and one per file that a block of rests spans.
         assert len(spans) <= window + len(files)
         k = stop
 
@@ -95,7 +95,7 @@ def test_a_million_million_rows():
 @pytest.mark.full
 @pytest.mark.parametrize("files", [1, 1000])
 def test_memory_does_not_grow_with_the_number_of_rows(files):
-    """Only the numbers of one call, and what is known of the files."""
+    """Memory is needed only for the numbers of one call and the description of the files."""
     peaks = []
     for exponent in (6, 9, 12):
         n = 10**exponent
@@ -161,7 +161,7 @@ def test_windows_are_announced_before_their_rows_are_read(take):
         asked.clear()
         for step in range(len(dataset)):
             dataset._plan.element(step, epoch)
-            # One window more than what was asked for, and no more.
+            # Rows are announced one window ahead, and no further.
             assert sum(map(len, announced)) - len(asked) <= 2 * 40 + 7
         told = [row for window in announced for row in window]
         assert len(told) == len(set(told)) == (1000 if take is None else 960)  # each window once

@@ -1,4 +1,4 @@
-"""A thread reads ahead: the same elements and errors as without it, and it ends when it is not needed."""
+"""Tests of prefetching: same elements and errors with and without the thread, which ends when not needed."""
 
 import contextlib
 import gc
@@ -57,7 +57,7 @@ def test_no_further_ahead_than_said():
     ahead.close()
 
 
-# --- who makes an element: the thread, or its user if he has nothing else to do --------------
+# --- which thread makes an element: the reading thread, or a caller that asks again at once ---
 
 
 def named(count, names):
@@ -72,7 +72,7 @@ def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
     monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
     ahead = Prefetched(named(60, names), most)
     assert [next(ahead) for _ in range(20)] == list(range(20))
-    # The first comes from nowhere at once; those after it are often enough when there are as many as that.
+    # The first call does not count as asked at once. After `_OFTEN` calls the caller begins to keep permits.
     by_thread = prefetch._OFTEN + most
     assert names == ["mpistrat-read"] * by_thread + ["MainThread"] * (20 - by_thread)
     monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
@@ -239,7 +239,7 @@ with h5py.File(path, "w") as f:
 ahead = Prefetched(iter(Dataset.from_hdf5(path, "x").repeat().shuffle(buffer_size=500).batch(100)), 2)
 next(ahead)
 """
-    for compression in ("lzf", "gzip"):  # by HDF5, and by threads of our own
+    for compression in ("lzf", "gzip"):  # decoded by HDF5, and by threads of this library
         ended = ends(program, compression)
         assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -252,7 +252,7 @@ def test_a_forked_child_has_no_thread():
     child = os.fork()
     if child == 0:
         usable = ahead.usable
-        del ahead  # must not wait for a lock that nobody releases
+        del ahead  # must not wait for a lock that is never released
         os._exit(1 if usable else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ahead.close()

@@ -1,4 +1,4 @@
-"""Any chain of transforms against a serial program that does the same."""
+"""Tests of chains of transforms, compared with a serial program."""
 
 import itertools
 
@@ -16,7 +16,7 @@ MANY = 40
 
 
 def serial(ops, rows, iteration):
-    """The elements of one iteration, produced one after another as tf.data would."""
+    """Return the elements of one iteration, made one after another as in tf.data."""
     if not ops:
         yield from range(rows)
         return

@@ -1,4 +1,4 @@
-"""Datasets of sequences, arrays of other libraries, and iterables."""
+"""Tests of datasets of sequences, arrays of other libraries, and iterables."""
 
 import h5py
 import numpy as np
@@ -34,7 +34,7 @@ def lists(batches):
 
 
 class Torch:
-    """What a map-style dataset of torch looks like."""
+    """Stand-in for a map-style dataset of torch."""
 
     def __init__(self, n=7):
         self.n, self.asked = n, []
@@ -66,7 +66,7 @@ def test_map_style_datasets(kind):
 
 
 class Zarr:
-    """Has shape, dtype and an orthogonal index, as arrays of zarr do, and lists what it is asked for."""
+    """Stand-in for an array of zarr: shape, dtype and an orthogonal index. It records the indices that are read."""
 
     def __init__(self, values):
         self.values, self.asked = values, []
@@ -250,7 +250,7 @@ def test_generators_can_be_gone_through_once():
     dataset = Dataset.from_iterable(i for i in range(3)).batch(2)
     assert dataset.element_spec == ArraySpec((None,), "i8")
     assert lists(dataset) == [[0, 1], [2]]
-    with pytest.raises(ValueError, match="only once: give from_iterable"):
+    with pytest.raises(ValueError, match="yields its elements only once: give from_iterable"):
         list(dataset)
 
 
@@ -258,13 +258,13 @@ def test_questions_about_iterables():
     dataset = Dataset.from_iterable(range(3))
     assert dataset.cardinality() == UNKNOWN_CARDINALITY == -2
     assert dataset.element_spec == ArraySpec((), "i8")
-    with pytest.raises(TypeError, match="nobody knows the length"):
+    with pytest.raises(TypeError, match=r"length .* is unknown before its end"):
         len(dataset)
     with pytest.raises(TypeError, match="needs an iterable"):
         Dataset.from_iterable(3)
     with pytest.raises(ValueError, match="buffer_size"):
         list(dataset.shuffle(seed=1))
-    with pytest.raises(ValueError, match="yields nothing"):
+    with pytest.raises(ValueError, match="yields no elements"):
         Dataset.from_iterable([]).element_spec  # noqa: B018
     assert sorted(int(x) for x in dataset.repeat().shuffle(3, seed=1).take(6)) == [0, 0, 1, 1, 2, 2]
 

@@ -1,4 +1,4 @@
-"""Files that are written and divided: against h5py, and back."""
+"""Tests of writing and dividing files: the new files are compared with h5py, and read again."""
 
 import glob
 import json
@@ -26,7 +26,7 @@ TYPES = ("x", "g/y", "text", "fixed", "ragged", "compound", "enum", "pairs", "fl
 
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory):
-    """A file of all kinds of types, with attributes."""
+    """Return a file with datasets of many types, with attributes."""
     path, n = tmp_path_factory.mktemp("varied") / "in.h5", 50
     with h5py.File(path, "w") as f:
         f.attrs["of"] = "root"
@@ -150,7 +150,7 @@ def test_rows_that_would_not_be_what_they_were(tmp_path, first, then):
 def test_a_function_whose_type_changes(tmp_path):
     dataset = Dataset.range(6).map(lambda x: int(x) if x < 3 else float(x) + 0.5)
     with pytest.raises(
-        DatasetMismatchError, match=r"rows of int64 \(\), and those from row 0 on are of float64"
+        DatasetMismatchError, match=r"rows of int64 \(\), but rows from row 0 on are of float64"
     ):
         write(tmp_path / "a.h5", dataset)
     assert os.listdir(tmp_path) == []
@@ -190,7 +190,7 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
 
         def __getitem__(self, run):
             if run.start:
-                # Somebody else is faster.
+                # Another program makes the file first.
                 (tmp_path / "2.h5").write_bytes(b"theirs")
             return np.arange(run.start, run.stop)
 
@@ -217,7 +217,7 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
         (lambda p: write(p, {3: [1]}), TypeError, "not 3"),
         (lambda p: write([p, p.with_name("b")], {"x": [1]}), ValueError, "1 rows for 2 files"),
         (lambda p: write([p, p.with_name("b")], iter([])), ValueError, "number of rows is known"),
-        (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is no folder"),
+        (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is not a folder"),
         (lambda p: write(p, 3), TypeError, "rows must be"),
     ],
 )
@@ -237,7 +237,7 @@ def test_zstd_that_is_not_installed(tmp_path, monkeypatch):
 
 
 def beside(path, n=6, **more):
-    """Rows, and what programs like to keep with them."""
+    """Return a file of rows, and the scalars and attributes that programs often keep with them."""
     with h5py.File(path, "w") as f:
         f["x"], f["y"] = np.arange(n * 3.0).reshape(n, 3), np.arange(n)
         f["g/mean"] = np.float32(1.5)
@@ -280,8 +280,8 @@ def test_what_cannot_be_divided_is_named(tmp_path):
     assert len(shard([path], tmp_path / "out", 2, datasets=["x", "y"])) == 2
     one = beside(tmp_path / "b.h5")
     for name, more, text in (
-        ("c", {"z": np.arange(6)}, r"c\.h5' has the dataset 'z', which file .*b\.h5' has not"),
-        ("d", {"scale": 2.0}, r"d\.h5' has the dataset 'scale', which"),
+        ("c", {"z": np.arange(6)}, r"c\.h5' has the dataset 'z', but file .*b\.h5' lacks it"),
+        ("d", {"scale": 2.0}, r"d\.h5' has the dataset 'scale', but file"),
     ):
         with pytest.raises(DatasetMismatchError, match=text):
             shard([one, beside(tmp_path / f"{name}.h5", **more)], tmp_path / "more", 1)
@@ -362,5 +362,5 @@ def test_commands(varied, tmp_path, run_alone):
     assert [each["rows"] for each in told["files"]] == [13, 12, 12]
     (steps,) = told["policies"]
     assert (steps["DATA"], steps["OFF"], steps["replicas"]) == (8, 16, 2)
-    # 13 + 12 rows by 3 on the first replica, 12 by 2 on the second.
+    # FILE: the first replica reads 13 + 12 rows in batches of 3, the second reads 12 in batches of 2.
     assert (steps["FILE"], steps["AUTO"]) == (9, "DATA")

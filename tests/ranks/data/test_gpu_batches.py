@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU, as `test_gpu_collectives` has it."""
+"""Tests of copying batches to a GPU, or to the stand-in for a GPU (see `test_gpu_collectives`)."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ ROWS = 240
 
 @pytest.fixture
 def on_gpu(cupy, monkeypatch):
-    """A strategy whose batches come on this rank's GPU, of which nothing is left from other tests."""
+    """Return a strategy that fetches batches to this rank's GPU, without buffers left over from other tests."""
     monkeypatch.setattr(device_feed, "_idle", {})
     return mpistrat.MultiWorkerMirroredStrategy(device="cuda:0")
 
 
 def batches_of(strategy, ahead, rows=ROWS, width=50):
-    """Of ``rows`` rows, 10 a replica, each with its own number in all its places; and the number."""
+    """Return batches of 10 rows per replica: each row holds its own number plus 0.5, and the number."""
     numbers = np.arange(rows)
     dataset = mpistrat.data.Dataset.from_arrays((np.repeat(numbers[:, None], width, 1) + 0.5, numbers))
     return strategy.experimental_distribute_dataset(dataset.batch(10 * SIZE).prefetch(ahead))
@@ -53,7 +53,7 @@ def test_batches_come_on_the_gpu(cupy, on_gpu, ahead):
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("first", ["copies", "work"])
 def test_memory_is_used_again_once_the_work_is_done(cupy, on_gpu, ahead, first):
-    """Each batch is given up while the work with it waits; whichever stream the GPU then runs first, all is right."""
+    """Each batch is released before the work on it runs. Results are right in any order of the streams."""
     if not hasattr(cupy.cuda.Stream.null, "put"):
         return
     work, seen, places = cupy.cuda.Stream(non_blocking=True), [], set()
@@ -71,12 +71,12 @@ def test_memory_is_used_again_once_the_work_is_done(cupy, on_gpu, ahead, first):
     assert len(seen) == 2 * ROWS // (10 * SIZE)
     for x, numbers in zip(seen[::2], seen[1::2], strict=True):
         assert_right(x, numbers)
-    assert len(places) <= ahead + 5  # the rest is used again
+    assert len(places) <= ahead + 5  # the other batches reuse this memory
     assert np.unique(np.concatenate(seen[1::2])).size == ROWS // SIZE
 
 
 def test_nobody_waits(cupy, on_gpu, monkeypatch):
-    """Copies and work are put off, and still are when the next batch is asked for."""
+    """Copies and work are delayed, and still pending when the next batch is requested."""
     if not hasattr(cupy.cuda.Stream.null, "put"):
         return
     waited = []
@@ -108,7 +108,7 @@ def test_batches_larger_than_the_pinned_memory(cupy, on_gpu, monkeypatch):
 
 
 def test_what_is_kept_stays(cupy, on_gpu):
-    """Of each batch one array, and of that a part."""
+    """The program keeps one array of each batch, and a part of that array."""
     kept = [numbers[3:5] for _, numbers in batches_of(on_gpu, 2) if len(numbers) == 10]
     assert len(kept) == ROWS // (10 * SIZE)
     assert [int(each[1] - each[0]) for each in kept] == [1] * len(kept)
@@ -125,7 +125,7 @@ def test_memory_goes_back_when_the_gpu_is_done(cupy, on_gpu):
 
 
 def test_two_datasets_at_once(cupy, on_gpu):
-    """Each reader has a feed of its own while it copies."""
+    """Each reader has its own feed while it copies."""
     one, other = (iter(batches_of(on_gpu, 2, width=width)) for width in (50, 70))
     for (x, numbers), (y, same) in zip(one, other, strict=True):
         assert_right(x.get(), numbers.get())

@@ -1,1 +1,1 @@
-"""How rows are read where a file keeps them: raw, in chunks, or by h5py."""
+"""Readers of rows, one for each layout: raw bytes, chunks, and h5py for all others."""

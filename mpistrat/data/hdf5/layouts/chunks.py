@@ -1,4 +1,4 @@
-"""Rows of chunks that must be decoded, or that hold parts of rows."""
+"""Reader of chunks that must be decoded, or that hold parts of rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpistrat.data.rows import blocks
 from mpistrat.data.rows.byte_order import native
 
 _MOST_THREADS = 4
-_NICE = 10  # a tenth of the processor time of another thread on the same core
+_NICE = 10  # about a tenth of the CPU time of another thread on the same core
 
 
 class _Task(NamedTuple):
@@ -32,7 +32,7 @@ class _Task(NamedTuple):
 
 
 class DecodedChunks:
-    """Reads and decodes chunks by a few threads, and keeps those of which more may be wanted."""
+    """A pool of threads that decode chunks, and a cache of chunks with rows that were not read yet."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
@@ -42,7 +42,7 @@ class DecodedChunks:
         self._threads = min(_MOST_THREADS, _cores())
 
     def for_each(self, tasks: Sequence[Any], do: Callable[[Any], None]) -> None:
-        """``do`` each task, this thread and some others together; the first error is raised."""
+        """Call ``do`` on each task, in this thread and in the pool; raise the first error."""
         helpers = min(self._threads, len(tasks)) - 1
         remaining = deque(tasks)
 
@@ -75,7 +75,7 @@ class DecodedChunks:
                 other.result()
 
     def get(self, key: Any, rows: int) -> np.ndarray | None:
-        """A chunk that was kept, of which so many rows are wanted now."""
+        """Return a chunk of the cache of which ``rows`` rows are read now, or None."""
         with self._lock:
             found = self._kept.pop(key, None)
             if found is None:
@@ -88,9 +88,9 @@ class DecodedChunks:
             return chunk
 
     def keep(self, key: Any, chunk: np.ndarray, remaining: int) -> None:
-        """Keep a chunk until its remaining rows were read too; or drop those that were not used for longest.
+        """Keep a chunk until its remaining rows are read. The least recently used chunks are dropped for it.
 
-        However large they are, two are kept: one in each of the windows of a batch.
+        At least two chunks are kept, whatever their size: one for each window of a batch.
         """
         with self._lock:
             if key in self._kept:
@@ -101,29 +101,29 @@ class DecodedChunks:
             self._bytes += chunk.nbytes
 
     def clear(self) -> None:
-        """Keep none."""
+        """Drop all chunks."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
 
 
 class ChunkedRows:
-    """Rows of chunks, each of which is read as a whole where it has filters.
+    """Reader of the rows of a chunked dataset. Chunks are read and decoded as wholes.
 
     Parameters
     ----------
     layout : Chunked
-        Where they are.
+        Where the chunks lie.
     rows : int
-        How many there are.
+        Number of rows of the dataset.
     shape : tuple of int
-        Of a row.
+        Shape of a row.
     stored : numpy.dtype
-        Of the file.
+        Dtype in the file.
     key : object
-        What tells this dataset from others.
+        Key of the dataset in the cache.
     decoded : DecodedChunks
-        Shared by all datasets.
+        The cache, shared by all datasets.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ChunkedRows:
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
         size, last = self._chunk[0], first + len(out)
         runs = []
         for number in range(first // size, -(-last // size)):
@@ -163,7 +163,7 @@ class ChunkedRows:
         self._read(files, runs, out)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows to any places of ``out``."""
+        """Read ascending rows to the places ``where`` of ``out``."""
         numbers, inside = np.divmod(rows, self._chunk[0])
         cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         runs = [
@@ -173,7 +173,7 @@ class ChunkedRows:
         self._read(files, runs, out)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``."""
+        """Start read-ahead of the rows from ``first`` up to ``last``."""
         count = len(self._cells)
         begin, end = first // self._chunk[0] * count, -(-last // self._chunk[0]) * count
         starts, stops = self._offsets[begin:end], (self._offsets + self._sizes)[begin:end]
@@ -203,7 +203,7 @@ class ChunkedRows:
         self._decoded.for_each(tasks, do)
 
     def _place(self, task: _Task, out: np.ndarray) -> np.ndarray | None:
-        """The memory of ``out`` that is to be all of a chunk, as it is stored; None if there is no such."""
+        """Return the memory of ``out`` into which a whole chunk can be decoded, or None."""
         if not (self._whole and isinstance(task.rows, slice)):
             return None
         part = out[task.where]
@@ -228,8 +228,8 @@ class ChunkedRows:
 
 
 def _give_way() -> None:
-    """Let what the program computes go first, where there are fewer cores than threads."""
-    if sys.platform.startswith("linux"):  # elsewhere it would concern the whole process
+    """Lower the priority of this thread, so that computations of the program go first on shared cores."""
+    if sys.platform.startswith("linux"):  # on other systems it would change the whole process
         this = os.PRIO_PROCESS, threading.get_native_id()
         with contextlib.suppress(OSError):
             os.setpriority(*this, min(19, os.getpriority(*this) + _NICE))

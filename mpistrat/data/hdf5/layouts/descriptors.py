@@ -1,4 +1,4 @@
-"""Open files to read at any place, without HDF5: a bounded number of them, each the file that was described."""
+"""Open files for reads at any offset, without HDF5: a bounded number, each checked to be the described file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,26 @@ class Descriptor:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise DataFileError.of_file(path, "it cannot be found any more; fix: bring it back") from None
+            raise DataFileError.of_file(path, "it can no longer be found; fix: bring it back") from None
         except OSError as error:
             raise DataFileError.of_file(path, f"it cannot be opened ({error}); fix: see the error") from error
         self._path, self._size = path, size
         self._mtime_ns = -1
 
     def check(self, same: Callable[[str, int], bool]) -> None:
-        """See that the file is as large as it was; if it was written to, ``same(path, mtime_ns)`` decides.
+        """Check that the size of the file is unchanged. If the time of writing changed, ``same`` decides.
+
+        Parameters
+        ----------
+        same : callable
+            Called with path and mtime_ns. Returns whether the file still has the same rows.
 
         Raises
         ------
         DataFileError
-            If it is another file by now.
+            If the file has changed.
         """
-        if self._fd < 0:  # closed for others that were needed, and checked when it opened
+        if self._fd < 0:  # closed to make room for other files; was checked when it was opened
             return
         found = os.fstat(self._fd)
         if found.st_size != self._size or (
@@ -48,7 +53,7 @@ class Descriptor:
 
     @property
     def checked(self) -> bool:
-        """Whether it was found to be the right file since it was opened."""
+        """Whether `check` has passed since the file was opened."""
         return self._mtime_ns >= 0
 
     def read(self, offset: int, into: Sequence[memoryview]) -> None:
@@ -57,7 +62,7 @@ class Descriptor:
         Raises
         ------
         DataFileError
-            If the file has fewer.
+            If the file has fewer bytes.
         """
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
@@ -96,8 +101,8 @@ class Descriptor:
                 self.read(offset, [piece])
 
     def will_need(self, offset: int, size: int) -> None:
-        """Have the system fetch these bytes meanwhile, where it can."""
-        # To ask first whether it has them (RWF_NOWAIT) makes Linux read on from there, which takes longer in all.
+        """Ask the system to read these bytes ahead, where it supports that."""
+        # Do not test the page cache first: with RWF_NOWAIT Linux starts its own read-ahead, which is slower in all.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
@@ -112,21 +117,21 @@ class Descriptor:
 
 
 class Files(Protocol):
-    """The files of a dataset, by number."""
+    """The open files of a dataset, by number."""
 
     def __getitem__(self, number: int) -> Descriptor:
-        """An open file; it may be closed when another one is asked for."""
+        """Return an open file. It may be closed when another file is requested."""
 
 
 class Descriptors:
-    """The files that were used last; what is over the bound is closed, the one not used for longest first."""
+    """A bounded number of open files. The least recently used one is closed first."""
 
     def __init__(self, most: int):
         self._most = most
         self._open: OrderedDict[str, Descriptor] = OrderedDict()
 
     def get(self, path: str, size: int) -> Descriptor:
-        """The file, opened if need be."""
+        """Return a file; open it if necessary."""
         found = self._open.get(path)
         if found is None:
             while len(self._open) >= self._most:
@@ -136,7 +141,7 @@ class Descriptors:
         return found
 
     def close(self) -> None:
-        """Close all."""
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -145,13 +150,13 @@ class Descriptors:
 
 
 def changed(path: str, then: int, now: int) -> DataFileError:
-    """The error for a file that is not what it was."""
+    """Return the error for a file that has changed."""
     change = "truncated" if now < then else "written to"
     sizes = f" ({then} bytes then, {now} bytes now)" if now != then else ""
     return DataFileError.of_file(
         path,
         f"it was {change} after it was described{sizes}; "
-        "fix: leave data files alone while they are read, write it again",
+        "fix: do not change data files while they are read, and write this one again",
     )
 
 

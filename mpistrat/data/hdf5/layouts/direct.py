@@ -1,4 +1,4 @@
-"""Rows of HDF5 files without HDF5: read from where they lie, by one thread of many, with no lock."""
+"""Readers of rows without HDF5: they read the bytes of the file directly, without HDF5's global lock."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from mpistrat.data.rows.byte_order import native
 
 
 class RowReader(Protocol):
-    """The rows of one dataset. A new layout is a new class like this and a line in `rows_of`."""
+    """Reader of the rows of one dataset. A new layout is a new class like this and a line in `_of_layout`."""
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on, as many as ``out`` has."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows, none twice, to these places of ``out``."""
+        """Read ascending rows, each at most once, to the places ``where`` of ``out``."""
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``."""
+        """Start read-ahead of the rows from ``first`` up to ``last``."""
 
 
 def rows_of(column: Column, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
-    """What reads the rows of a column.
+    """Return the reader of the rows of a column.
 
     Parameters
     ----------
     column : Column
-        Whose layout is not `ThroughHdf5`.
+        A column with a layout other than `ThroughHdf5`.
     rows : int
-        How many it has.
+        Number of rows of the column.
     key : object
-        What tells the column from others.
+        Key of the column in the cache.
     decoded : DecodedChunks
-        Shared by all columns.
+        The cache of decoded chunks, shared by all columns.
     """
     return _of_layout(column, column.layout, rows, key, decoded)
 
@@ -55,7 +55,7 @@ def _of_layout(column: Column, layout: Layout, rows: int, key: Any, decoded: Dec
 
 
 class RawRows:
-    """Rows that are read as they are, and put into this machine's byte order in place."""
+    """Reader of rows stored as in memory. It converts them to the byte order of this machine in place."""
 
     def __init__(self, rows: ContiguousRows | RowsOfChunks, column: Column):
         self._rows = rows
@@ -64,20 +64,20 @@ class RawRows:
         self.will_need = rows.will_need
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
         self._rows.read_run(files, first, out)
         if self._swapped:
             out[...] = out.view(self._stored).astype(out.dtype)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows to any places of ``out``."""
+        """Read ascending rows to the places ``where`` of ``out``."""
         self._rows.read_rows(files, rows, out, where)
         if self._swapped:
             out[where] = out[where].view(self._stored).astype(out.dtype)
 
 
 class JoinedRows:
-    """Rows of several layouts, one after another."""
+    """Reader of a virtual dataset: rows of several layouts, one after another."""
 
     def __init__(self, column: Column, layout: Joined, key: Any, decoded: DecodedChunks):
         self._firsts = np.array([part.first for part in layout.parts], np.int64)
@@ -89,14 +89,14 @@ class JoinedRows:
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
         last = first + len(out)
         for i in self._touched(first, last):
             low, high = max(first, int(self._firsts[i])), min(last, int(self._ends[i]))
             self._parts[i].read_run(files, low + int(self._shifts[i]), out[low - first : high - first])
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows to any places of ``out``."""
+        """Read ascending rows to the places ``where`` of ``out``."""
         cuts = np.searchsorted(rows, self._ends)
         start = int(np.searchsorted(rows, self._firsts[0]))
         for i in np.flatnonzero(np.diff(cuts, prepend=start)).tolist():
@@ -105,7 +105,7 @@ class JoinedRows:
             start = stop
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``."""
+        """Start read-ahead of the rows from ``first`` up to ``last``."""
         for i in self._touched(first, last):
             low, high = max(first, int(self._firsts[i])), min(last, int(self._ends[i]))
             self._parts[i].will_need(files, low + int(self._shifts[i]), high + int(self._shifts[i]))

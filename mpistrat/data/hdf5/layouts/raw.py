@@ -1,4 +1,4 @@
-"""Rows that lie in files as they lie in memory: contiguous ones, and those of chunks without filters."""
+"""Readers of rows stored as in memory: contiguous ones, and those in chunks without filters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked, Contiguous
 from mpistrat.runtime.arrays import as_bytes
 
-_GAP = 16 << 10  # reading these bytes takes no longer than asking once more
+_GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
 _SMALL_ROW = 2 << 10
 _MOST_OF_GAPS = 4 << 20
 
 
 class ContiguousRows:
-    """Rows one after another, in one extent or more."""
+    """Reader of rows that lie one after another, in one extent or more."""
 
     def __init__(self, layout: Contiguous, row_bytes: int):
         self._extents = layout.extents
         self._row_bytes = row_bytes
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
         view, begin = as_bytes(out).data, first * self._row_bytes
         end = begin + len(view)
         for extent in self._extents:
@@ -33,7 +33,7 @@ class ContiguousRows:
                 files[extent.file].read(offset, [view[low - begin : high - begin]])
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows to any places of ``out``."""
+        """Read ascending rows to the places ``where`` of ``out``."""
         if len(self._extents) == 1:
             extent = self._extents[0]
             scatter(files[extent.file], extent.offset + rows * self._row_bytes, self._row_bytes, out, where)
@@ -42,7 +42,7 @@ class ContiguousRows:
             self.read_run(files, row, out[place : place + 1])
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``."""
+        """Start read-ahead of the rows from ``first`` up to ``last``."""
         begin, end = first * self._row_bytes, last * self._row_bytes
         for extent in self._extents:
             low, high = max(begin, extent.start), min(end, extent.start + extent.size)
@@ -51,36 +51,36 @@ class ContiguousRows:
 
 
 class RowsOfChunks:
-    """Rows of chunks without filters that have whole rows, and so lie there as in memory."""
+    """Reader of chunks without filters that hold whole rows. Their bytes are the same as in memory."""
 
     def __init__(self, layout: Chunked, row_bytes: int):
         self._file = layout.file
         self._rows = layout.chunk[0]
         self._row_bytes = row_bytes
         self._offsets, _ = layout.places()
-        # The chunks that another one than the next follows in the file.
+        # The chunks that are not followed directly by the next chunk in the file.
         self._gaps = np.flatnonzero(self._offsets[1:] != self._offsets[:-1] + self._rows * row_bytes)
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Rows from ``first`` on."""
+        """Read rows from ``first`` on, as many as ``out`` has."""
         view = as_bytes(out).data
         for offset, size in self._runs(first, first + len(out)):
             files[self._file].read(offset, [view[:size]])
             view = view[size:]
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Ascending rows to any places of ``out``."""
+        """Read ascending rows to the places ``where`` of ``out``."""
         chunk, inside = np.divmod(rows, self._rows)
         offsets = self._offsets[chunk] + inside * self._row_bytes
         scatter(files[self._file], offsets, self._row_bytes, out, where)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Have rows fetched from ``first`` up to ``last``."""
+        """Start read-ahead of the rows from ``first`` up to ``last``."""
         for offset, size in self._runs(first, last):
             files[self._file].will_need(offset, size)
 
     def _runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Offset and size of the runs of bytes that rows lie in."""
+        """Return offset and size of the runs of bytes that hold the rows."""
         size, low, high = self._rows, first // self._rows, -(-last // self._rows)
         gaps = self._gaps
         if len(gaps):
@@ -94,9 +94,9 @@ class RowsOfChunks:
 
 
 def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
-    """Read pieces of ``size`` bytes at these offsets to these places of ``out``, neighbours at once."""
+    """Read rows of ``size`` bytes at these offsets to these places of ``out``. Near rows are read in one call."""
     gaps = offsets[1:] - offsets[:-1] - size
-    if len(gaps) and gaps.min() < 0:  # chunks may lie in any order
+    if len(gaps) and gaps.min() < 0:  # chunks may have any order in the file
         order = np.argsort(offsets, kind="stable")
         offsets, where = offsets[order], where[order]
         gaps = offsets[1:] - offsets[:-1] - size
@@ -109,7 +109,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         for start, stop in pairwise([0, *cuts, len(where)]):
             _through_memory(file, offsets[start:stop], size, out, where[start:stop])
         return
-    # Pieces that follow each other in the file and in memory are one.
+    # Rows that follow each other both in the file and in memory become one piece.
     new = np.flatnonzero((gaps != 0) | (where[1:] != where[:-1] + 1)) + 1
     firsts, lasts = np.append(0, new), np.append(new - 1, len(where) - 1)
     begins, ends = (where[firsts] * size).tolist(), ((where[lasts] + 1) * size).tolist()
@@ -126,7 +126,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
 def _through_memory(
     file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray
 ) -> None:
-    """Many small pieces: all that lies between them is read as well."""
+    """Read small rows through a buffer, together with all bytes between them."""
     flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
     start = 0
     while start < len(offsets):

@@ -1,4 +1,4 @@
-"""Rows that only HDF5 can read, through h5py."""
+"""Reader of rows that only HDF5 can read, through h5py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CACHE_SLOTS = 521
 
 
 class OpenFiles:
-    """The files that were used last, open in HDF5; one thread at a time.
+    """A bounded number of files open in HDF5, for one thread at a time. The least recently used is closed first.
 
-    Chunks of which only some rows are wanted are kept among those that are ``decoded``.
+    Chunks of which only some rows are read are kept in the cache ``decoded``.
     """
 
     def __init__(self, most: int, decoded: DecodedChunks):
@@ -36,7 +36,7 @@ class OpenFiles:
         out: np.ndarray,
         where: np.ndarray | None,
     ) -> None:
-        """Ascending rows of one column, to these places of ``out``, or in their order."""
+        """Read ascending rows of one column to the places ``where`` of ``out``, or, if None, in order."""
         file = self._open.get(path)
         if file is None:
             while len(self._open) >= self._most:
@@ -58,7 +58,7 @@ class OpenFiles:
             raise (ChecksumError if column.column.checksum else OSError)(str(error)) from error
 
     def close(self) -> None:
-        """Close all."""
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -78,7 +78,7 @@ class _OpenFile:
             if column.rows != record.rows:
                 raise DataFileError(
                     f"file {self._path!r}, dataset {column.column.name!r}: it had {record.rows} rows when it "
-                    f"was described and has {column.rows} now; fix: leave data files alone while they are read"
+                    f"was described and has {column.rows} now; fix: do not change data files while they are read"
                 )
             self._columns[number] = column
         return self._columns[number]
@@ -93,7 +93,7 @@ class _OpenColumn:
         self.column = column
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         if column.chunk_rows:
-            # A cache of chunks helps only where a chunk must be decoded to get at a row, and nobody else keeps it.
+            # HDF5's cache of chunks helps only where chunks must be decoded and `DecodedChunks` does not keep them.
             alone = column.filtered and not column.decoded
             cache = max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if alone else 0
             access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
@@ -105,11 +105,11 @@ class _OpenColumn:
         self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Ascending rows, consecutive ones at once."""
+        """Read ascending rows. Consecutive rows are read in one call."""
         gaps = np.diff(rows) != 1
         new = gaps
         if self.column.filtered:
-            # Rows between two rows of a chunk cost nothing: the chunk is decoded anyway.
+            # Reading the rows between two rows of a chunk is free, because the chunk is decoded anyway.
             new = gaps & (np.diff(rows // self.column.chunk_rows) != 0)
         cuts = np.flatnonzero(new) + 1
         for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
@@ -129,7 +129,7 @@ class _OpenColumn:
         key: tuple[str, int],
         decoded: DecodedChunks,
     ) -> None:
-        """Ascending rows, none twice, to these places of ``out``; every chunk is read as a whole."""
+        """Read ascending rows, each at most once, to the places ``where`` of ``out``, in whole chunks."""
         size = self.column.chunk_rows
         numbers = rows // size
         cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
