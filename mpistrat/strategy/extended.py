@@ -296,8 +296,7 @@ class StrategyExtended:
         words = nest.describe(value)
         if words is not None and self._topology.size > 1:
             what = operation(name, "of the structure", words)
-            with self._topology.turn(what, timeout_seconds=self._merge(options).timeout_seconds):
-                pass
+            self._topology.compare(what, self._merge(options).timeout_seconds)
 
     def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         return self._options if options is None else self._options.merge(options)

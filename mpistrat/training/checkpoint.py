@@ -236,8 +236,7 @@ def _prepared(
     require_cross_replica(strategy, what, "call it outside of strategy.run")
     topology: Topology = strategy.extended._topology
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
-    with topology.turn(operation(what, "of", tuple(named))):
-        pass
+    topology.compare(operation(what, "of", tuple(named)))
     pending_save.finish(topology)
     return named, topology
 

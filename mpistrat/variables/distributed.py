@@ -46,12 +46,11 @@ class DistributedVariable(Variable, DistributedValues):
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""
         if COMPARES:
-            with self._strategy.extended._topology.turn(
+            ranks_of(self).compare(
                 operation(
                     f"{method} of a variable", self._name, f"created in collective number {self._number}"
                 )
-            ):
-                pass
+            )
 
     def _is_own(self) -> bool:
         """Whether this is a place where a variable is this replica's copy: a replica or an update context."""

@@ -298,8 +298,7 @@ def _tell(strategy: Strategy, error: Exception) -> None:
         On every replica, if not all of them have this error.
     """
     text = _ADDRESS.sub("", str(error))  # of one strategy, say, which is elsewhere in every process
-    with strategy.extended._topology.turn(Operation("all_reduce", f"refused: {text}")):
-        pass
+    strategy.extended._topology.compare(Operation("all_reduce", f"refused: {text}"))
 
 
 def _fitting(gradient: Any, variable: Variable) -> Any:
