@@ -166,6 +166,18 @@ class Turns:
                 raise
         return self
 
+    def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
+        """Make the collective that does nothing but see whether all ranks are in it. It waits for all of them.
+
+        Raises
+        ------
+        MismatchError, TimeoutError, RuntimeError
+            As `turn`.
+        """
+        with self.turn(operation, self.memory is not None, timeout_seconds):
+            if self.memory is not None:
+                self.meet()
+
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
         """Take the turn, and return the word of the first meeting. Ends with `end`, or with `failed`.
 
@@ -204,6 +216,10 @@ class Turns:
         limited = timeout_seconds is not None and timeout_seconds != math.inf
         if self._given_up:
             if self._tells and not limited:
+                assert self.memory is not None
+                if not self.memory.agreed():  # this rank was interrupted where the others saw that
+                    self.end()
+                    self.disagree(operation)
                 return _OUT_OF_STEP | word & ~_NUMBERS | self.rank
             self.failed(operation, RuntimeError, met=False, noticed=False)
             raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
@@ -360,9 +376,18 @@ class Turns:
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
-        said: list[Said] = self.world.allgather(
-            Said(operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells)
-        )
+        own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
+        try:
+            told = self.world.allgather(own)
+        except (
+            BaseException
+        ) as interrupt:  # of a signal handler, after the call: the others heard of this rank
+            name = type(interrupt).__name__
+            self._tells = False
+            text = f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}"
+            self.give_up(f"after {_a(name)} in the middle of a collective", text)
+            raise
+        said = [Said(*each) for each in told]
         self.mismatches += 1
         sequence, self.sequence = self.sequence, max(each.sequence for each in said)
         if any(each.sequence != sequence or each.interrupted_in_it for each in said):
@@ -379,4 +404,4 @@ class Turns:
 
 
 def _a(kind: str) -> str:
-    return kind if kind.startswith("an ") else f"a {kind}"
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
