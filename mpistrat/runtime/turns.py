@@ -378,24 +378,25 @@ class Turns:
         """Raise the error that says what each rank does. Called by all ranks."""
         own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
         try:
-            told = self.world.allgather(own)
+            said = [Said(*each) for each in self.world.allgather(own)]
+            sequence, self.sequence = self.sequence, max(each.sequence for each in said)
+            in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
+            error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
+            if not in_step:
+                self.give_up("after an interrupted call", str(error))
+            self.mismatches += 1
         except (
             BaseException
         ) as interrupt:  # of a signal handler, after the call: the others heard of this rank
             name = type(interrupt).__name__
-            self._tells = False
-            text = f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}"
-            self.give_up(f"after {_a(name)} in the middle of a collective", text)
+            self.give_up(
+                f"after {_a(name)} in the middle of a collective",
+                f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}",
+            )
             raise
-        said = [Said(*each) for each in told]
-        self.mismatches += 1
-        sequence, self.sequence = self.sequence, max(each.sequence for each in said)
-        if any(each.sequence != sequence or each.interrupted_in_it for each in said):
-            error = out_of_step(self.rank, said)
+        finally:
             self._tells = False
-            self.give_up("after an interrupted call", str(error))
-            raise error
-        raise mismatch(self.rank, sequence, said)
+        raise error
 
     def on_all_ranks(self, error: _Error) -> _Error:
         """An error that all ranks raise in this turn, at the same place: nobody waits for one that has left."""
