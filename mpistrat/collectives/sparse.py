@@ -26,8 +26,7 @@ def all_reduce_slices(
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
     dtypes.accumulator(value.dtype, op)
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
-    with topology.turn(what, timeout_seconds=timeout_seconds):
-        pass
+    topology.compare(what, timeout_seconds)
     rows = moves.gathered(topology, value.values, 0, timeout_seconds)
     indices = moves.gathered(topology, value.indices, 0, timeout_seconds)
     if op is ReduceOp.MEAN:

@@ -29,7 +29,7 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
     *parts
         The form of the structure, the kinds of its leaves, and other values that must be equal on all ranks.
     timeout_seconds : float, optional
-        As in `Topology.turn`.
+        As in `Topology.compare`.
 
     Raises
     ------
@@ -37,8 +37,7 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
         On every rank, if they differ.
     """
     if topology.size > 1:
-        with topology.turn(operation(name, *parts), timeout_seconds=timeout_seconds):
-            pass
+        topology.compare(operation(name, *parts), timeout_seconds)
 
 
 class refusals:
@@ -52,7 +51,7 @@ class refusals:
         The collective.
     topology : Topology
     timeout_seconds : float, optional
-        As in `Topology.turn`.
+        As in `Topology.compare`.
 
     Raises
     ------

@@ -207,9 +207,7 @@ class Topology(Turns):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        with self.turn(_BARRIER):
-            if self.size > 1:
-                self.world.Barrier()
+        self.compare(_BARRIER)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's (pickled) object, in the order of ranks, on every rank."""
@@ -251,8 +249,7 @@ class Topology(Turns):
             On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
             RuntimeError.
         """
-        with self.turn(_ON_FIRST):
-            pass
+        self.compare(_ON_FIRST)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
             result, error = tell(None)
@@ -287,8 +284,7 @@ class Topology(Turns):
             try:
                 if not self._left:  # the others may still wait for this rank: without a limit, or to be told
                     self._given_up = ""
-                with self.turn(_END):
-                    pass
+                self.compare(_END)
                 self._leave_gpus()
                 return
             except MismatchError:

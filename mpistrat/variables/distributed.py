@@ -44,12 +44,11 @@ class DistributedVariable(Variable, DistributedValues):
         """In debug mode: raise on every replica if their variables are not one. Collective then."""
         topology = self._strategy.extended._topology
         if topology.compares_variables:
-            with topology.turn(
+            topology.compare(
                 operation(
                     f"{method} of a variable", self._name, f"created in collective number {self._number}"
                 )
-            ):
-                pass
+            )
 
     def _is_own(self) -> bool:
         """Whether this is a place where a variable is this replica's copy: a replica or an update context."""

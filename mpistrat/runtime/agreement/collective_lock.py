@@ -167,6 +167,18 @@ class Turns:
                 raise
         return self
 
+    def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
+        """Make the collective that does nothing but see whether all ranks are in it. It waits for all of them.
+
+        Raises
+        ------
+        MismatchError, TimeoutError, RuntimeError
+            As `turn`.
+        """
+        with self.turn(operation, self.memory is not None, timeout_seconds):
+            if self.memory is not None:
+                self.meet()
+
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
         """Take the turn, and return the word of the first meeting. Ends with `end`, or with `failed`.
 
@@ -205,6 +217,10 @@ class Turns:
         limited = timeout_seconds is not None and timeout_seconds != math.inf
         if self._given_up:
             if self._tells and not limited:
+                assert self.memory is not None
+                if not self.memory.agreed():  # this rank was interrupted where the others saw that
+                    self.end()
+                    self.disagree(operation)
                 return _OUT_OF_STEP | word & ~_NUMBERS | self.rank
             self.failed(operation, RuntimeError, met=False, noticed=False)
             raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
@@ -361,17 +377,27 @@ class Turns:
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
-        said: list[Said] = self.world.allgather(
-            Said(operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells)
-        )
-        self.mismatches += 1
-        sequence, self.sequence = self.sequence, max(each.sequence for each in said)
-        if any(each.sequence != sequence or each.interrupted_in_it for each in said):
-            error = out_of_step(self.rank, said)
+        own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
+        try:
+            said = [Said(*each) for each in self.world.allgather(own)]
+            sequence, self.sequence = self.sequence, max(each.sequence for each in said)
+            in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
+            error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
+            if not in_step:
+                self.give_up("after an interrupted call", str(error))
+            self.mismatches += 1
+        except (
+            BaseException
+        ) as interrupt:  # of a signal handler, after the call: the others heard of this rank
+            name = type(interrupt).__name__
+            self.give_up(
+                f"after {_a(name)} in the middle of a collective",
+                f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}",
+            )
+            raise
+        finally:
             self._tells = False
-            self.give_up("after an interrupted call", str(error))
-            raise error
-        raise mismatch(self.rank, sequence, said)
+        raise error
 
     def on_all_ranks(self, error: _Error) -> _Error:
         """An error that all ranks raise in this turn, at the same place: nobody waits for one that has left."""
@@ -380,4 +406,4 @@ class Turns:
 
 
 def _a(kind: str) -> str:
-    return kind if kind.startswith("an ") else f"a {kind}"
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"

@@ -109,14 +109,14 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     )
 
 
-def out_of_step(rank: int, said: Sequence[Said]) -> MismatchError:
-    """The error of rank ``rank`` where the ranks met with different numbers."""
+def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
+    """The error of rank ``rank``, in collective number ``sequence``, where the ranks met with different numbers."""
     lines = _in_groups(
         [f"{each.description}{each.place} (collective number {each.sequence})" for each in said]
     )
     causes = "\n".join(each.interrupted for each in said if each.interrupted)
     return MismatchError(
-        f"rank {rank}: the ranks met in collectives of different numbers:\n{lines}\n"
+        f"rank {rank}: the ranks are not in step in collective number {sequence}:\n{lines}\n"
         f"{causes or 'a rank left a collective before its end'}\n"
         "other ranks may have the result of that call already, so it cannot be repeated: end the program."
     )

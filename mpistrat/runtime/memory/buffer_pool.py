@@ -135,4 +135,5 @@ class _Lease(np.ndarray):
     home: deque[Memory]
 
     def __del__(self) -> None:
-        self.home.append(self.memory)
+        with contextlib.suppress(AttributeError):  # of one that was interrupted when it was made
+            self.home.append(self.memory)

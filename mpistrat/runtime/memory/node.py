@@ -117,3 +117,7 @@ class NodeMemory:
         self._meetings += 1
         self._barrier()
         return said.tolist() == [word] * self.size
+
+    def agreed(self) -> bool:
+        """Whether all ranks said the same when they last met."""
+        return len(set(self._said[self.generation ^ 1].tolist())) == 1
