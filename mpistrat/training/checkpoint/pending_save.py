@@ -66,6 +66,11 @@ class PendingSave:
             _forget(self._topology, self)
         self._raise_if_failed()
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the ranks are not in step any more, so that they cannot wait for each other."""
+        return bool(self._topology.given_up)
+
     def _finish(self) -> None:
         if self._thread is not None:
             self._thread.join()
@@ -148,9 +153,9 @@ def _forget(topology: Topology, pending: PendingSave) -> None:
 
 
 def finish_all() -> None:
-    """Wait for the pending saves of all communicators. Collective."""
+    """Wait for the pending saves of all communicators whose ranks are still in step. Collective."""
     for saves in list(_saves.values()):
-        if saves.last is not None:
+        if saves.last is not None and not saves.last.given_up:
             saves.last.wait()
 
 
