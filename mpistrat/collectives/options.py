@@ -43,9 +43,9 @@ class CommunicationOptions:
     bytes_per_pack : int
         Size of the messages that many small arrays are packed into; 0 leaves it to the library.
     timeout_seconds : float, optional
-        How long to wait for the other ranks in reductions and gathers: a TimeoutError then names the operation and
-        the ranks that did not come, and the strategy refuses all further work. All ranks must set it. Each
-        operation then costs a message of every rank to rank 0 and back.
+        How long to wait for the other ranks, in every call of the strategy that communicates: a TimeoutError then
+        names the operation and the ranks that did not come, and the strategy refuses all further work. All ranks
+        must set it. Each operation then costs a message of every rank to rank 0 and back.
     implementation : CommunicationImplementation or str
         Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
         ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``;

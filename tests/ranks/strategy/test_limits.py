@@ -35,7 +35,7 @@ class Case:
                 np.zeros((2, 2)), aggregation=mpistrat.VariableAggregation.ONLY_FIRST_REPLICA
             )
             self.on_read = mpistrat.Variable(
-                0.0,
+                np.zeros(2),
                 synchronization=mpistrat.VariableSynchronization.ON_READ,
                 aggregation=mpistrat.VariableAggregation.SUM,
             )
@@ -129,6 +129,8 @@ CALLS = {
     "Variable.numpy": lambda case: case.on_read.numpy(),
     "Variable.read_value": lambda case: case.on_read.read_value(),
     "Variable.value": lambda case: case.on_read.value(),
+    "Variable.gather_nd": lambda case: case.on_read.gather_nd([[0]]),
+    "Variable.sparse_read": lambda case: case.on_read.sparse_read([0]),
     "Variable.scatter_add": assigned("scatter_add", ROWS),
     "Variable.scatter_sub": assigned("scatter_sub", ROWS),
     "Variable.scatter_update": lambda case: case.strategy.run(lambda: case.first.scatter_update(ROWS)),
@@ -165,6 +167,7 @@ LOCAL = [
     "StrategyExtended.call_for_each_replica",
     "StrategyExtended.colocate_vars_with",
     "StrategyExtended.non_slot_devices",
+    "StrategyExtended.experimental_run_steps_on_iterator",
     "StrategyExtended.experimental_make_numpy_dataset",
     "StrategyExtended.update",
     "StrategyExtended.update_non_slot",
@@ -177,6 +180,14 @@ LOCAL = [
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.broadcast_implementation",
     "CrossDeviceOps.reduce_implementation",
+    "Variable.batch_scatter_update",
+    "Variable.get_shape",
+    "Variable.ref",
+    "Variable.scatter_nd_add",
+    "Variable.scatter_nd_max",
+    "Variable.scatter_nd_min",
+    "Variable.scatter_nd_sub",
+    "Variable.scatter_nd_update",
     "Optimizer.on_gpu",
     "Optimizer.update",
     "Optimizer.update_rows",
