@@ -115,7 +115,7 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
         if comm.rank == 0:
             print(error, file=sys.stderr)
         return 1
-    topology, device = strategy.extended._topology, strategy.extended._device
+    topology, device = strategy.extended.engine.topology, strategy.extended.engine.device
     found = obstacles(topology, device)
     names = [name for name, text in found.items() if not text] if "all" in arguments.algorithm else []
     names += [name for name in arguments.algorithm if name != "all"]

@@ -19,14 +19,17 @@ from mpistrat.runtime.device import Device
 class Distributed:
     """The base of both kinds of distributed datasets: a division of rows, iterated epoch after epoch."""
 
-    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+    def __init__(
+        self,
+        division: Division,
+        peers: Peers,
+        prefetch: int | None,
+        options: InputOptions | None,
+        device: Device,
+    ):
         self._passes = Passes(division, peers, prefetch)
-
-    def _fetch_to(self, device: Device, options: InputOptions | None) -> Distributed:
-        """Fetch batches to a device, unless the options disable that; return this dataset."""
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
-        return self
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._passes)
@@ -102,6 +105,8 @@ class DistributedDataset(Distributed):
         The replicas that share the dataset.
     options : InputOptions, optional
         Options of the input.
+    device : Device, optional
+        The device that batches are fetched to, unless the options disable that. By default the host.
 
     Raises
     ------
@@ -119,7 +124,13 @@ class DistributedDataset(Distributed):
     [array([2, 3]), array([6])]
     """
 
-    def __init__(self, dataset: Dataset, topology: Peers, options: InputOptions | None = None):
+    def __init__(
+        self,
+        dataset: Dataset,
+        topology: Peers,
+        options: InputOptions | None = None,
+        device: Device = Device("cpu"),  # noqa: B008 - a tuple
+    ):
         if not isinstance(dataset, Dataset):
             raise TypeError(
                 f"only a mpistrat.data.Dataset can be distributed, not {type(dataset).__name__}: make one "
@@ -148,7 +159,9 @@ class DistributedDataset(Distributed):
         _check_equal([description for description, _ in everyone])
         source.agree(topology)
         transforms = with_drawn_seeds(transforms, everyone[0][1])
-        super().__init__(dataset._divided(transforms, topology), topology, dataset.options().prefetch)
+        super().__init__(
+            dataset._divided(transforms, topology), topology, dataset.options().prefetch, options, device
+        )
 
 
 def _description(transform: Transform) -> str:

@@ -12,6 +12,7 @@ from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
 from mpistrat.data.pipeline.transforms import drawn_seeds, with_drawn_seeds
 from mpistrat.data.rows.contracts import Peers
+from mpistrat.runtime.device import Device
 
 
 class DistributedDatasetsFromFunction(DistributedDataset):
@@ -30,6 +31,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         The replicas.
     options : InputOptions, optional
         Options of the input.
+    device : Device, optional
+        The device that batches are fetched to, unless the options disable that. By default the host.
 
     Raises
     ------
@@ -54,6 +57,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         dataset_fn: Callable[[InputContext], Dataset],
         topology: Peers,
         options: InputOptions | None = None,
+        device: Device = Device("cpu"),  # noqa: B008 - a tuple
     ):
         if not callable(dataset_fn):
             raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
@@ -83,7 +87,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(transforms))
         else:
             own = OwnDataset(source, transforms, topology, None if None in lengths else max(lengths))
-        Distributed.__init__(self, own, topology, dataset.options().prefetch)
+        Distributed.__init__(self, own, topology, dataset.options().prefetch, options, device)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:

@@ -92,7 +92,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._resolver is None:
             from mpistrat.cluster_resolver.ranks.cross_check import resolver_of
 
-            self._resolver = resolver_of(self._extended._topology)
+            self._resolver = resolver_of(self.extended.engine.topology)
         return self._resolver
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -35,5 +35,5 @@ class OneDeviceStrategy(Strategy):
 
 
 class _OneDeviceExtended(StrategyExtended):
-    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return kind_on(self._variable_device)
+    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
+        return kind_on(self.engine.variable_device)

@@ -34,14 +34,14 @@ def reduce_over_axis(
 
 
 def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
-    topology, options = extended._topology, extended._options
+    topology, options = extended.engine.topology, extended.engine.options
     form = f"{op.name} over axis {axis}"
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         if nest.is_nested(value):
             raise TypeError(
                 "reduce over an axis takes one value, not a structure: reduce its parts one by one"
             )
-    (leaf,) = extended._reducible(op, [value], form)
+    (leaf,) = extended.engine.contributions(op, [value], form)
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         exact = options.algorithm == "exact" and has_roundings(op, leaf)
         parts = [] if exact else _local_parts(op, leaf, axis)
@@ -50,9 +50,9 @@ def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tu
         total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
         return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
     if op is ReduceOp.SUM:
-        return sum_of_parts(extended._all_reduce(op, parts, None, form)[0], like=leaf)
+        return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=leaf)
     if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
-        parts = extended._all_reduce(ReduceOp.SUM, parts, None, form)
+        parts = extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
     return mean_of_parts(parts[0], parts[1], like=leaf)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
+from mpistrat.engine import DefaultEngine
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED
 from mpistrat.strategy.scope import Scope
@@ -70,26 +69,10 @@ class _DefaultScope(Scope[Strategy]):
 
 
 class _DefaultExtended(StrategyExtended):
-    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return kind_on(self._variable_device)
+    _engine_class = DefaultEngine
 
-    def _all_reduce(
-        self,
-        op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None,
-        form: Hashable = None,
-    ) -> list[Any]:
-        return [self._all_reduce_array(op, value, options) for value in values]
-
-    def _all_reduce_array(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
-        """A copy, but buffers are reduced where they are."""
-        return value if id(getattr(value, "base", None)) in self._topology.arenas else snapshot(value)
-
-    def _all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
-    ) -> list[Any]:
-        return self._all_reduce(op, list(values), options)
+    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
+        return kind_on(self.engine.variable_device)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Scope in which new variables go where a variable is: here."""
@@ -147,7 +130,7 @@ def _gathered(value: Any) -> Any:
 
 _strategy: list[_DefaultStrategy] = []
 _strategy.append(_DefaultStrategy())
-_mode = _strategy[0].extended._replica_context._mode
+_mode = _strategy[0].extended.replica_context.mode
 
 
 def default_mode() -> context.Mode:

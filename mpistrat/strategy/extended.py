@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from mpistrat import context, data, nest
-from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
+from mpistrat.collectives import CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.ops.base import check_destinations
-from mpistrat.runtime import arrays
+from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
-from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
+from mpistrat.strategy.components import components
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.values import (
-    DistributedValues,
     Mirrored,
     ReduceOp,
     VariableSynchronization,
     component,
-    reducible,
 )
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
 
-_whole = whole(operator.attrgetter("_topology"))
+_whole = whole(attrgetter("engine.topology"))
 
 
 class StrategyExtended:
@@ -48,7 +45,16 @@ class StrategyExtended:
     cross_device_ops : CrossDeviceOps, optional
         How it reduces; by default the fastest way for each message.
     communication_options : CommunicationOptions, optional
-        Options of all its reductions.
+        Options of all its collectives.
+
+    Attributes
+    ----------
+    engine : Engine
+        The ranks, ops, device and options, for the rooms of this library.
+    replica_context : ReplicaContext
+        The context of this replica.
+    cross_replica_mode : Mode
+        What is on the stack of contexts in cross-replica context.
 
     Examples
     --------
@@ -67,32 +73,29 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
     ):
         self._strategy = container_strategy
-        self._options = communication_options or CommunicationOptions()
-        self._topology = (topology or Alone()).limited(self._options.timeout_seconds)
-        self._device = (device or Device("cpu")).use()
-        self._devices = (str(self._device),)
-        self._ops = (cross_device_ops or CollectiveAllReduce())._bound_to(self._topology)
-        self._replica_context = ReplicaContext(container_strategy, self._topology.rank)
-        self._cross_replica_mode = context.Mode(container_strategy)
-        self._update_mode = context.Mode(container_strategy, update_replica_id=self._topology.rank)
-        self._unnamed = 0
-        self._variable_device = self._device
+        self.engine: Engine = self._engine_class(topology, device, cross_device_ops, communication_options)
+        rank = self.engine.topology.rank
+        self.replica_context: ReplicaContext = ReplicaContext(container_strategy, rank)
+        self.cross_replica_mode = context.Mode(container_strategy)
+        self._update_mode = context.Mode(container_strategy, update_replica_id=rank)
+
+    _engine_class = Engine
 
     # --- what a strategy is ----------------------------------------------------------
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self._topology.size
+        return self.engine.topology.size
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The devices that replica functions run on, in this process."""
-        return self._devices
+        return self.engine.devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices that variables live on, in this process."""
-        return self._devices
+        return self.engine.devices
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -102,7 +105,7 @@ class StrategyExtended:
     @property
     def experimental_between_graph(self) -> bool:
         """Whether every worker runs the program itself."""
-        return self._topology.size > 1
+        return self.engine.topology.size > 1
 
     @property
     def experimental_should_init(self) -> bool:
@@ -112,34 +115,20 @@ class StrategyExtended:
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process is the one that saves."""
-        return self._topology.rank == 0
+        return self.engine.topology.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this process is the one that logs."""
-        return self._topology.rank == 0
+        return self.engine.topology.rank == 0
 
     # --- variables -------------------------------------------------------------------
 
-    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable]:
+    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
+        """Return the class of new variables."""
         if synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable
         return MirroredVariable
-
-    @contextmanager
-    def _variables_on_host(self) -> Iterator[None]:
-        """Context in which new variables live on the host: numbers that the program itself looks at every step."""
-        before, self._variable_device = self._variable_device, Device("cpu")
-        try:
-            yield
-        finally:
-            self._variable_device = before
-
-    def _name_variable(self, name: str | None) -> str:
-        if name is not None:
-            return name
-        self._unnamed += 1
-        return "Variable" if self._unnamed == 1 else f"Variable_{self._unnamed - 1}"
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether ``v`` was created while this strategy was current."""
@@ -162,10 +151,19 @@ class StrategyExtended:
             If the variable is none of this strategy.
         """
         require_scope(self._strategy)
-        self._check_variable(colocate_with_variable, "colocate_vars_with")
+        self.check_variable(colocate_with_variable, "colocate_vars_with")
         return nullcontext()
 
-    def _check_variable(self, variable: Any, method: str) -> None:
+    def check_variable(self, variable: Any, method: str) -> None:
+        """Raise unless ``variable`` is a variable of this strategy.
+
+        Raises
+        ------
+        TypeError
+            If ``variable`` is not a variable.
+        ValueError
+            If another strategy created it.
+        """
         if not isinstance(variable, Variable):
             raise TypeError(f"{method} takes a variable, not {variable!r}")
         if not self.variable_created_in_scope(self.value_container(variable)):
@@ -210,11 +208,11 @@ class StrategyExtended:
         RuntimeError
             If another strategy is current.
         """
-        self._check_variable(var, "update")
-        if context.current().replica_context is not self._replica_context:
+        self.check_variable(var, "update")
+        if context.current().replica_context is not self.replica_context:
             require_cross_replica(self._strategy, "update", "")
         result = self._in_update(fn, (component(var), *args), kwargs, group)
-        var._after_local_write("update")
+        var.after_local_write("update")
         return result
 
     def update_non_slot(
@@ -238,8 +236,8 @@ class StrategyExtended:
     def _in_update(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, group: bool
     ) -> Any:
-        args = tuple(map(component, args)) if not any(map(nest.is_nested, args)) else self._components(args)
-        kwargs = self._components(kwargs) if kwargs else {}
+        args = tuple(map(component, args)) if not any(map(nest.is_nested, args)) else components(args)
+        kwargs = components(kwargs) if kwargs else {}
         stack = context.stack()
         depth = len(stack)
         try:
@@ -251,60 +249,9 @@ class StrategyExtended:
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
         """Where to keep what belongs to several variables together: this rank's devices."""
-        return self._devices
+        return self.engine.devices
 
     # --- values ----------------------------------------------------------------------
-
-    def _select(self, tree: Any) -> Any:
-        """What a replica function gets of an argument: the component, but a variable whole."""
-        return _map(_unless_variable, tree)
-
-    def _components(self, tree: Any) -> Any:
-        return _map(component, tree)
-
-    def _local_results(self, value: Any) -> tuple[Any, ...]:
-        return (self._components(value),)
-
-    def _all_reduce(
-        self,
-        op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None,
-        form: Hashable = None,
-    ) -> list[Any]:
-        if self._device.kind != "cpu":
-            on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
-            if on_gpu:
-                arrays.require_one_device(on_gpu, self._device)
-        return self._ops.all_reduce(op, values, self._merge(options), form)
-
-    def _all_reduce_array(self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None) -> Any:
-        merged = self._options if options is None else self._options.merge(options)
-        topology = self._topology
-        sequence = topology.sequence
-        try:  # as `whole`, without its cost
-            return self._ops.all_reduce_array(op, value, merged)
-        except BaseException as error:
-            topology.left_call("all_reduce", type(error), sequence)
-            raise
-
-    @_whole
-    def _all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
-    ) -> list[Any]:
-        merged = self._options if options is None else self._options.merge(options)
-        return self._ops.all_reduce_arrays(op, values, merged, form)
-
-    def _reducible(self, op: ReduceOp, leaves: list[Any], form: Hashable) -> list[Any]:
-        """What this replica contributes to a reduction; the ranks have agreed on which leaves are mirrored."""
-        if nest.holds(leaves, Mirrored):
-            kinds = tuple(map(structures.kind_across_replicas, leaves))
-            seconds = self._options.timeout_seconds
-            structures.agree(self._topology, "all_reduce", op.name, form, kinds, timeout_seconds=seconds)
-        return [reducible(op, leaf) for leaf in leaves]
-
-    def _merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        return self._options if options is None else self._options.merge(options)
 
     @_whole
     def reduce_to(
@@ -339,7 +286,9 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
         op = ReduceOp.parse(reduce_op)
-        return self._ops.reduce(op, value, destinations, self._merge(options or experimental_hints))
+        return self.engine.ops.reduce(
+            op, value, destinations, self.engine.merged(options or experimental_hints)
+        )
 
     @_whole
     def batch_reduce_to(
@@ -370,7 +319,9 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
         op = ReduceOp.parse(reduce_op)
-        return self._ops.batch_reduce(op, value_destination_pairs, self._merge(options or experimental_hints))
+        return self.engine.ops.batch_reduce(
+            op, value_destination_pairs, self.engine.merged(options or experimental_hints)
+        )
 
     @_whole
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
@@ -395,11 +346,11 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "broadcast_to", "call it in merge_call")
         check_destinations(destinations)
-        return self._ops.broadcast(tensor, destinations)
+        return self.engine.ops.broadcast(tensor, destinations)
 
     def read_var(self, v: Variable) -> Any:
         """The value of a variable in cross-replica context, by the name of earlier releases."""
-        self._check_variable(v, "read_var")
+        self.check_variable(v, "read_var")
         return v.read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
@@ -427,18 +378,3 @@ class StrategyExtended:
     ) -> Any:
         """Run a function once per replica: `Strategy.run` by its inner name."""
         return self._strategy.run(fn, args, kwargs)
-
-
-def _unless_variable(value: Any) -> Any:
-    if isinstance(value, DistributedValues) and not isinstance(value, Variable):
-        return component(value)
-    return value
-
-
-def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree with other leaves; the tree itself where they are the same, as a program may change it."""
-    if not nest.is_nested(tree):
-        return fn(tree)
-    leaves, rebuild = nest.flatten(tree)
-    others = [*map(fn, leaves)]
-    return tree if all(map(operator.is_, leaves, others)) else rebuild(others)

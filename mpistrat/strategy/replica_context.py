@@ -14,12 +14,13 @@ from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
+from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
 
-_whole = whole(attrgetter("_strategy.extended._topology"))
+_whole = whole(attrgetter("_strategy.extended.engine.topology"))
 
 
 class ReplicaContext:
@@ -58,7 +59,7 @@ class ReplicaContext:
                 ) from None
         self._strategy = strategy
         self._id = replica_id_in_sync_group
-        self._mode = context.Mode(strategy, self)
+        self.mode = context.Mode(strategy, self)
 
     @property
     def strategy(self) -> context.AnyStrategy:
@@ -79,10 +80,10 @@ class ReplicaContext:
     def devices(self) -> tuple[str, ...]:
         """The devices of this replica."""
         require_replica_context(self)
-        return self._strategy.extended._devices
+        return self._strategy.extended.engine.devices
 
     def __enter__(self) -> None:
-        context.stack().append(self._mode)
+        context.stack().append(self.mode)
 
     def __exit__(self, exception_type: Any, exception_value: Any, traceback: Any) -> None:
         context.stack().pop()
@@ -113,11 +114,11 @@ class ReplicaContext:
         stack = context.stack()
         depth = len(stack)
         try:
-            stack.append(strategy.extended._cross_replica_mode)
+            stack.append(strategy.extended.cross_replica_mode)
             result = merge_fn(strategy, *args, **(kwargs or {}))
         finally:
             del stack[depth:]
-        return strategy.extended._select(result)
+        return components_but_variables(result)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
@@ -151,20 +152,20 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         # By far the most common two, and what follows does the same more slowly.
         if type(value) is np.ndarray:
-            return self._strategy.extended._all_reduce_array(op, value, options)
+            return self._strategy.extended.engine.all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
-            return self._strategy.extended._all_reduce_arrays(op, value, options, nest.IN_A_LIST)
+            return self._strategy.extended.engine.all_reduce_arrays(op, value, options, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
     @_whole
     def _all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
-        extended = self._strategy.extended
+        engine = self._strategy.extended.engine
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
-            seconds = extended._merge(options).timeout_seconds
-            with structures.refusals("all_reduce", extended._topology, seconds):
+            seconds = engine.merged(options).timeout_seconds
+            with structures.refusals("all_reduce", engine.topology, seconds):
                 leaves = [_own(op, leaf) for leaf in leaves]
-        totals = extended._all_reduce(op, leaves, options, form)
+        totals = engine.all_reduce(op, leaves, options, form)
         return rebuild(totals) if leaves else value
 
     @_whole
@@ -212,12 +213,12 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        extended = self._strategy.extended
-        merged = extended._merge(options)
+        engine = self._strategy.extended.engine
+        merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
             raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
         leaves, rebuild, form = nest.take_apart(value)
-        with structures.refusals("all_reduce_async", extended._topology, merged.timeout_seconds):
+        with structures.refusals("all_reduce_async", engine.topology, merged.timeout_seconds):
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
             leaves = [_own(op, leaf) for leaf in leaves]
@@ -227,7 +228,7 @@ class ReplicaContext:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
 
         return all_reduce_async(
-            extended._topology,
+            engine.topology,
             op,
             on_host,
             merged.bytes_per_pack,
@@ -282,13 +283,13 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        extended = self._strategy.extended
-        merged = extended._merge(options)
+        engine = self._strategy.extended.engine
+        merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
             raise ValueError(
                 f"a reduce-scatter cannot be {merged.algorithm}: use all_reduce, and take the rows"
             )
-        topology, seconds = extended._topology, merged.timeout_seconds
+        topology, seconds = engine.topology, merged.timeout_seconds
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("reduce_scatter", topology, seconds):
             if nest.holds(leaves, IndexedSlices):
@@ -333,7 +334,8 @@ def gather(
     strategy: context.AnyStrategy, value: Any, axis: int, options: CommunicationOptions | None = None
 ) -> Any:
     """The replicas' values, concatenated leaf by leaf."""
-    topology, seconds = strategy.extended._topology, strategy.extended._merge(options).timeout_seconds
+    engine = strategy.extended.engine
+    topology, seconds = engine.topology, engine.merged(options).timeout_seconds
     if type(value) is np.ndarray:  # fast path: one array is described by its own collective
         return moves.gathered(topology, value, axis, seconds)
     leaves, rebuild, form = nest.take_apart(value)

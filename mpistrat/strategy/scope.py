@@ -29,7 +29,7 @@ class Scope(Generic[Owner]):
                     "Method requires being in cross-replica context, use get_replica_context().merge_call(): "
                     "scope() was entered in a replica context"
                 )
-        context.stack().append(strategy.extended._cross_replica_mode)
+        context.stack().append(strategy.extended.cross_replica_mode)
         return strategy
 
     def __exit__(self, *exc_info: object) -> None:

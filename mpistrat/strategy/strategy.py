@@ -19,6 +19,7 @@ from mpistrat.runtime.device import Device
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import ChiefFirst
+from mpistrat.strategy.components import components, components_but_variables
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.replica_context import gather
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.strategy.extended import StrategyExtended
 
-_whole = whole(attrgetter("_extended._topology"))
+_whole = whole(attrgetter("_extended.engine.topology"))
 
 
 class Strategy(FormerNames):
@@ -72,7 +73,7 @@ class Strategy(FormerNames):
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas work together."""
-        return self._extended._topology.size
+        return self._extended.engine.topology.size
 
     @property
     def cluster_resolver(self) -> Any:
@@ -82,7 +83,7 @@ class Strategy(FormerNames):
     @property
     def is_chief(self) -> bool:
         """Whether this is replica 0, which writes files and reports."""
-        return self._extended._topology.rank == 0
+        return self._extended.engine.topology.rank == 0
 
     @property
     def comm(self) -> Any:
@@ -90,11 +91,11 @@ class Strategy(FormerNames):
 
         The strategy's collectives use private duplicates: yours never meet them.
         """
-        return self._extended._topology.parent
+        return self._extended.engine.topology.parent
 
     def barrier(self) -> None:
         """Wait for all replicas."""
-        self._extended._topology.barrier()
+        self._extended.engine.topology.barrier()
 
     def agree(self, ok: bool) -> bool:
         """Whether ``ok`` is true on every replica.
@@ -112,7 +113,7 @@ class Strategy(FormerNames):
         >>> strategy.agree(ok)
         True
         """
-        return self._extended._topology.all_true(ok)
+        return self._extended.engine.topology.all_true(ok)
 
     def chief_first(self) -> AbstractContextManager[bool]:
         """Context that replica 0 goes through while the others wait, and then they.
@@ -132,7 +133,7 @@ class Strategy(FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        return ChiefFirst(self._extended._topology)
+        return ChiefFirst(self._extended.engine.topology)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -182,13 +183,13 @@ class Strategy(FormerNames):
         extended = self._extended
         require_cross_replica(self, "run", "a replica function cannot run another")
         if args:
-            args = [extended._select(arg) for arg in args]
+            args = [components_but_variables(arg) for arg in args]
         if kwargs:
-            kwargs = {name: extended._select(arg) for name, arg in kwargs.items()}
+            kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}
         stack = context.stack()
         depth = len(stack)
         try:
-            stack.append(extended._replica_context._mode)
+            stack.append(extended.replica_context.mode)
             return fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
             del stack[depth:]
@@ -234,7 +235,7 @@ class Strategy(FormerNames):
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is None and type(value) is np.ndarray:  # fast path: `_reduce` does the same more slowly
-            return self._extended._all_reduce_array(op, value, None)
+            return self._extended.engine.all_reduce_array(op, value, None)
         return self._reduce(op, value, axis)
 
     @_whole
@@ -243,11 +244,11 @@ class Strategy(FormerNames):
             return reduce_over_axis(self._extended, op, value, axis)
         leaves, rebuild, form = nest.take_apart(value)
         if not nest.holds(leaves, DistributedValues):
-            totals = self._extended._all_reduce(op, leaves, None, form)
+            totals = self._extended.engine.all_reduce(op, leaves, None, form)
             return rebuild(totals) if leaves else value
-        values = self._extended._reducible(op, leaves, form)
+        values = self._extended.engine.contributions(op, leaves, form)
         todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
-        totals = self._extended._all_reduce(op, [values[i] for i in todo], None, form) if todo else []
+        totals = self._extended.engine.all_reduce(op, [values[i] for i in todo], None, form) if todo else []
         for i, total in zip(todo, totals, strict=True):
             values[i] = total
         for i, leaf in enumerate(leaves):
@@ -292,7 +293,7 @@ class Strategy(FormerNames):
         >>> mpistrat.MultiWorkerMirroredStrategy().experimental_local_results(3)
         (3,)
         """
-        return self._extended._local_results(value)
+        return (components(value),)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A PerReplica value whose component for each replica is ``value_fn(ValueContext)``.
@@ -303,7 +304,7 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
-        topology = self._extended._topology
+        topology = self._extended.engine.topology
         return PerReplica((value_fn(ValueContext(topology.rank, topology.size)),))
 
     def group(self, value: Any, name: str | None = None) -> None:
@@ -335,8 +336,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
-        made = data.DistributedDataset(dataset, self._extended._topology, options)
-        return made._fetch_to(self._extended._device, options)
+        engine = self._extended.engine
+        return data.DistributedDataset(dataset, engine.topology, options, engine.device)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -360,8 +361,8 @@ class Strategy(FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
-        made = data.DistributedDatasetsFromFunction(dataset_fn, self._extended._topology, options)
-        return made._fetch_to(self._extended._device, options)
+        engine = self._extended.engine
+        return data.DistributedDatasetsFromFunction(dataset_fn, engine.topology, options, engine.device)
 
     # --- buffers ---------------------------------------------------------------------
 
@@ -406,7 +407,7 @@ class Strategy(FormerNames):
         (True, 2.0)
         """
         leaves, rebuild, form = nest.take_apart(tree)
-        topology = self._extended._topology
+        topology = self._extended.engine.topology
         with structures.refusals("experimental_buffers_like", topology):
             for each in leaves:
                 arrays.refuse_masked(component(each))
@@ -417,7 +418,9 @@ class Strategy(FormerNames):
                     f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the "
                     "others"
                 )
-            device = arrays.require_one_device(on_gpu, self._extended._device) if on_gpu else Device("cpu")
+            device = (
+                arrays.require_one_device(on_gpu, self._extended.engine.device) if on_gpu else Device("cpu")
+            )
             like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
         return rebuild(buffers(topology, like, device, form))
 

@@ -22,7 +22,7 @@ from mpistrat.variables.variable import Variable
 
 def ranks_of(variable: DistributedVariable) -> Topology:
     """The ranks that hold a copy."""
-    return variable._strategy.extended._topology
+    return variable._engine.topology
 
 
 class DistributedVariable(Variable, DistributedValues):
@@ -32,17 +32,17 @@ class DistributedVariable(Variable, DistributedValues):
 
     @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
-        extended = self._strategy.extended
+        engine = self._engine
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
-        (value,) = broadcast(extended._topology, [value], "of the variable", *details)
-        self._number = extended._topology.sequence  # equal on all ranks, as creation is collective
-        device = extended._variable_device
+        (value,) = broadcast(engine.topology, [value], "of the variable", *details)
+        self._number = engine.topology.sequence  # equal on all ranks, as creation is collective
+        device = engine.variable_device
         mine = arrays.placed(value, device)
-        self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), extended._topology.rank)
+        self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode: raise on every replica if their variables are not one. Collective then."""
-        topology = self._strategy.extended._topology
+        topology = self._engine.topology
         if topology.compares_variables:
             topology.compare(
                 operation(
@@ -80,7 +80,7 @@ class DistributedVariable(Variable, DistributedValues):
     @abstractmethod
     def _update_across_replicas(self, method: str, value: Any) -> None: ...
 
-    def _own_copy(self) -> np.ndarray:
+    def own_copy(self) -> np.ndarray:
         return self._component._array
 
     def _hold_copy_of(self, variable: DistributedVariable) -> None:

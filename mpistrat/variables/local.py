@@ -31,6 +31,7 @@ class LocalVariable(Variable):
         """The component of a distributed variable. ``container`` is a weak reference to it."""
         made = object.__new__(cls)
         made._strategy = variable.distribute_strategy
+        made._engine = variable.distribute_strategy.extended.engine
         made._synchronization = variable.synchronization
         made._aggregation = variable.aggregation
         made._trainable = variable.trainable
@@ -58,7 +59,7 @@ class LocalVariable(Variable):
     def _read(self) -> np.ndarray:
         return self._array
 
-    def _own_copy(self) -> np.ndarray:
+    def own_copy(self) -> np.ndarray:
         return self._array
 
     def _update(self, method: str, value: Any) -> None:
@@ -126,7 +127,7 @@ class LocalVariable(Variable):
         return array.astype(dtype)
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
-        self._check_rows(rows)
+        self.check_rows(rows)
         return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self._array.dtype, copy=False)
 
 

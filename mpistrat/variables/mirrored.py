@@ -65,8 +65,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     @whole(ranks_of)
     def _update_in_replica(self, method: str, value: Any) -> None:
-        extended, op = self._strategy.extended, self._reduction
-        if extended._topology.compares_variables:
+        engine, op = self._engine, self._reduction
+        if engine.topology.compares_variables:
             self._agree_on_variable(method)
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
@@ -75,7 +75,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
         if type(value) is not np.ndarray:
             if isinstance(value, DistributedValues):
-                with structures.refusals(method, extended._topology):
+                with structures.refusals(method, engine.topology):
                     value = (
                         component(value)
                         if op is None or isinstance(value, Variable)
@@ -86,18 +86,18 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 return
         value = self._component._fitting(value)
         if op is None:
-            self._component._update(method, moves.broadcasted(extended._topology, value))
+            self._component._update(method, moves.broadcasted(engine.topology, value))
             return
-        if value.base is not None and id(value.base) in extended._topology.arenas:
+        if value.base is not None and id(value.base) in engine.topology.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
             )
         if type(value) is np.ndarray:
-            total = extended._ops.all_reduce_array(op, value, extended._options)
+            total = engine.ops.all_reduce_array(op, value, engine.options)
         else:
-            total = extended._all_reduce(op, [value], None)[0]
+            total = engine.all_reduce(op, [value])[0]
         self._component._update(method, total)
 
     def _write_result(self, result: Any) -> None:
@@ -119,12 +119,12 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
 
     def _combined_rows(self, method: str, op: ReduceOp | None, rows: IndexedSlices) -> IndexedSlices:
-        extended = self._strategy.extended
+        engine = self._engine
         if op is not None:
-            with structures.refusals(method, extended._topology):
+            with structures.refusals(method, engine.topology):
                 self._require_rows_of_a_reduction(method, op)
-            return extended._all_reduce(op, [rows], None)[0]
-        topology = extended._topology
+            return engine.all_reduce(op, [rows])[0]
+        topology = engine.topology
         values, indices = topology.broadcast_object(
             (arrays.to_host(rows.values), arrays.to_host(rows.indices))
         )
@@ -145,15 +145,15 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
         value = value._read() if isinstance(value, DistributedVariable) else component(value)
         self._component._update(method, value)
-        self._after_local_write(method)
+        self.after_local_write(method)
 
-    def _after_local_write(self, method: str) -> None:
+    def after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""
-        topology = self._strategy.extended._topology
+        topology = self._engine.topology
         if not topology.compares_variables:
             return
         self._agree_on_variable(method)
-        own = self._own_copy()
+        own = self.own_copy()
         checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(own).tobytes()))
         if len(set(checksums)) > 1:
             usual = max(checksums, key=checksums.count)

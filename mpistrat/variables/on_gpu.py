@@ -20,7 +20,7 @@ class GpuVariable(LocalVariable):
     _array: Any
 
     def _initialize(self, value: np.ndarray) -> None:
-        self._array = arrays.placed(value, self._strategy.extended._variable_device)
+        self._array = arrays.placed(value, self._engine.variable_device)
 
     def __cupy_get_ndarray__(self) -> Any:
         """CuPy's functions take a variable as the array that it is.
@@ -60,7 +60,7 @@ class GpuVariable(LocalVariable):
     def _write_rows(self, method: str, rows: IndexedSlices) -> None:
         """The rows that are touched by the host: atomic operations of a GPU come in another order on every replica."""
         host = IndexedSlices(arrays.to_host(rows.values), arrays.to_host(rows.indices))
-        self._check_rows(host)
+        self.check_rows(host)
         touched, places = np.unique(host.indices, return_inverse=True)
         if not len(touched):
             return

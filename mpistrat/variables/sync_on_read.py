@@ -28,11 +28,11 @@ class SyncOnReadVariable(DistributedVariable):
     @_whole
     def _read(self) -> np.ndarray:
         if self._is_own():
-            return self._own_copy()
-        extended, own = self._strategy.extended, self._own_copy()
+            return self.own_copy()
+        engine, own = self._engine, self.own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
-            return moves.broadcasted(extended._topology, own)
+            return moves.broadcasted(engine.topology, own)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "
@@ -40,7 +40,7 @@ class SyncOnReadVariable(DistributedVariable):
             )
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         self._agree_on_variable("read")
-        return extended._all_reduce(op, [own], None)[0]
+        return engine.all_reduce(op, [own])[0]
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         self._component._update(method, value)

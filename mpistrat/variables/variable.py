@@ -8,6 +8,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.dtypes import has_mean
+from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.variables.not_provided import NotProvided
@@ -68,7 +69,7 @@ class Variable(ArrayLike, NotProvided):
         aggregation: VariableAggregation | None = VariableAggregation.NONE,
     ) -> Variable:
         if cls is Variable:
-            cls = context.current().strategy.extended._variable_kind(synchronization)
+            cls = context.current().strategy.extended.variable_class(synchronization)
         return object.__new__(cls)
 
     def __init__(
@@ -91,7 +92,8 @@ class Variable(ArrayLike, NotProvided):
         self._aggregation = aggregation
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = not on_read if trainable is None else bool(trainable)
-        self._name = strategy.extended._name_variable(name)
+        self._engine: Engine = strategy.extended.engine
+        self._name = self._engine.name_of_variable(name)
         value = _initial_array(initial_value, dtype, self._name)
         if aggregation is VariableAggregation.MEAN and not has_mean(value.dtype):
             raise ValueError(
@@ -134,7 +136,7 @@ class Variable(ArrayLike, NotProvided):
     @property
     def device(self) -> str:
         """Where this replica's copy lives."""
-        return self._strategy.extended._devices[0]
+        return self._engine.devices[0]
 
     def get_shape(self) -> tuple[int, ...]:
         """Return `shape`."""
@@ -317,7 +319,7 @@ class Variable(ArrayLike, NotProvided):
         self._update(method, rows)
         return self
 
-    def _check_rows(self, rows: IndexedSlices) -> None:
+    def check_rows(self, rows: IndexedSlices) -> None:
         """Whether rows may be written here. Never communicates.
 
         Raises
@@ -355,15 +357,15 @@ class Variable(ArrayLike, NotProvided):
     def __eq__(self, other: object) -> Any:  # element-wise, as the operators of arrays are
         return self.__array_ufunc__(np.equal, "__call__", self, other)
 
-    def _after_local_write(self, method: str) -> None:
+    def after_local_write(self, method: str) -> None:
         """Called when ``method`` wrote this replica's copy without communication."""
 
-    def _own_copy(self) -> np.ndarray:
+    def own_copy(self) -> np.ndarray:
         """This replica's copy; never communicates."""
         raise NotImplementedError
 
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
-        own = self._own_copy()
+        own = self.own_copy()
         return own.shape, own.dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
@@ -398,11 +400,11 @@ class Variable(ArrayLike, NotProvided):
         )
 
     def __format__(self, spec: str) -> str:
-        return format(arrays.to_host(self._own_copy())[()], spec) if spec else str(self)
+        return format(arrays.to_host(self.own_copy())[()], spec) if spec else str(self)
 
     def __repr__(self) -> str:
         own = np.array2string(
-            arrays.to_host(self._own_copy()), threshold=8, edgeitems=2, separator=" "
+            arrays.to_host(self.own_copy()), threshold=8, edgeitems=2, separator=" "
         ).replace("\n", "")
         kind = f"{type(self).__name__} {self.name!r}"
         return f"<{kind} shape={self.shape} dtype={self.dtype}, this replica: {own}>"

@@ -116,7 +116,7 @@ CHOSEN = """
 import numpy as np, mpistrat
 from mpistrat.collectives.algorithms.choose import choose
 from mpistrat.runtime.device import Device
-topology = mpistrat.MultiWorkerMirroredStrategy().extended._topology
+topology = mpistrat.MultiWorkerMirroredStrategy().extended.engine.topology
 names = [choose(topology, nbytes, np.dtype("f4"), Device("cpu")).name for nbytes in (1000, 100_000)]
 print(",".join(names))
 """

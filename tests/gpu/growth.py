@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="what each route came to")
     arguments = parser.parse_args()
     strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
-    topology, device = strategy.extended._topology, strategy.extended._device
+    topology, device = strategy.extended.engine.topology, strategy.extended.engine.device
     lists = [[cupy.ones(length, np.float32)] for length in LENGTHS]
     lists.append([each for (each,) in lists])
     grew, found = 0, {}

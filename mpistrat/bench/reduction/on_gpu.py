@@ -50,7 +50,7 @@ def measure(
     device_pointers : bool
         Whether to measure the MPI library's own all-reduce on device pointers.
     """
-    limits = bounds(strategy.extended._device.index)
+    limits = bounds(strategy.extended.engine.device.index)
     for nbytes in sizes:
         count = max(1, nbytes // 4)
         ways = _ways(comm, strategy, count, names, device_pointers)

@@ -45,7 +45,7 @@ class CrossDeviceOps:
     def __init__(self) -> None:
         self._topology: Topology | None = None
 
-    def _bound_to(self, topology: Topology) -> CrossDeviceOps:
+    def bound_to(self, topology: Topology) -> CrossDeviceOps:
         """These ops for the ranks of a strategy; a copy if they belong to other ranks already."""
         if getattr(self, "_topology", None) not in (None, topology):
             return copy.copy(self)._rebound_to(topology)

@@ -234,7 +234,7 @@ def _prepared(
         )
     (strategy,) = strategies.values()
     require_cross_replica(strategy, what, "call it outside of strategy.run")
-    topology: Topology = strategy.extended._topology
+    topology: Topology = strategy.extended.engine.topology
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, what, "of", tuple(named))
     kinds = tuple((v.synchronization.name, v.aggregation.name) for v in named.values())

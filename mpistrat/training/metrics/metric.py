@@ -16,7 +16,7 @@ from mpistrat.values import VariableAggregation, VariableSynchronization
 
 
 def _current_ranks(metric: Metric) -> Topology:
-    return get_strategy().extended._topology
+    return get_strategy().extended.engine.topology
 
 
 class Metric(ABC):
@@ -70,7 +70,7 @@ class Metric(ABC):
 
     def add_weight(self, name: str) -> Variable:
         """Create a float64 variable that starts at zero and is summed over the replicas when read."""
-        with get_strategy().extended._variables_on_host():
+        with get_strategy().extended.engine.variables_on_host():
             made = Variable(
                 np.float64(0),
                 name=f"{self._name}/{name}",

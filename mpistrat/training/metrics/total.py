@@ -24,7 +24,7 @@ class Total:
 
     @staticmethod
     def _variable(name: str, value: np.ndarray) -> Variable:
-        with get_strategy().extended._variables_on_host():
+        with get_strategy().extended.engine.variables_on_host():
             return Variable(
                 value,
                 name=name,
@@ -64,7 +64,7 @@ class ExactTotal(Total):
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of any shape to the sum of this replica."""
-        own = self.variable._own_copy()
+        own = self.variable.own_copy()
         words = own.copy()
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CALL):
@@ -114,5 +114,5 @@ def _carry(words: np.ndarray, guard: int) -> None:
 
 def new_total(name: str) -> Total:
     """Return an `ExactTotal` if the current strategy's reductions are exact, else a `Total`."""
-    exact = get_strategy().extended._options.algorithm == "exact"
+    exact = get_strategy().extended.engine.options.algorithm == "exact"
     return ExactTotal(name) if exact else Total(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _current_ranks(optimizer: Optimizer) -> Topology:
-    return strategies.get_strategy().extended._topology
+    return strategies.get_strategy().extended.engine.topology
 
 
 class Optimizer(ABC):
@@ -81,7 +81,7 @@ class Optimizer(ABC):
     @property
     def iterations(self) -> int:
         """The number of completed steps."""
-        return 0 if self._iterations is None else int(self._iterations._own_copy())
+        return 0 if self._iterations is None else int(self._iterations.own_copy())
 
     @property
     def variables(self) -> list[Variable]:
@@ -99,7 +99,7 @@ class Optimizer(ABC):
             raise ValueError("there are no variables")
         strategy = variables[0].distribute_strategy
         for variable in variables:
-            strategy.extended._check_variable(variable, f"{self._name}.build")
+            strategy.extended.check_variable(variable, f"{self._name}.build")
         if strategies.get_strategy() is strategy:
             self._create(variables)
         else:
@@ -144,7 +144,7 @@ class Optimizer(ABC):
             )
         extended = replica.strategy.extended
         telling = (
-            structures.refusals("all_reduce", extended._topology)
+            structures.refusals("all_reduce", extended.engine.topology)
             if experimental_aggregate_gradients
             else nullcontext()
         )
@@ -155,7 +155,7 @@ class Optimizer(ABC):
                 raise ValueError("No gradients provided for any variable")
             variables = [variable for _, variable in pairs]
             for variable in variables:
-                extended._check_variable(variable, "apply_gradients")
+                extended.check_variable(variable, "apply_gradients")
             gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
             form = _form(given) if experimental_aggregate_gradients else None
         replica.merge_call(self._apply, (gradients, variables, form))
@@ -169,10 +169,10 @@ class Optimizer(ABC):
         # The user's function may fail, here where nobody waits yet.
         rate = float(self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate)
         if form is not None:
-            gradients = extended._all_reduce(ReduceOp.SUM, gradients, None, form)
+            gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, form)
         self._create(variables)
         assert self._iterations is not None
-        if extended._device.kind == "cuda":
+        if extended.engine.device.kind == "cuda":
             gradients, variables = self._apply_on_gpu(extended, gradients, variables, step + 1, rate)
         for gradient, variable in zip(gradients, variables, strict=True):
             slots = self._slots[id(variable)][1]
@@ -182,11 +182,11 @@ class Optimizer(ABC):
     def _create(self, variables: list[Variable]) -> None:
         new = [variable for variable in variables if id(variable) not in self._slots]
         if new:  # each creation is a collective of its own
-            topology = new[0].distribute_strategy.extended._topology
+            topology = new[0].distribute_strategy.extended.engine.topology
             names = tuple(variable.name for variable in new)
             structures.agree(topology, "the state of an optimizer", self._name, "for", names)
         if self._iterations is None:
-            with variables[0].distribute_strategy.extended._variables_on_host():
+            with variables[0].distribute_strategy.extended.engine.variables_on_host():
                 self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
         for variable in new:
             if id(variable) not in self._slots:
@@ -220,25 +220,25 @@ class Optimizer(ABC):
         left: list[tuple[Any, Variable]] = []
         groups: dict[Any, list[list[Any]]] = {}
         for gradient, variable in zip(gradients, variables, strict=True):
-            weights = variable._own_copy()
+            weights = variable.own_copy()
             fused = (
                 kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
             )
             if not fused or isinstance(gradient, IndexedSlices):
                 left.append((gradient, variable))
                 continue
-            placed = arrays.placed(gradient, extended._device).astype(weights.dtype, copy=False)
-            slots = [slot._own_copy() for slot in self._slots[id(variable)][1]]
+            placed = arrays.placed(gradient, extended.engine.device).astype(weights.dtype, copy=False)
+            slots = [slot.own_copy() for slot in self._slots[id(variable)][1]]
             row = [cupy_for("an optimizer").ascontiguousarray(placed), weights, *slots]
             groups.setdefault(weights.dtype, []).append(row)
         if kernel is not None:
-            with cupy_for("an optimizer").cuda.Device(extended._device.index):
+            with cupy_for("an optimizer").cuda.Device(extended.engine.device.index):
                 for rows in groups.values():
                     kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
         done = {id(variable) for _, variable in left}
         for variable in variables:
             if id(variable) not in done:
-                variable._after_local_write("update")
+                variable.after_local_write("update")
         return [gradient for gradient, _ in left], [variable for _, variable in left]
 
     def _update(
@@ -310,7 +310,7 @@ def _form(pairs: Iterable[tuple[Any, Variable]]) -> tuple[str, ...]:
 def _fitting(gradient: Any, variable: Variable) -> Any:
     gradient = component(gradient)
     if isinstance(gradient, IndexedSlices):
-        variable._check_rows(gradient)
+        variable.check_rows(gradient)
         return gradient
     array = arrays.numpy_or_cupy(gradient)
     if array.shape != variable.shape:

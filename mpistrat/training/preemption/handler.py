@@ -127,7 +127,7 @@ class PreemptionCheckpointHandler:
         self._topology = (
             Topology.of(mpi.start().COMM_WORLD)
             if self._strategy is None
-            else self._strategy.extended._topology
+            else self._strategy.extended.engine.topology
         )
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()

@@ -46,12 +46,12 @@ def oracle(make, op):
 
 
 def combine(strategy, algorithm, op, values):
-    ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
+    ops = CollectiveAllReduce(algorithm).bound_to(strategy.extended.engine.topology)
     return ops.all_reduce(mpistrat.ReduceOp.parse(op), values, mpistrat.experimental.CommunicationOptions())
 
 
 def able(strategy):
-    topology = strategy.extended._topology
+    topology = strategy.extended.engine.topology
     return [
         name for name, each in ALGORITHMS.items() if each.supports(topology, np.dtype("f4"), Device("cpu"))
     ]
@@ -165,7 +165,7 @@ def test_buffers_beside_arrays_and_parts_of_buffers(nodes):
 def test_buffers_outlive_the_strategy():
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
-    topology = strategy.extended._topology
+    topology = strategy.extended.engine.topology
     buffer = strategy.experimental_buffers_like(np.zeros(100_000))
     assert len(topology.arenas) == 1
     view = buffer[5:10]
@@ -194,9 +194,9 @@ def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
     if everywhere or RANK == SIZE - 1:
         monkeypatch.setattr("mpistrat.runtime.memory.shared._reserve", full)
     comm = MPI.COMM_WORLD.Dup()
-    Topology.of(comm, split=nodes.extended._topology.nodes)
+    Topology.of(comm, split=nodes.extended.engine.topology.nodes)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
-    assert strategy.extended._topology.memory is None
+    assert strategy.extended.engine.topology.memory is None
     buffer = strategy.experimental_buffers_like(np.zeros(10))
     for _ in range(2):
         buffer[:] = 1
@@ -224,7 +224,7 @@ def test_little_room_for_shared_memory(monkeypatch):
     monkeypatch.setattr("mpistrat.runtime.memory.shared._reserve", nearly_full)
     comm = on_nodes("0101")
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
-    memory = strategy.extended._topology.memory
+    memory = strategy.extended.engine.topology.memory
     assert SIZE == 1 or memory.slot_bytes == 64 << 10
     for _ in range(2):
         assert (strategy.reduce("SUM", np.ones(300_001, np.float32), axis=None) == SIZE).all()

@@ -114,7 +114,7 @@ def test_elementwise_of_other_dtypes(nodes):
 
 
 def test_extremes_and_products(nodes):
-    ops = CollectiveAllReduce("exact")._bound_to(nodes.extended._topology)
+    ops = CollectiveAllReduce("exact").bound_to(nodes.extended.engine.topology)
     zeros = np.array([0.0, -0.0]) * (-1) ** RANK
     for op in ("MAX", "MIN") if SIZE > 1 else ():
         assert bits(ops.reduce(op, zeros, zeros).values[0]) == bits(np.zeros(2))

@@ -40,11 +40,11 @@ def values(shapes, dtype):
 
 
 def reduced(strategy, op, arrays, timeout_seconds=None):
-    by_leaders = len(strategy.extended._topology.nodes) > 1 and arrays[0].size > 4096
+    by_leaders = len(strategy.extended.engine.topology.nodes) > 1 and arrays[0].size > 4096
     options = CommunicationOptions(
         timeout_seconds=timeout_seconds, implementation="leader" if by_leaders else "AUTO"
     )
-    return strategy.extended._ops.all_reduce_arrays(op, arrays, options)
+    return strategy.extended.engine.ops.all_reduce_arrays(op, arrays, options)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -160,7 +160,7 @@ def test_a_communicator_that_was_freed():
 
 @pytest.mark.full
 def test_more_kinds_of_messages_than_are_kept():
-    ops = mpistrat.MultiWorkerMirroredStrategy().extended._ops
+    ops = mpistrat.MultiWorkerMirroredStrategy().extended.engine.ops
     for length in [*range(1, 1030), *range(1, 3)]:
         (total,) = ops.all_reduce_arrays(ReduceOp.SUM, [np.full(length, 1.0)], CommunicationOptions())
         assert total[-1] == SIZE

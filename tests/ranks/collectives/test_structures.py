@@ -358,7 +358,7 @@ def in_step(strategy):
 )
 def test_structures(nodes, name, first, second, relation, op, odd, seed):
     call = CALLS[name]
-    if call.one_node and len(nodes.extended._topology.nodes) > 1:
+    if call.one_node and len(nodes.extended.engine.topology.nodes) > 1:
         pytest.skip("MirroredStrategy works on the ranks of one node")
     if relation == "equal":
         second = first

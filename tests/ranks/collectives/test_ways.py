@@ -129,7 +129,7 @@ def test_further_operations(kind, algorithm, name, oracle):
     for layout in layouts("0000", "0101"):
         strategy = strategy_on(layout)
         ops = kind(algorithm) if algorithm else kind()
-        ops = ops._bound_to(strategy.extended._topology)
+        ops = ops.bound_to(strategy.extended.engine.topology)
         for dtype in (np.float32, np.float16, np.int64, np.int8):
             values = [np.array([rank + 1, 3 - rank, rank % 2]).astype(dtype) for rank in range(SIZE)]
             got = ops.batch_reduce(name, [(values[RANK], "cpu:0")] * 2)
@@ -159,7 +159,7 @@ def test_all_ranks_get_the_same_bits(algorithm):
     }
     for layout in LAYOUTS:
         strategy = strategy_on(layout)
-        ops = CollectiveAllReduce(algorithm)._bound_to(strategy.extended._topology)
+        ops = CollectiveAllReduce(algorithm).bound_to(strategy.extended.engine.topology)
         for name, value in cases.items():
             for _ in range(2):
                 got = np.asarray(ops.reduce(name, value, "cpu:0")).tobytes()
@@ -184,20 +184,20 @@ def test_left_by_an_error_between_nodes(monkeypatch):
     if SIZE < 2:
         return
     strategy = strategy_on("0101"[:SIZE], implementation="hierarchical")
-    if strategy.extended._topology.memory is None:
+    if strategy.extended.engine.topology.memory is None:
         return
 
     def fails(*args):
         raise MemoryError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(strategy.extended._topology), "_meet_again", fails)
+        patch.setattr(type(strategy.extended.engine.topology), "_meet_again", fails)
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"after a MemoryError .* not in step"):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
-    strategy.extended._topology._left = ""  # or the end of this program would end the job
+    strategy.extended.engine.topology._left = ""  # or the end of this program would end the job
 
 
 def test_buffers_that_no_memory_holds(strategy):
@@ -311,7 +311,7 @@ def test_many_in_flight_waited_for_in_any_order(strategy, op):
             assert (got["b"][0] == i * (SIZE if op == "SUM" else 1)).all()
             assert got["b"][1] == np.float32(combined(ranks))
             assert got["b"][2].shape == (0, 2)
-    assert not strategy.extended._topology.in_flight
+    assert not strategy.extended.engine.topology.in_flight
 
 
 def test_pending(strategy):
@@ -355,7 +355,7 @@ def test_waiting_too_long_ends_the_work(tmp_path):
             while not there.exists():  # and MPI makes no progress here
                 time.sleep(0.01)
         else:
-            number = strategy.extended._topology.sequence
+            number = strategy.extended.engine.topology.sequence
             what = rf"all_reduce_async SUM float32\[3000000\] \(collective number {number}\)"
             with pytest.raises(TimeoutError, match=rf"{what}.* within 1 s.*is not known"):
                 pending.wait()
@@ -378,9 +378,9 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     """Rank 1 leaves a reduction in its third piece, and makes another one of the same shape."""
     strategy = strategy_on("0000")
     value = np.ones(1_000_000)
-    if SIZE == 1 or strategy.extended._topology.memory is None:
+    if SIZE == 1 or strategy.extended.engine.topology.memory is None:
         return
-    topology = strategy.extended._topology
+    topology = strategy.extended.engine.topology
     original, calls = type(topology)._meet_again, []
 
     def fails(self):

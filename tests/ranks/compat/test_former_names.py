@@ -24,7 +24,7 @@ def multi():
 def test_reduce_needs_no_axis(multi):
     replicas = multi.num_replicas_in_sync
     assert float(multi.reduce("SUM", 2.0)) == 2.0 * replicas
-    assert multi.extended._options.implementation is mpistrat.experimental.CollectiveCommunication.RING
+    assert multi.extended.engine.options.implementation is mpistrat.experimental.CollectiveCommunication.RING
 
 
 def test_dataset_iterator(multi):

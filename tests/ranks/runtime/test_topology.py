@@ -26,8 +26,8 @@ def topology():
 
 def test_one_for_each_communicator(topology):
     assert Topology.of(WORLD) is topology
-    assert mpistrat.MultiWorkerMirroredStrategy().extended._topology is topology
-    assert mpistrat.MirroredStrategy().extended._topology is topology
+    assert mpistrat.MultiWorkerMirroredStrategy().extended.engine.topology is topology
+    assert mpistrat.MirroredStrategy().extended.engine.topology is topology
     copy = WORLD.Dup()
     other = Topology.of(copy)
     assert other is not topology
@@ -257,7 +257,7 @@ def interrupted(call, function):
 def test_turn_that_an_interrupt_left_taken(function, kind):
     """It is taken over; where the ranks may have met in it, they refuse to repeat it."""
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
-    topology = strategy.extended._topology
+    topology = strategy.extended.engine.topology
     values = np.ones(50_000)
     call = {
         "barrier": topology.barrier,

@@ -46,13 +46,13 @@ class Case:
         endless = data.Dataset.from_iterable(lambda: iter(range(8))).batch(2)
         self.stream = self.strategy.distribute_datasets_from_function(lambda context: endless)
         self.streamed = iter(self.strategy.experimental_distribute_dataset(endless))
-        self.ops = mpistrat.ReductionToOneDevice()._bound_to(self.extended._topology)
+        self.ops = mpistrat.ReductionToOneDevice().bound_to(self.extended.engine.topology)
         WORLD.Barrier()
 
     def hurry(self):
         """From now on wait for a short time only."""
-        self.extended._topology.timeout_seconds = 0.2
-        self.extended._options = CommunicationOptions(timeout_seconds=0.2)
+        self.extended.engine.topology.timeout_seconds = 0.2
+        self.extended.engine.options = CommunicationOptions(timeout_seconds=0.2)
 
     def replica(self, fn):
         return self.strategy.run(lambda: fn(mpistrat.get_replica_context()))
@@ -165,6 +165,7 @@ LOCAL = [
     "Strategy.scope",
     "Strategy.unwrap",
     "StrategyExtended.call_for_each_replica",
+    "StrategyExtended.check_variable",
     "StrategyExtended.colocate_vars_with",
     "StrategyExtended.non_slot_devices",
     "StrategyExtended.experimental_run_steps_on_iterator",
@@ -172,16 +173,21 @@ LOCAL = [
     "StrategyExtended.update",
     "StrategyExtended.update_non_slot",
     "StrategyExtended.value_container",
+    "StrategyExtended.variable_class",
     "StrategyExtended.variable_created_in_scope",
     "ReplicaContext.merge_call",
     "CrossDeviceOps.all_reduce",
     "CrossDeviceOps.all_reduce_array",
     "CrossDeviceOps.all_reduce_arrays",
     "CrossDeviceOps.batch_reduce_implementation",
+    "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
     "CrossDeviceOps.reduce_implementation",
+    "Variable.after_local_write",
     "Variable.batch_scatter_update",
+    "Variable.check_rows",
     "Variable.get_shape",
+    "Variable.own_copy",
     "Variable.ref",
     "Variable.scatter_nd_add",
     "Variable.scatter_nd_max",
@@ -272,7 +278,7 @@ def test_save_under_way(call, tmp_path):
         with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not come within 0\.2 s"):
             getattr(pending, call)()
     WORLD.Barrier()
-    case.extended._topology.give_up(
+    case.extended.engine.topology.give_up(
         "after a time-out", "of the other rank"
     )  # nor does this rank wait for the save
 
@@ -306,5 +312,5 @@ def test_the_chief_may_take_its_time_to_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "_write", slowly)
     WORLD.Barrier()
-    case.extended._topology.timeout_seconds = 0.3
+    case.extended.engine.topology.timeout_seconds = 0.3
     training.save([case.mirrored], case.path)

@@ -204,7 +204,7 @@ def test_one_after_the_other_in_the_same_memory(strategy, tmp_path):
     for i in range(6):
         v.assign(np.full(100_000, i))
         pending = save_async({"v": v}, tmp_path / f"{i}.h5")
-        room = pending_save._saves[strategy.extended._topology.key].room
+        room = pending_save._saves[strategy.extended.engine.topology.key].room
         places.add((room._bytes.ctypes.data, len(room._bytes)))
     save({"v": v}, tmp_path / "last.h5")  # waits for it
     assert pending.done()

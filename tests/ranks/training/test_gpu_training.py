@@ -29,7 +29,7 @@ def on_gpu(cupy):
 
 def own(variable):
     """This replica's copy, on the host."""
-    return variable._own_copy().get()
+    return variable.own_copy().get()
 
 
 # --- variables -----------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def own(variable):
 def test_a_variable_lives_on_the_gpu(cupy, on_gpu):
     with on_gpu.scope():
         v = mpistrat.Variable(np.full((2, 3), RANK, np.float32), name="v")
-    assert type(v._own_copy()) is cupy.ndarray
+    assert type(v.own_copy()) is cupy.ndarray
     assert v.device == "cuda:0"
     assert (own(v) == 0).all()  # replica 0's
     assert (np.asarray(v) == 0).all()
@@ -66,7 +66,7 @@ def test_a_variable_lives_on_the_gpu(cupy, on_gpu):
     ]:
         with pytest.raises(error, match="'v"):
             v.assign(wrong)
-    assert cupy.asarray(v).data.ptr == v._own_copy().data.ptr
+    assert cupy.asarray(v).data.ptr == v.own_copy().data.ptr
 
 
 def test_bfloat16_needs_a_newer_cupy(cupy, on_gpu, monkeypatch):
@@ -88,11 +88,11 @@ def test_other_libraries_take_a_variable(cupy, on_gpu):
     if hasattr(stream, "put"):
         stream.put(lambda: None)
     taken = cupy.asarray(v)
-    assert (taken.data.ptr, taken.dtype) == (v._own_copy().data.ptr, ml_dtypes.bfloat16)
+    assert (taken.data.ptr, taken.dtype) == (v.own_copy().data.ptr, ml_dtypes.bfloat16)
     if hasattr(stream, "put"):
         assert stream.queue
     assert (cupy.arange(4.0) * w).tolist() == (w * cupy.arange(4.0)).tolist() == [0, 1, 4, 9]
-    assert cupy.from_dlpack(w).data.ptr == w._own_copy().data.ptr
+    assert cupy.from_dlpack(w).data.ptr == w.own_copy().data.ptr
     assert not any(
         hasattr(on_host, f"__{name}__") for name in ("dlpack", "dlpack_device", "cupy_get_ndarray")
     )
@@ -325,7 +325,7 @@ def test_buffers(cupy, on_gpu, monkeypatch):
     mixed = on_gpu.reduce("MEAN", [buffers["a"], cupy.ones(2)], axis=None)
     assert mixed[0] is buffers["a"]
     assert mixed[1].tolist() == [1, 1]
-    arenas = on_gpu.extended._topology.arenas
+    arenas = on_gpu.extended.engine.topology.arenas
     before = len(arenas)
     del buffers, got, mixed
     assert len(arenas) == before - 1

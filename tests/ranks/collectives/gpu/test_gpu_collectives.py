@@ -195,8 +195,8 @@ def test_further_operations(cupy, name):
     )
     strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
     value = np.array([RANK + 1.0, 2.0, np.nan if RANK else 1.0], np.float32)
-    want = np.asarray(strategy.extended._ops.reduce(name, value, "cpu:0"))
-    got = strategy.extended._ops.reduce(name, cupy.asarray(value), "cpu:0").values[0]
+    want = np.asarray(strategy.extended.engine.ops.reduce(name, value, "cpu:0"))
+    got = strategy.extended.engine.ops.reduce(name, cupy.asarray(value), "cpu:0").values[0]
     assert_equal(cupy, got, want)
 
 

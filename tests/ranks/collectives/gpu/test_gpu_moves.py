@@ -254,7 +254,7 @@ def test_each_operation_is_trusted_for_itself(cupy, cache, monkeypatch):
     for one in calls:
         strategy = by_moves()
         if RANK == 0:
-            key = gpu_verdicts.key(strategy.extended._topology, 0)
+            key = gpu_verdicts.key(strategy.extended.engine.topology, 0)
             others = dict.fromkeys(set(calls) - {one}, "gives wrong values")
             gpu_verdicts.write(key, {one: works, **others})
         strategy.barrier()
@@ -286,7 +286,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     if RANK == 0:
         assert "Allgather on the memory of GPUs works" in capsys.readouterr().out
     strategy = by_moves("gpu_direct")
-    topology = strategy.extended._topology
+    topology = strategy.extended.engine.topology
     assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     assert topology.gpu_obstacles[0]["gpu_direct"] == ""

@@ -1,0 +1,175 @@
+"""The engine of a strategy: what the rooms below it need to communicate and to place values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
+from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.values import Mirrored, ReduceOp, reducible, snapshot
+
+_whole = whole(attrgetter("topology"))
+
+
+class Engine:
+    """The ranks, cross-device ops, device and options of a strategy.
+
+    A strategy makes one. Variables, datasets, optimizers and metrics are given it. It knows none of their classes.
+
+    Parameters
+    ----------
+    topology : Topology, optional
+        The ranks; by default this process alone.
+    device : Device, optional
+        The device of this rank; by default the host.
+    ops : CrossDeviceOps, optional
+        By default the fastest algorithm for each message.
+    options : CommunicationOptions, optional
+        Options of all collectives.
+
+    Attributes
+    ----------
+    topology, device, options
+        As above.
+    ops : CrossDeviceOps
+        The ops, bound to the ranks.
+    devices : tuple of str
+        The name of the device.
+    variable_device : Device
+        The device of new variables.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        device: Device | None = None,
+        ops: CrossDeviceOps | None = None,
+        options: CommunicationOptions | None = None,
+    ):
+        self.options = options or CommunicationOptions()
+        self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        self.device = (device or Device("cpu")).use()
+        self.devices = (str(self.device),)
+        self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
+        self.variable_device = self.device
+        self._unnamed = 0
+
+    def merged(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """Return the options of a call: those given, where they are set, and the strategy's otherwise."""
+        return self.options if options is None else self.options.merge(options)
+
+    # --- reductions ------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        form: Hashable = None,
+    ) -> list[Any]:
+        """Combine the values of all replicas: arrays of any library, numbers and sparse rows.
+
+        Parameters
+        ----------
+        op : ReduceOp
+        values : list
+            This replica's plain values, the leaves of a structure.
+        options : CommunicationOptions, optional
+        form : str, optional
+            The form of the structure. The ranks compare it.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if the values differ in number, kind, dtype or shape.
+        """
+        if self.device.kind != "cpu":
+            on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
+            if on_gpu:
+                arrays.require_one_device(on_gpu, self.device)
+        return self.ops.all_reduce(op, values, self.merged(options), form)
+
+    def all_reduce_array(
+        self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Combine one NumPy array. Fast path of `all_reduce`."""
+        merged = self.options if options is None else self.options.merge(options)
+        topology = self.topology
+        sequence = topology.sequence
+        try:  # as `whole`, without its cost
+            return self.ops.all_reduce_array(op, value, merged)
+        except BaseException as error:
+            topology.left_call("all_reduce", type(error), sequence)
+            raise
+
+    @_whole
+    def all_reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
+    ) -> list[Any]:
+        """Combine NumPy arrays only. Fast path of `all_reduce`."""
+        merged = self.options if options is None else self.options.merge(options)
+        return self.ops.all_reduce_arrays(op, values, merged, form)
+
+    def contributions(self, op: ReduceOp, leaves: list[Any], form: Hashable) -> list[Any]:
+        """Return what this replica contributes to a reduction.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if a leaf is mirrored on some ranks only: a mirrored value is not sent.
+        """
+        if nest.holds(leaves, Mirrored):
+            kinds = tuple(map(structures.kind_across_replicas, leaves))
+            structures.agree(self.topology, "all_reduce", op.name, form, kinds)
+        return [reducible(op, leaf) for leaf in leaves]
+
+    # --- variables -------------------------------------------------------------------
+
+    @contextmanager
+    def variables_on_host(self) -> Iterator[None]:
+        """Context in which new variables live on the host: numbers that the program reads in every step."""
+        before, self.variable_device = self.variable_device, Device("cpu")
+        try:
+            yield
+        finally:
+            self.variable_device = before
+
+    def name_of_variable(self, name: str | None) -> str:
+        """Return the name of a new variable: the one given, or else the next of ``Variable``, ``Variable_1``, ..."""
+        if name is not None:
+            return name
+        self._unnamed += 1
+        return "Variable" if self._unnamed == 1 else f"Variable_{self._unnamed - 1}"
+
+
+class DefaultEngine(Engine):
+    """The engine of the default strategy: one replica, whose values are the results."""
+
+    def all_reduce(
+        self,
+        op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        form: Hashable = None,
+    ) -> list[Any]:
+        """Return copies of the values."""
+        return [self.all_reduce_array(op, value, options) for value in values]
+
+    def all_reduce_array(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return a copy of the value, or a buffer itself: buffers are reduced where they are."""
+        return value if id(getattr(value, "base", None)) in self.topology.arenas else snapshot(value)
+
+    def all_reduce_arrays(
+        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
+    ) -> list[Any]:
+        """Return copies of the values."""
+        return self.all_reduce(op, list(values), options)

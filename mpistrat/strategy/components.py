@@ -1,0 +1,36 @@
+"""What a replica function gets of its arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat import nest
+from mpistrat.values import DistributedValues, component
+from mpistrat.variables import Variable
+
+
+def components(tree: Any) -> Any:
+    """Return a structure with the components of this replica in the place of distributed values."""
+    return _map(component, tree)
+
+
+def components_but_variables(tree: Any) -> Any:
+    """Return a structure as `components` does, but with variables as they are."""
+    return _map(_unless_variable, tree)
+
+
+def _unless_variable(value: Any) -> Any:
+    if isinstance(value, DistributedValues) and not isinstance(value, Variable):
+        return component(value)
+    return value
+
+
+def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with other leaves, or the tree itself if no leaf changes: the program may write to it."""
+    if not nest.is_nested(tree):
+        return fn(tree)
+    leaves, rebuild = nest.flatten(tree)
+    others = [*map(fn, leaves)]
+    return tree if all(map(operator.is_, leaves, others)) else rebuild(others)
