@@ -11,6 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
+from mpistrat.collectives.arena import Arenas
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
@@ -44,6 +45,8 @@ class Engine:
         The ops, bound to the ranks.
     devices : tuple of str
         The name of the device.
+    arenas : Arenas
+        The memory of buffers that are reduced where they are.
     variable_device : Device
         The device of new variables.
     """
@@ -59,6 +62,7 @@ class Engine:
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
         self.device = (device or Device("cpu")).use()
         self.devices = (str(self.device),)
+        self.arenas = self.topology.slot(Arenas)
         self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
         self.variable_device = self.device
         self._unnamed = 0
@@ -166,7 +170,7 @@ class DefaultEngine(Engine):
 
     def all_reduce_array(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return a copy of the value, or a buffer itself: buffers are reduced where they are."""
-        return value if id(getattr(value, "base", None)) in self.topology.arenas else snapshot(value)
+        return value if id(getattr(value, "base", None)) in self.arenas else snapshot(value)
 
     def all_reduce_arrays(
         self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable

@@ -38,13 +38,14 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpistrat.bench.timing import median
     from mpistrat.collectives.algorithms import cost_file
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, choose
+    from mpistrat.collectives.algorithms.costs import Measured
     from mpistrat.runtime.device import Device
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
-    topology.costs = {}  # measure the built-in choice
+    topology.slot(Measured).points = {}  # measure the built-in choice
     names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
     if not names:
         print("one rank has no all-reduce to measure: start several, as in mpistrat bench tune -n 4")

@@ -129,6 +129,7 @@ def _routes(topology: Any) -> tuple[str, str]:
     """Return the route of arrays on GPUs with the reasons against others, and the operations on device pointers."""
     from mpistrat.cluster_resolver.ranks.own_device import own_device
     from mpistrat.collectives.gpu.all_reduce import obstacles
+    from mpistrat.collectives.gpu.pointers import Refusals
 
     try:
         device = own_device(topology, "cuda").use()
@@ -139,7 +140,7 @@ def _routes(topology: Any) -> tuple[str, str]:
     found = obstacles(topology, device)
     chosen = next(name for name, text in found.items() if not text)
     reasons = "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
-    pointers = topology.gpu_pointers[device.index]
+    pointers = topology.slot(Refusals)[device.index]
     moved = " ".join(name for name, text in pointers.items() if not text)
     refused = dict.fromkeys(text for text in pointers.values() if text)
     return reasons, "; ".join([moved or "none", *refused])

@@ -15,6 +15,7 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 _ALIGNMENT = 64  # a cache line
@@ -43,6 +44,10 @@ class Arena(NamedTuple):
     stride: int
     start: int
     shared: bool
+
+
+class Arenas(dict[int, Arena], Slot):
+    """The arenas of a topology, by the identity of their memory."""
 
 
 class Stretch(NamedTuple):
@@ -87,8 +92,9 @@ def buffers(
     # Behind the turn: where memory is scarce, nobody waits for the rank that has none.
     memory, stride, start, shared = found or _private(max(end, 1), device)
     arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
-    topology.arenas[id(memory)] = arena
-    weakref.finalize(memory, topology.arenas.pop, id(memory), None)
+    arenas = topology.slot(Arenas)
+    arenas[id(memory)] = arena
+    weakref.finalize(memory, arenas.pop, id(memory), None)
     arrays = []
     for offset, (dtype, shape) in zip(offsets, leaves, strict=True):
         own = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
@@ -121,7 +127,8 @@ def _private(nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
 
 def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None]:
     """The arena that each of these arrays lives in; None for one that does not, or is not contiguous."""
-    found = [topology.arenas.get(id(value.base)) for value in values]
+    arenas = topology.slot(Arenas)
+    found = [arenas.get(id(value.base)) for value in values]
     return [
         home if home is None or value.flags.c_contiguous else None
         for home, value in zip(found, values, strict=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpistrat.collectives import arena, packing, small_all_reduce
+from mpistrat.collectives.algorithms.costs import Measured
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
@@ -119,7 +120,7 @@ def _bucket(
     """How a stretch is reduced: as any array, unless it is expected to be faster where it is."""
     key = ((stretch.dtype, (stretch.length,)),)
     (bucket,) = packing.plan(topology, op, key, 0, algorithm).buckets
-    if algorithm is None and home.shared and not topology.costs and topology.size > 1:
+    if algorithm is None and home.shared and not topology.slot(Measured).points and topology.size > 1:
         nbytes = stretch.length * bucket.wire.itemsize
         if _IN_PLACE.cost_in_place(topology, nbytes) < bucket.algorithm.cost(topology, nbytes):
             (bucket,) = packing.plan(topology, op, key, 0, _IN_PLACE.name).buckets

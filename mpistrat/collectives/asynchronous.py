@@ -13,6 +13,7 @@ from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.operations import Op
 from mpistrat.runtime.agreement.operation import Operation, call_site
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 _REQUEST_BYTES = 1 << 30  # of one request; older libraries count to 2^31
@@ -106,7 +107,7 @@ class PendingAllReduce:
         self._completing = True
         with np.errstate(all="ignore"):
             result = self._finish()
-        self._topology.in_flight.discard(self)
+        self._topology.slot(InFlight).discard(self)
         self._result, self._requests = result, []
         self._finish = _finished
 
@@ -116,6 +117,14 @@ class PendingAllReduce:
 
 def _finished() -> Any:
     """In the place of what kept the messages."""
+
+
+class InFlight(set[PendingAllReduce], Slot):
+    """The asynchronous all-reduces of a topology that are not done."""
+
+    def finish(self) -> None:
+        for pending in list(self):  # all ranks began it: it ends
+            pending.wait_for_mpi()
 
 
 def all_reduce_async(
@@ -132,7 +141,7 @@ def all_reduce_async(
     ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket. ``form`` is that of the structure whose
     leaves the arrays are. The ranks compare it.
     """
-    for pending in list(topology.in_flight):
+    for pending in list(topology.slot(InFlight)):
         pending.test()  # those that nobody waits for are let go
     key = tuple((value.dtype, value.shape) for value in values)
     with structures.refusals("all_reduce_async", topology, timeout_seconds):
@@ -158,7 +167,7 @@ def all_reduce_async(
 
     pending = PendingAllReduce(topology, what, requests, finish, timeout_seconds)
     if requests:
-        topology.in_flight.add(pending)  # MPI writes to its arrays, whether or not somebody waits for it
+        topology.slot(InFlight).add(pending)  # MPI writes to its arrays, whether or not somebody waits for it
     else:
         pending._complete()
     return pending

@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.slot import Slot
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")
@@ -41,6 +42,7 @@ Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
+_Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
 
 
@@ -68,22 +70,8 @@ class Topology(Turns):
         Sizes at which collectives change their way.
     key : Key
         The same for all that share these ranks, whatever their limits.
-    in_flight : set
-        Asynchronous collectives that are not done.
-    costs : dict or None
-        What collectives were measured to cost here, once somebody has looked.
-    arenas : dict
-        Places of arrays that are reduced where they are, by the identity of their memory.
-    gpu_obstacles : dict of dict of str
-        Of each of this rank's GPUs, why arrays on it cannot go a route; empty for one that they can.
-    gpu_pointers : dict of dict of str
-        Of each of this rank's GPUs, why the MPI library is not given pointers to its memory for an operation; empty
-        if it is.
-    gpu_communicators : dict
-        NCCL's communicators, by GPU.
     """
 
-    costs: Any = None
     limits = Limits()
 
     def __init__(self, parent: Any, split: Split | None = None, limits: Limits | None = None):
@@ -111,11 +99,7 @@ class Topology(Turns):
         )
         self._process = os.getpid()
         self.key = Key()
-        self.in_flight: set[Any] = set()
-        self.arenas: dict[int, Any] = {}
-        self.gpu_obstacles: dict[int, dict[str, str]] = {}
-        self.gpu_pointers: dict[int, dict[str, str]] = {}
-        self.gpu_communicators: dict[int, Any] = {}
+        self._slots: dict[type[Slot], Slot] = {}
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
@@ -278,14 +262,14 @@ class Topology(Turns):
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
         if not self._left:
-            for pending in list(self.in_flight):  # all ranks began it: it ends
-                pending.wait_for_mpi()
+            for each in self._slots.values():
+                each.finish()
         while True:
             try:
                 if not self._left:  # the others may still wait for this rank: without a limit, or to be told
                     self._given_up = ""
                 self.compare(_END)
-                self._leave_gpus()
+                self._close_slots()
                 return
             except MismatchError:
                 continue
@@ -305,15 +289,21 @@ class Topology(Turns):
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         self.memory = None
-        self._leave_gpus()
+        self._close_slots()
         self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
 
-    def _leave_gpus(self) -> None:
-        """End what the ranks have in common on GPUs, which is collective, while CUDA still runs."""
-        while self.gpu_communicators:
-            self.gpu_communicators.popitem()[1].destroy()
+    def slot(self, kind: type[_Slot]) -> _Slot:
+        """Return what a room above keeps for these ranks. It is made when it is first asked for."""
+        found = self._slots.get(kind)
+        if found is None:
+            found = self._slots[kind] = kind()
+        return found  # type: ignore[return-value]  # of that class
+
+    def _close_slots(self) -> None:
+        for each in self._slots.values():
+            each.close()
 
     def __repr__(self) -> str:
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
@@ -326,9 +316,7 @@ class Alone(Topology):
         Turns.__init__(self)
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.key = Key()
-        self.arenas, self.in_flight = {}, set()
-        self.gpu_obstacles, self.gpu_pointers = {}, {}
-        self.gpu_communicators = {}
+        self._slots = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

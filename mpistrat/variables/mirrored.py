@@ -88,7 +88,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         if op is None:
             self._component._update(method, moves.broadcasted(engine.topology, value))
             return
-        if value.base is not None and id(value.base) in engine.topology.arenas:
+        if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(

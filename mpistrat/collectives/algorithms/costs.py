@@ -5,28 +5,44 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.runtime.environment import rc
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+
+
+class Measured(Slot):
+    """The times that were measured here, by the name of the algorithm.
+
+    Attributes
+    ----------
+    points : dict or None
+        None before `heed`.
+    """
+
+    points: Any = None
 
 
 def heed(topology: Topology) -> None:
     """Let `choose` go by what was measured here, if ``rc.tuned`` is true on rank 0. Collective when first called."""
-    if topology.costs is None:
+    measured = topology.slot(Measured)
+    if measured.points is None:
         found, tuned = None, rc.tuned  # read on every rank, so that all raise
         if topology.rank == 0 and topology.size > 1 and tuned:
             from mpistrat.collectives.algorithms import cost_file
 
             found = cost_file.read(topology)
-        topology.costs = topology.broadcast_object(found) or {}
+        measured.points = topology.broadcast_object(found) or {}
 
 
 def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
     """Seconds that a message takes: measured, where anything was measured here, else predicted."""
-    if not topology.costs:
+    measured = topology.slot(Measured).points
+    if not measured:
         return algorithm.cost(topology, nbytes)
-    points = topology.costs.get(algorithm.name)
+    points = measured.get(algorithm.name)
     return seconds(points, nbytes) if points else math.inf
 
 

@@ -16,6 +16,7 @@ from mpistrat.collectives.operations import Op
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 # In the order of preference; the last is possible everywhere.
@@ -92,7 +93,7 @@ def _jobs(
     out: list[Any] = [None] * len(values)
     jobs: list[PackedBucket] = []
     rest, where = list(range(len(values))), ()
-    if topology.arenas:
+    if topology.slot(arena.Arenas):
         rest, where = _in_place(topology, op, values, out, jobs)
     rest_key = tuple(key[i] for i in rest)
     for each in gpu_packing.plan(op, rest_key, topology.size, bytes_per_pack):
@@ -128,9 +129,13 @@ def _in_place(
     return rest, tuple(where)
 
 
+class Obstacles(dict[int, dict[str, str]], Slot):
+    """For each of this rank's GPUs, why arrays on it cannot go a route; empty for a route that they can go."""
+
+
 def _obstacle(topology: Topology, device: Device, name: str) -> str:
     """Why the ranks cannot go a route, found out when it is first needed. Collective."""
-    known = topology.gpu_obstacles.setdefault(device.index, {})
+    known = topology.slot(Obstacles).setdefault(device.index, {})
     if name not in known:
         if type(ROUTES[name]).obstacle is Route.obstacle:
             known[name] = ""

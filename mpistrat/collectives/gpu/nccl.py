@@ -13,6 +13,7 @@ from mpistrat.collectives.gpu.packing import PackedBucket, finish, widened
 from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.device import cupy_for, gpu_count
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 _TYPES = {
@@ -61,6 +62,15 @@ def nccl_for(what: str) -> Any:
                 "-cu13 with the CuPy for CUDA 13"
             )
     return nccl
+
+
+class Communicators(dict[int, Any], Slot):
+    """NCCL's communicators, by GPU."""
+
+    def close(self) -> None:
+        """Destroy them, while CUDA still runs. Collective."""
+        while self:
+            self.popitem()[1].destroy()
 
 
 class NcclRoute(Route):
@@ -113,7 +123,7 @@ class NcclRoute(Route):
         for rank, text in enumerate(topology.world.allgather(problem)):
             if text:
                 return f"rank {rank}: {text}"
-        topology.gpu_communicators[device] = communicator
+        topology.slot(Communicators)[device] = communicator
         return ""
 
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
@@ -130,7 +140,7 @@ class NcclRoute(Route):
         timeout_seconds: float | None,
     ) -> None:
         cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
-        communicator = topology.gpu_communicators[device]
+        communicator = topology.slot(Communicators)[device]
         _check(topology, communicator)  # what went before
         stream = cupy.cuda.get_current_stream()
         for job in jobs:

@@ -18,6 +18,7 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.environment import Options, rc
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 PIECE_BYTES = 64 << 20
@@ -94,6 +95,10 @@ def _settled(*arrays: Any) -> list[list[Any]]:
     return [[MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes), MPI.BYTE] for each in arrays]
 
 
+class Refusals(dict[int, dict[str, str]], Slot):
+    """For each GPU of this rank, why MPI is not given device pointers for an operation; empty if it is."""
+
+
 def possible(topology: Topology, device: int, *operations: str) -> bool:
     """Whether the library may be given device pointers for these. Collective when asked for the first time.
 
@@ -101,10 +106,10 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
     """
     if topology.size == 1:
         return True
-    if device not in topology.gpu_pointers:
+    if device not in topology.slot(Refusals):
         with topology.turn(_ASK):
             obstacles(topology, device)
-    return not any(topology.gpu_pointers[device][name] for name in operations)
+    return not any(topology.slot(Refusals)[device][name] for name in operations)
 
 
 def obstacles(topology: Topology, device: int) -> dict[str, str]:
@@ -112,9 +117,9 @@ def obstacles(topology: Topology, device: int) -> dict[str, str]:
 
     Collective when asked for the first time, in a turn.
     """
-    found = topology.gpu_pointers.get(device)
+    found = topology.slot(Refusals).get(device)
     if found is None:
-        found = topology.gpu_pointers[device] = _look(topology, device)
+        found = topology.slot(Refusals)[device] = _look(topology, device)
     return found
 
 

@@ -39,6 +39,7 @@ class CollectiveAllReduce(CrossDeviceOps):
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
         self._plans, self._plans_in_place, self._small = {}, {}, {}
+        self._arenas = topology.slot(arena.Arenas)
         return super()._rebound_to(topology)
 
     def __init_subclass__(cls) -> None:
@@ -133,7 +134,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         form: Hashable = None,
     ) -> list[np.ndarray]:
         topology = self._topology or self._ranks
-        if topology.arenas and not (len(values) == 1 and values[0].base is None):
+        if self._arenas and not (len(values) == 1 and values[0].base is None):
             plan = self._plans_in_place.get(
                 (op, form, self._algorithm or options.algorithm, *map(id, values))
             )

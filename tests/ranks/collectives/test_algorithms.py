@@ -11,6 +11,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
+from mpistrat.collectives.arena import Arenas
 from mpistrat.collectives.rings import segmented as segmented_ring
 from mpistrat.collectives.rings.ring import ring_all_reduce
 from mpistrat.runtime.device import Device
@@ -167,14 +168,14 @@ def test_buffers_outlive_the_strategy():
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     topology = strategy.extended.engine.topology
     buffer = strategy.experimental_buffers_like(np.zeros(100_000))
-    assert len(topology.arenas) == 1
+    assert len(topology.slot(Arenas)) == 1
     view = buffer[5:10]
     buffer[:] = 3
     del strategy, buffer
     comm.Free()
     assert (view == 3).all()
     del view
-    assert not topology.arenas
+    assert not topology.slot(Arenas)
 
 
 def test_buffers_of_different_shapes():

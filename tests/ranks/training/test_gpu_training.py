@@ -325,7 +325,7 @@ def test_buffers(cupy, on_gpu, monkeypatch):
     mixed = on_gpu.reduce("MEAN", [buffers["a"], cupy.ones(2)], axis=None)
     assert mixed[0] is buffers["a"]
     assert mixed[1].tolist() == [1, 1]
-    arenas = on_gpu.extended.engine.topology.arenas
+    arenas = on_gpu.extended.engine.arenas
     before = len(arenas)
     del buffers, got, mixed
     assert len(arenas) == before - 1

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.gpu import packing as gpu_packing
-from mpistrat.collectives.gpu.nccl import NcclRoute
+from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
@@ -141,7 +141,7 @@ def test_nccl_that_hangs(cupy, monkeypatch):
     options = CommunicationOptions(timeout_seconds=0.3)
     with pytest.raises(TimeoutError, match=r"NCCL was not done within 0\.3 s"):
         in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
-    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    (communicator,) = Topology.of(strategy.comm).slot(Communicators).values()
     assert communicator.aborted
     with pytest.raises(RuntimeError, match="after a time-out"):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
@@ -172,7 +172,7 @@ def test_nccl_that_fails_meanwhile(cupy, monkeypatch, waits):
     options = CommunicationOptions(timeout_seconds=30) if waits else None
     with pytest.raises(RuntimeError, match=f"rank {RANK}: .*NCCL failed: unhandled system error"):
         in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
-    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    (communicator,) = Topology.of(strategy.comm).slot(Communicators).values()
     assert communicator.aborted
     with pytest.raises(RuntimeError, match="after an error of NCCL"):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
@@ -183,7 +183,7 @@ def test_nccl_ends_with_its_communicator(cupy):
         return
     strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
     strategy.reduce("SUM", cupy.ones(3), axis=None)
-    (communicator,) = Topology.of(strategy.comm).gpu_communicators.values()
+    (communicator,) = Topology.of(strategy.comm).slot(Communicators).values()
     strategy.comm.Free()
     assert communicator.destroyed
 

@@ -13,6 +13,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu import verdicts as gpu_verdicts
+from mpistrat.collectives.gpu.all_reduce import Obstacles
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.gpu import pinned
 
@@ -289,7 +290,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     topology = strategy.extended.engine.topology
     assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     assert strategy_with(strategy.comm).reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
-    assert topology.gpu_obstacles[0]["gpu_direct"] == ""
+    assert topology.slot(Obstacles)[0]["gpu_direct"] == ""
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "off")
     fails("MPISTRAT_GPU_DIRECT is off")
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "auto")
