@@ -7,8 +7,8 @@ a copy where the library allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mpistrat.runtime.gpu import pinned
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
 _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _SCALARS = (np.generic, bool, int, float, complex)
+_NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold none
 
 
 def to_host(value: Any) -> np.ndarray:
@@ -38,7 +39,7 @@ def to_host(value: Any) -> np.ndarray:
         return pinned.download(to_cupy(value))
     if hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
         return _from_dlpack(value)
-    array = np.asarray(value)
+    array = _converted(value)
     if array.dtype == object:
         raise TypeError(f"expected an array or a number, got {value!r} of type {type(value).__name__}")
     return array
@@ -123,13 +124,13 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
         As `refuse_masked`.
     """
     refuse_masked(value)
-    return np.asarray(to_host(value) if on_gpu(value) else value, dtype)
+    return np.asarray(to_host(value), dtype) if on_gpu(value) else _converted(value, dtype)
 
 
 def copied(value: Any) -> Any:
     """Return a copy of an array of any library, or of a variable's value; anything else as it is."""
+    refuse_masked(value)
     if isinstance(value, np.ndarray):
-        refuse_masked(value)
         return value.copy()
     if hasattr(value, "read_value"):
         return value.read_value()
@@ -146,7 +147,7 @@ def refuse_masked(value: Any) -> None:
     Parameters
     ----------
     value : Any
-        Of a list or tuple the elements are looked at, at any depth.
+        Of a sequence the elements are looked at, at any depth.
 
     Raises
     ------
@@ -161,12 +162,19 @@ def refuse_masked(value: Any) -> None:
             f"masked arrays cannot be used, as their masked values would count, got one of shape {value.shape}: "
             "call its filled() or compressed() first"
         )
-    if issubclass(kind, (list, tuple)):
+    if _holds_elements(kind):
         for element_kind in set(map(type, value)):
-            if issubclass(element_kind, (list, tuple)) or _is_masked(element_kind):
+            if _holds_elements(element_kind) or _is_masked(element_kind):
                 for element in value:
                     refuse_masked(element)
                 return
+
+
+@lru_cache(maxsize=4096)  # issubclass of an abstract class takes 0.5 us
+def _holds_elements(kind: type) -> bool:
+    return issubclass(kind, (list, tuple)) or (
+        issubclass(kind, Sequence) and not issubclass(kind, _NO_ARRAYS)
+    )
 
 
 def _is_masked(kind: type) -> bool:
@@ -215,6 +223,13 @@ def _cupy() -> Any:
         return cupy_for("an array on a GPU")
     except RuntimeError:
         return None
+
+
+def _converted(value: Any, dtype: Any = None) -> np.ndarray:
+    """Return ``numpy.asarray`` of a value whose own ``__array__`` may return a masked array, as netCDF4's does."""
+    array = np.asanyarray(value, dtype)  # numpy.asarray would drop the mask
+    refuse_masked(array)
+    return np.asarray(array)
 
 
 def _from_dlpack(value: Any) -> np.ndarray:

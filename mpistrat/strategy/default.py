@@ -88,7 +88,7 @@ class _DefaultExtended(StrategyExtended):
     ) -> Any:
         """The value, in memory of its own."""
         ReduceOp.parse(reduce_op)
-        return snapshot(value)
+        return nest.map_structure(snapshot, value)
 
     def batch_reduce_to(
         self,
@@ -99,7 +99,7 @@ class _DefaultExtended(StrategyExtended):
     ) -> Any:
         """The values, in memory of their own."""
         ReduceOp.parse(reduce_op)
-        return [snapshot(value) for value, _ in value_destination_pairs]
+        return [nest.map_structure(snapshot, value) for value, _ in value_destination_pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
         """Not for the default strategy, which has no devices."""

@@ -69,9 +69,8 @@ class LocalVariable(Variable):
         self._array[...] = result
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        value = component(value)
-        arrays.refuse_masked(value)
-        self._array[key] = value
+        arrays.refuse_masked(key)
+        self._array[key] = arrays.numpy_or_cupy(component(value))
 
     def _fitting(self, value: Any) -> np.ndarray:
         """A value that may be written here, as an array.

@@ -84,7 +84,11 @@ class MirroredVariable(DistributedVariable, Mirrored):
             if isinstance(value, IndexedSlices):
                 self._component._update(method, self._combined_rows(method, op, value))
                 return
-        value = self._component._fitting(value)
+        try:
+            value = self._component._fitting(value)
+        except (TypeError, ValueError):
+            with structures.refusals(method, extended._topology):  # only here: it costs time
+                raise
         if op is None:
             self._component._update(method, moves.broadcasted(engine.topology, value))
             return

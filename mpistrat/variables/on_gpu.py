@@ -48,6 +48,7 @@ class GpuVariable(LocalVariable):
         return pinned.upload(host, arrays.device_of(mine).index)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        arrays.refuse_masked(key)
         self._array[key] = arrays.placed(component(value), arrays.device_of(self._array))
 
     def _update(self, method: str, value: Any) -> None:

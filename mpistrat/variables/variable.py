@@ -347,7 +347,8 @@ class Variable(ArrayLike, NotProvided):
         self.assign(result)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        arrays.refuse_masked(value)
+        arrays.refuse_masked(key)
+        value = arrays.numpy_or_cupy(value)
         whole = self.read_value()
         whole[key] = value
         self.assign(whole)

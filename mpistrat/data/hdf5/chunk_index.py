@@ -119,7 +119,8 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
         raise _damaged(
             where, f"it has a chunk that skips filters which the dataset, with {len(filters)}, lacks"
         )
-    whole = int(np.prod(dataset.chunks)) * dataset.id.get_type().get_size()
+    element = dataset.id.get_type().get_size()
+    whole = int(np.prod(dataset.chunks)) * element
     wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
     if len(wrong):
         raise _damaged(
@@ -128,7 +129,14 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
         )
     if SHUFFLE in filters:
         # A chunk that another filter made smaller was shuffled before, as all others: HDF5 never fails in that.
-        skips = (index.masks >> np.uint64(filters.index(SHUFFLE)) & np.uint64(1)).astype(bool)
+        number = filters.index(SHUFFLE)
+        shuffled = plist.get_filter(number)[2]
+        # HDF5 sets it, but not for types of variable length. It would mix the bytes of several elements.
+        if shuffled != (element,) and not dataset.dtype.hasobject:
+            raise _damaged(
+                where, f"its shuffle filter has parameters {shuffled} for elements of {element} bytes"
+            )
+        skips = (index.masks >> np.uint64(number) & np.uint64(1)).astype(bool)
         if (skips & (index.masks != all_skipped)).any() and not skips.all():
             raise _damaged(where, "it has a chunk that skips the shuffle filter, and another that does not")
 

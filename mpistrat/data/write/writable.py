@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.runtime.arrays import refuse_masked
+from mpistrat.runtime.arrays import as_numpy, refuse_masked
 
 _UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
 
@@ -96,7 +96,7 @@ def random_access(rows: Any) -> WritableRows:
     return WritableRows(
         next(iter(lengths.values())),
         columns,
-        lambda first, stop: {name: array[first:stop] for name, array in arrays.items()},
+        lambda first, stop: {name: as_numpy(array[first:stop]) for name, array in arrays.items()},
     )
 
 
@@ -123,7 +123,7 @@ def named(tree: Any) -> dict[str, Any]:
     """
     if not nest.is_nested(tree) or isinstance(tree, list):
         refuse_masked(tree)
-        return {"x": np.asarray(tree) if isinstance(tree, list) else tree}
+        return {"x": as_numpy(tree) if isinstance(tree, list) else tree}
     if not isinstance(tree, Mapping) or not tree:
         raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
     found: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def named(tree: Any) -> dict[str, Any]:
             raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
         else:
             refuse_masked(value)
-            found[name] = value if hasattr(value, "shape") else np.asarray(value)
+            found[name] = value if hasattr(value, "shape") else as_numpy(value)
     return found
 
 

@@ -19,6 +19,7 @@ from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
 from mpistrat.data.rows.split import piece
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
+from mpistrat.runtime.arrays import as_numpy
 from mpistrat.runtime.atomic_file import publish, to_disk
 
 _BLOCK_BYTES = 8 << 20
@@ -292,7 +293,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
             made: dict[str, h5py.Dataset] = {}
             columns: dict[str, NewColumn] = {}
             for batch in rows:
-                arrays = {name: np.asarray(array) for name, array in named(batch).items()}
+                arrays = {name: as_numpy(array) for name, array in named(batch).items()}
                 if not made:
                     columns = {name: column_of(array) for name, array in arrays.items()}
                     made = output.do(partial(storage.create_all, columns, None))

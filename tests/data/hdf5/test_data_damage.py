@@ -169,6 +169,16 @@ def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     assert refused > len(index)
 
 
+def test_every_bit_of_the_parameter_of_shuffle(tmp_path):
+    """HDF5 itself gives bytes of several elements as one element."""
+    data = bytearray(create(tmp_path / "whole.h5", filters=("shuffle", "gzip")).read_bytes())
+    start = data.index(b"shuffle\0") + 8
+    assert int.from_bytes(data[start : start + 4], "little") == ROWS.itemsize
+    for bit in range(32):
+        found = read(damaged(tmp_path / "spoilt.h5", data, start + bit // 8, 1 << bit % 8))
+        assert isinstance(found, DataFileError), bit
+
+
 @pytest.mark.parametrize("place", [40, 120])  # where the file ends; the group of the dataset
 def test_every_replica_names_the_damaged_file(tmp_path, replica_errors, place):
     for number in range(6):

@@ -1,12 +1,32 @@
 """Masked arrays are refused where a value enters the library, before any communication."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 
 import mpistrat
 from mpistrat.data import Dataset, write_hdf5
+from mpistrat.runtime.agreement.operation import MismatchError
 
 SUM = mpistrat.VariableAggregation.SUM
+
+
+class Convertible:
+    """An array-like that NumPy converts to a masked array, as a variable of netCDF4."""
+
+    shape, dtype = (3,), np.dtype(float)
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, key):
+        return MASKED[key]
+
+    def __array__(self, dtype=None, copy=None):
+        return MASKED
+
+
 MASKED = np.ma.masked_array([1.0, 1e6, 2.0], [False, True, False])
 FORMS = {
     "array": MASKED,
@@ -14,6 +34,8 @@ FORMS = {
     "list": [MASKED, MASKED],
     "element": [1.0, np.ma.masked, 2.0],
     "nested list": [[1.0, 2.0], (3.0, np.ma.masked)],
+    "deque": deque([MASKED, MASKED]),
+    "convertible": Convertible(),
 }
 
 
@@ -174,3 +196,36 @@ def test_a_variable_and_a_masked_array_make_a_masked_array(strategy):
     total = v + MASKED
     np.testing.assert_array_equal(np.ma.getmaskarray(total), MASKED.mask)
     assert total.sum() == 5.0
+
+
+@pytest.mark.parametrize("aggregation", [SUM, mpistrat.VariableAggregation.ONLY_FIRST_REPLICA])
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_one_replica_alone(strategy, method, aggregation):
+    """The others learn of it in the same call, and the ranks are still in step."""
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(3), aggregation=aggregation)
+    last = strategy.num_replicas_in_sync - 1
+    value = MASKED if strategy.comm.rank == last else np.ones(3)
+    with pytest.raises((TypeError, MismatchError), match="masked"):
+        strategy.run(lambda: getattr(v, method)(value))
+    np.testing.assert_array_equal(v.numpy(), np.zeros(3))
+    assert strategy.reduce("SUM", 1.0, axis=None) == strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize(
+    "key", [np.ma.masked_array([0, 1], [False, True]), ([0], np.ma.masked_array([0, 1]))]
+)
+def test_keys(strategy, key):
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros((3, 3)))
+    with pytest.raises(TypeError, match="masked"):
+        v[key] = 1.0
+    assert not v.numpy().any()
+
+
+def test_structures_of_the_default_strategy():
+    extended = mpistrat.get_strategy().extended
+    with pytest.raises(TypeError, match="masked"):
+        extended.reduce_to("SUM", [np.ones(2), MASKED], "cpu:0")
+    with pytest.raises(TypeError, match="masked"):
+        extended.batch_reduce_to("SUM", [({"a": deque([MASKED])}, "cpu:0")])

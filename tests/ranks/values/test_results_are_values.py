@@ -131,3 +131,16 @@ def test_rows_cannot_be_gathered():
         for value in (rows, {"a": rows}):
             with pytest.raises(NotImplementedError, match="values and indices"):
                 s.gather(value, axis=0)
+
+
+def test_structures_of_the_default_strategy():
+    extended = mpistrat.get_strategy().extended
+    x = np.ones(3)
+    results = [
+        extended.reduce_to("SUM", [x, {"a": x}], "cpu:0"),
+        *extended.batch_reduce_to("SUM", [([x, {"a": x}], "cpu:0")]),
+    ]
+    x[...] = 5
+    for first, second in results:
+        np.testing.assert_array_equal(first, np.ones(3))
+        np.testing.assert_array_equal(second["a"], np.ones(3))
