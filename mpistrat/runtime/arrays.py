@@ -163,7 +163,8 @@ def refuse_masked(value: Any) -> None:
             "call its filled() or compressed() first"
         )
     if _holds_elements(kind):
-        for element_kind in set(map(type, value)):
+        kinds: set[Any] = set(map(type, value))
+        for element_kind in kinds:
             if _holds_elements(element_kind) or _is_masked(element_kind):
                 for element in value:
                     refuse_masked(element)

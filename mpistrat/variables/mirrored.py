@@ -87,7 +87,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         try:
             value = self._component._fitting(value)
         except (TypeError, ValueError):
-            with structures.refusals(method, extended.engine.topology):  # only here: it costs time
+            with structures.refusals(method, engine.topology):  # only here: it costs time
                 raise
         if op is None:
             self._component._update(method, moves.broadcasted(engine.topology, value))
