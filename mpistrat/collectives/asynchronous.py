@@ -147,13 +147,8 @@ def all_reduce_async(
     with structures.refusals("all_reduce_async", topology, timeout_seconds):
         plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
     packed = [packing.packed(bucket, values) for bucket in plan.buckets]
-    requests = []
+    requests: list[Any] = []
     operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
-    with topology.turn(operation, timeout_seconds=timeout_seconds):
-        what = f"{operation} (collective number {topology.sequence})"
-        if topology.size > 1:
-            for bucket, message in zip(plan.buckets, packed, strict=True):
-                requests += _begin(topology, bucket, message)
 
     def finish() -> Any:
         out: list[Any] = [None] * len(values)
@@ -165,19 +160,25 @@ def all_reduce_async(
             out[i] = np.empty(values[i].shape, dtype)
         return rebuild(out)
 
-    pending = PendingAllReduce(topology, what, requests, finish, timeout_seconds)
-    if requests:
-        topology.slot(InFlight).add(pending)  # MPI writes to its arrays, whether or not somebody waits for it
-    else:
+    with topology.turn(operation, timeout_seconds=timeout_seconds):
+        what = f"{operation} (collective number {topology.sequence})"
+        pending = PendingAllReduce(topology, what, requests, finish, timeout_seconds)
+        if topology.size > 1:
+            # Kept before it begins: MPI writes to the messages even if a signal handler leaves this call.
+            topology.slot(InFlight).add(pending)
+            for bucket, message in zip(plan.buckets, packed, strict=True):
+                _begin(topology, bucket, message, requests)
+    if not requests:
         pending._complete()
     return pending
 
 
-def _begin(topology: Topology, bucket: packing.Bucket, message: np.ndarray) -> list[Any]:
+def _begin(topology: Topology, bucket: packing.Bucket, message: np.ndarray, requests: list[Any]) -> None:
+    """Begin the messages of a bucket, and add them to ``requests``."""
     MPI = mpi.start()
     operation = mpi_operation(bucket.combine, message.dtype)
     step = _REQUEST_BYTES // message.itemsize
-    return [
+    requests.extend(
         topology.world.Iallreduce(MPI.IN_PLACE, message[start : start + step], operation)
         for start in range(0, len(message), step)
-    ]
+    )

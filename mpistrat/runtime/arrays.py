@@ -7,7 +7,7 @@ a copy where the library allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -163,7 +163,7 @@ def refuse_masked(value: Any) -> None:
             "call its filled() or compressed() first"
         )
     if _holds_elements(kind):
-        kinds: set[Any] = set(map(type, value))
+        kinds: set[Hashable] = set(map(type, value))
         for element_kind in kinds:
             if _holds_elements(element_kind) or _is_masked(element_kind):
                 for element in value:
@@ -172,7 +172,7 @@ def refuse_masked(value: Any) -> None:
 
 
 @lru_cache(maxsize=4096)  # issubclass of an abstract class takes 0.5 us
-def _holds_elements(kind: type) -> bool:
+def _holds_elements(kind: Any) -> bool:
     return issubclass(kind, (list, tuple)) or (
         issubclass(kind, Sequence) and not issubclass(kind, _NO_ARRAYS)
     )

@@ -25,6 +25,7 @@ from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import Turns
 from mpistrat.runtime.agreement.operation import MismatchError, operation
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
@@ -36,6 +37,7 @@ _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _ON_FIRST = operation("on_first")
+_whole = whole(lambda ranks: ranks)
 _keyval: int | None = None
 
 Split = Sequence[Sequence[int]] | Callable[[Any], int]
@@ -191,8 +193,14 @@ class Topology(Turns):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.compare(_BARRIER)
+        sequence = self.sequence
+        try:  # as `whole`, without its cost
+            self.compare(_BARRIER)
+        except BaseException as error:
+            self.left_call("barrier", type(error), sequence)
+            raise
 
+    @_whole
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's (pickled) object, in the order of ranks, on every rank."""
         if self.size == 1:
@@ -204,6 +212,7 @@ class Topology(Turns):
             told = self.world.allgather(mine)
         return [pickle.loads(each) for each in told]
 
+    @_whole
     def broadcast_object(
         self,
         value: Any,
@@ -222,6 +231,7 @@ class Topology(Turns):
             told = self.world.bcast(mine, root)
         return pickle.loads(told)
 
+    @_whole
     def on_first(self, fn: Callable[[], Any]) -> Any:
         """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
 
@@ -252,10 +262,15 @@ class Topology(Turns):
     def all_true(self, flag: Any) -> bool:
         """Whether the flag is true on all ranks."""
         own = bool(flag)  # here, where nobody waits yet if that fails
-        with self.turn(_AGREE):
-            if self.size == 1:
-                return own
-            return bool(self.world.allreduce(own, mpi.start().LAND))
+        sequence = self.sequence
+        try:  # as `whole`, without its cost
+            with self.turn(_AGREE):
+                if self.size == 1:
+                    return own
+                return bool(self.world.allreduce(own, mpi.start().LAND))
+        except BaseException as error:
+            self.left_call("agree", type(error), sequence)
+            raise
 
     def _say_goodbye(self) -> None:
         """At the end of the program: whoever still waits in a collective learns that this rank has gone."""

@@ -84,25 +84,30 @@ class MirroredVariable(DistributedVariable, Mirrored):
             if isinstance(value, IndexedSlices):
                 self._component._update(method, self._combined_rows(method, op, value))
                 return
-        try:
-            value = self._component._fitting(value)
-        except (TypeError, ValueError):
-            with structures.refusals(method, engine.topology):  # only here: it costs time
-                raise
+        mine = self._component.own_copy()
+        suits = type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape
+        if not suits or (op is ReduceOp.MEAN and not has_mean(mine.dtype)):
+            with structures.refusals(method, engine.topology):
+                value = self._contribution(op, value)
         if op is None:
             self._component._update(method, moves.broadcasted(engine.topology, value))
             return
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
-        if op is ReduceOp.MEAN and not has_mean(value.dtype):
-            raise ValueError(
-                f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
-            )
         if type(value) is np.ndarray:
             total = engine.ops.all_reduce_array(op, value, engine.options)
         else:
             total = engine.all_reduce(op, [value])[0]
         self._component._update(method, total)
+
+    def _contribution(self, op: ReduceOp | None, value: Any) -> Any:
+        """What this replica sends, as an array of the variable's shape."""
+        value = self._component._fitting(value)
+        if op is ReduceOp.MEAN and not has_mean(value.dtype):
+            raise ValueError(
+                f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
+            )
+        return value
 
     def _write_result(self, result: Any) -> None:
         self._refuse_sum_of_wholes()
@@ -141,6 +146,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 "aggregation ONLY_FIRST_REPLICA"
             )
 
+    @whole(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
         if isinstance(value, PerReplica):
             raise ValueError(

@@ -22,9 +22,6 @@ class SyncOnReadVariable(DistributedVariable):
     hashing never communicate.
     """
 
-    read_value = _whole(DistributedVariable.read_value)
-    numpy = _whole(DistributedVariable.numpy)
-
     @_whole
     def _read(self) -> np.ndarray:
         if self._is_own():
@@ -45,6 +42,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _update_in_replica(self, method: str, value: Any) -> None:
         self._component._update(method, value)
 
+    @_whole
     def _update_across_replicas(self, method: str, value: Any) -> None:
         if method.startswith("scatter"):
             raise ValueError(
@@ -60,6 +58,15 @@ class SyncOnReadVariable(DistributedVariable):
                 )
             value = _share(self._component._fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
         self._component._update(method, value)
+
+
+# These read the variable and then do more: an interrupt after the read leaves the rank a call behind.
+_CALLS = (
+    *("read_value", "numpy", "sparse_read", "gather_nd", "__getitem__", "__setitem__", "__iter__"),
+    *("__array__", "__array_ufunc__", "__float__", "__int__", "__complex__", "__bool__", "__index__"),
+)
+for _name in _CALLS:
+    setattr(SyncOnReadVariable, _name, _whole(getattr(SyncOnReadVariable, _name)))
 
 
 def _share(value: np.ndarray, replicas: int, dtype: np.dtype) -> np.ndarray:

@@ -41,7 +41,8 @@ class Draw:
 
     def __init__(self, ways, chance, comm):
         nodes = chance.choice([1, 2]) if ways == "any" else 1
-        Topology._ranks_of_node = staticmethod(lambda world: world.Split(world.rank % nodes, world.rank))
+        made = Topology.of(comm, split=lambda world: world.rank % nodes)
+        assert len(made.nodes) == nodes
         any_way = ["auto", "mpi", "hierarchical", "leader", "ordered", "exact"]
         self.implementation = chance.choice(any_way) if ways == "any" else "auto"
         limit = chance.choice([None, LIMIT / 2]) if ways == "any" else None

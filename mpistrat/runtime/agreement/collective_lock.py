@@ -207,7 +207,11 @@ class Turns:
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
         if timeout_seconds is not None or self._given_up:
-            return self._begin_with_care(operation, word, timeout_seconds)
+            try:
+                return self._begin_with_care(operation, word, timeout_seconds)
+            except BaseException as error:  # also of a signal handler, where that function begins
+                self.failed(operation, type(error), met=False, noticed=False)
+                raise
         return word
 
     def _begin_with_care(self, operation: Operation, word: int, timeout_seconds: float | None) -> int:
@@ -219,10 +223,8 @@ class Turns:
             if self._tells and not limited:
                 assert self.memory is not None
                 if not self.memory.agreed():  # this rank was interrupted where the others saw that
-                    self.end()
                     self.disagree(operation)
                 return _OUT_OF_STEP | word & ~_NUMBERS | self.rank
-            self.failed(operation, RuntimeError, met=False, noticed=False)
             raise RuntimeError(f"rank {self.rank}: {operation.name} {self._given_up}")
         if limited:
             assert timeout_seconds is not None
@@ -307,11 +309,7 @@ class Turns:
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
             self.give_up("after a time-out", text)
-            self.failed(operation, TimeoutError, False, False)
             raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
-        except BaseException as error:
-            self.failed(operation, type(error), False, False)
-            raise
 
     def give_up(self, when: str, text: str) -> None:
         """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""

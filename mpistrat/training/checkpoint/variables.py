@@ -174,15 +174,20 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     named, topology = _prepared(variables, "load")
     likes = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
     values = Room().arrays(likes) if topology.rank == 0 else likes
-    damage = topology.on_first(lambda: _read(values, Path(path)))
-    if damage is not None:
-        what, is_checksum = damage
-        raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
-    loaded = list(values.values())
-    if topology.size > 1:
-        loaded = broadcast(topology, loaded, "of a checkpoint", *values)
-    for variable, value in zip(named.values(), loaded, strict=True):
-        variable.assign(value)
+    sequence = topology.sequence
+    try:  # as `whole` does: this rank may be interrupted when the others have loaded
+        damage = topology.on_first(lambda: _read(values, Path(path)))
+        if damage is not None:
+            what, is_checksum = damage
+            raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
+        loaded = list(values.values())
+        if topology.size > 1:
+            loaded = broadcast(topology, loaded, "of a checkpoint", *values)
+        for variable, value in zip(named.values(), loaded, strict=True):
+            variable.assign(value)
+    except BaseException as error:
+        topology.left_call("load", type(error), sequence)
+        raise
 
 
 def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:

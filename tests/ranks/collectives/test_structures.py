@@ -532,6 +532,28 @@ def test_buffers_beside_arrays_in_another_order(nodes):
 
 
 @pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(np.ones(3), ValueError), (1.0, ValueError), (np.ones(2, complex), TypeError)]
+)
+def test_assigned_values_that_one_rank_refuses(nodes, aggregation, wrong, error):
+    with nodes.scope():
+        variable = mpistrat.Variable(
+            np.zeros(2), aggregation=getattr(mpistrat.VariableAggregation, aggregation)
+        )
+    for method in ("assign", "assign_add"):
+        assign = getattr(variable, method)
+        with pytest.raises(MismatchError, match=rf"rank 0: {method} refused: {error.__name__}"):
+            nodes.run(lambda assign=assign: assign(np.ones(2) if RANK else wrong))
+        with pytest.raises(error):
+            nodes.run(lambda assign=assign: assign(wrong))
+        in_step(nodes)
+    nodes.run(lambda: variable.assign(np.full(2, 1.0 + RANK)))
+    total = {"SUM": SIZE * (SIZE + 1) / 2, "MEAN": (SIZE + 1) / 2}.get(aggregation, 1.0)
+    assert variable.read_value().tolist() == [total] * 2
+
+
+@pytest.mark.ranks(min=2)
 def test_values_that_one_rank_refuses(nodes):
     """The others learn of it, although that rank sends nothing."""
     wrong, right = np.array([True, False]), np.ones(2)

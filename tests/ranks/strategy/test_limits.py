@@ -10,6 +10,7 @@ import mpistrat
 from mpistrat import data, training
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
+from mpistrat.runtime.agreement.collective_lock import Turns
 from mpistrat.training import PendingSave
 from mpistrat.training.checkpoint import variables as checkpoint
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable
@@ -281,6 +282,28 @@ def test_save_under_way(call, tmp_path):
     case.extended.engine.topology.give_up(
         "after a time-out", "of the other rank"
     )  # nor does this rank wait for the save
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_interrupt_before_the_wait(size, monkeypatch):
+    """The other ranks have not heard of this one: it may repeat the call."""
+
+    class InterruptError(Exception):
+        pass
+
+    def interrupted(*_):
+        raise InterruptError
+
+    options = CommunicationOptions(timeout_seconds=30)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
+    if RANK == SIZE - 1:
+        with monkeypatch.context() as patch:
+            patch.setattr(Turns, "_begin_with_care", interrupted)
+            with pytest.raises(InterruptError):
+                strategy.reduce("SUM", np.ones(size), axis=None)
+    for _ in range(2):
+        assert strategy.reduce("SUM", np.ones(size), axis=None)[0] == SIZE
 
 
 def test_limits_of_two_strategies_on_one_communicator():

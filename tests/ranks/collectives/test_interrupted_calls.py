@@ -1,0 +1,121 @@
+"""A signal handler raises behind the last collective of a call: the others have its result, and this rank has not."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat import training
+from mpistrat.collectives.asynchronous import InFlight
+from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.variables import SyncOnReadVariable
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+
+pytestmark = pytest.mark.ranks(min=2)
+
+
+class InterruptError(Exception):
+    """What the signal handler raises."""
+
+
+class Case:
+    """A strategy, and what its calls need."""
+
+    def __init__(self, folder):
+        self.strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+        self.topology = self.strategy.extended.engine.topology
+        self.path = WORLD.bcast(folder) / "weights.h5"
+        with self.strategy.scope():
+            self.mirrored = mpistrat.Variable(np.zeros(3), name="v")
+            self.counts, self.count = (
+                mpistrat.Variable(
+                    value,
+                    synchronization=mpistrat.VariableSynchronization.ON_READ,
+                    aggregation=mpistrat.VariableAggregation.SUM,
+                )
+                for value in (np.zeros(3), 0)
+            )
+        training.save([self.mirrored], self.path)
+
+    def set_item(self):
+        self.counts[0] = 0.0
+
+
+def chief_first(case):
+    with case.strategy.chief_first():
+        pass
+
+
+def begin(case):
+    replica = mpistrat.get_replica_context
+    return case.strategy.run(lambda: replica().experimental_all_reduce_async("SUM", np.ones(3)))
+
+
+TURNS = {
+    "agree": lambda case: case.strategy.agree(True),
+    "barrier": lambda case: case.strategy.barrier(),
+    "begin": begin,
+    "chief_first": chief_first,
+    "load": lambda case: training.load([case.mirrored], case.path),
+    "save": lambda case: training.save([case.mirrored], case.path),
+}
+READS = {
+    "add": lambda case: case.counts + 1,
+    "array": lambda case: np.asarray(case.counts),
+    "bool": lambda case: bool(case.count),
+    "float": lambda case: float(case.count),
+    "gather_nd": lambda case: case.counts.gather_nd([[0]]),
+    "getitem": lambda case: case.counts[0],
+    "index": lambda case: [1, 2, 3][case.count],
+    "int": lambda case: int(case.count),
+    "iter": lambda case: list(case.counts),
+    "numpy": lambda case: case.counts.numpy(),
+    "read_value": lambda case: case.counts.read_value(),
+    "setitem": Case.set_item,
+    "sparse_read": lambda case: case.counts.sparse_read([0]),
+    "value": lambda case: case.counts.value(),
+}
+
+
+class Behind:
+    """Wraps a method, and raises behind one of its calls."""
+
+    def __init__(self, patch, kind, name):
+        self.calls, self.raises_at = 0, None
+        real = getattr(kind, name)
+
+        def method(*args):
+            result = real(*args)
+            self.calls += 1
+            if self.calls == self.raises_at:
+                raise InterruptError
+            return result
+
+        patch.setattr(kind, name, method)
+
+
+@pytest.mark.parametrize("name", [*TURNS, *READS])
+def test_call_is_not_repeated_alone(name, tmp_path, monkeypatch):
+    case = Case(tmp_path)
+    where = (Turns, "__exit__") if name in TURNS else (SyncOnReadVariable, "_read")
+    call = TURNS.get(name) or READS[name]
+    with monkeypatch.context() as patch:
+        behind = Behind(patch, *where)
+        call(case)
+        if RANK == SIZE - 1:
+            behind.raises_at = 2 * behind.calls
+            with pytest.raises(InterruptError):
+                call(case)
+        else:
+            call(case)
+    if name == "begin":  # MPI may still write to the messages
+        assert case.topology.slot(InFlight)
+    with pytest.raises(
+        MismatchError, match=f"rank {SIZE - 1}'s call .* was interrupted by InterruptError after collective"
+    ):
+        call(case)
+    for pending in list(case.topology.slot(InFlight)):
+        pending.wait_for_mpi()
