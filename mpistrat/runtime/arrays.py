@@ -7,7 +7,7 @@ a copy where the library allows.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -154,7 +154,7 @@ def refuse_masked(value: Any) -> None:
     TypeError
         If a masked array is found.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind is np.ndarray:
         return
     if _is_masked(kind):
@@ -163,7 +163,7 @@ def refuse_masked(value: Any) -> None:
             "call its filled() or compressed() first"
         )
     if _holds_elements(kind):
-        kinds: set[Hashable] = set(map(type, value))
+        kinds: set[Any] = set(map(type, value))
         for element_kind in kinds:
             if _holds_elements(element_kind) or _is_masked(element_kind):
                 for element in value:

@@ -350,7 +350,7 @@ class Variable(ArrayLike, NotProvided):
         arrays.refuse_masked(key)
         value = arrays.numpy_or_cupy(value)
         whole = self.read_value()
-        whole[key] = value
+        whole[key] = arrays.placed(value, arrays.device_of(whole))
         self.assign(whole)
 
     __hash__ = object.__hash__
