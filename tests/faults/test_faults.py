@@ -376,14 +376,16 @@ def test_a_full_disk_does_not_silence_all_ranks(monkeypatch, tmp_path):
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with (tmp_path / "claim").open("wb") as file:
+    (tmp_path / "claim").write_bytes(b"not claimed")
+    with (tmp_path / "claim").open("r+b") as file:
         monkeypatch.setattr(failure, "_claim", file.fileno())
-        monkeypatch.setattr(os, "write", refuse)
+        monkeypatch.setattr(os, "ftruncate", refuse)
         assert failure._first_failure()
 
 
 def test_the_first_of_two_reports(monkeypatch, tmp_path):
-    with (tmp_path / "claim").open("wb") as file, (tmp_path / "claim").open("wb") as other:
+    (tmp_path / "claim").write_bytes(b"not claimed")
+    with (tmp_path / "claim").open("r+b") as file, (tmp_path / "claim").open("r+b") as other:
         monkeypatch.setattr(failure, "_claim", file.fileno())
         assert failure._first_failure()
         monkeypatch.setattr(failure, "_claim", other.fileno())
