@@ -1,8 +1,8 @@
 """Conversions between array libraries: only this file knows which library an array belongs to.
 
 The package works on NumPy arrays on the host and CuPy arrays on a GPU. Arrays of other libraries (PyTorch, JAX, any
-that supports DLPack or the array API) are converted to one of the two, and results are converted back. Conversions
-copy only where the library requires it.
+that supports DLPack or the array API) are converted to one of the two. Results are converted back. Conversions copy
+only where the library requires it.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class ReplicaContext:
         TypeError
             If a value is not an array of numbers, or for SUM of bool.
         ValueError
-            If a value is a scalar or the op is unknown, or if the options of the call or of the strategy ask for
+            If a value is a scalar or the op is unknown. If the options of the call or of the strategy ask for
             "ordered" or "exact". On every replica, if structures, shapes or dtypes differ between replicas.
         RuntimeError
             If this replica context is not the current one.

@@ -51,7 +51,7 @@ class DistributedVariable(Variable, DistributedValues):
             )
 
     def _is_own(self) -> bool:
-        """Whether the current context is a replica context or an update context of this variable's strategy."""
+        """Return whether the current context is a replica context or an update context of this variable's strategy."""
         mode = context.current()
         return mode.strategy is self._strategy and (
             mode.replica_context is not None or mode.update_replica_id is not None

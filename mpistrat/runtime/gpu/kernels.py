@@ -160,9 +160,10 @@ class EachElement:
         kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
 
     def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
-        """The numbers on the GPU: mostly there from the last step, whose arrays lay where those of this one lie.
+        """Return an array of ``numbers`` on the GPU, from a cache where possible.
 
-        Each stream has its own: another one would not wait until they are there, nor until they are read.
+        Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own
+        tables: another stream would not wait until a table is copied, nor until it is read.
         """
         key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
         found = self._tables.get(key)

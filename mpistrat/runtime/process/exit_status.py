@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The program is done, or Slurm has requeued the job.
+# Slurm has requeued the job: nothing else must start the program again.
 DONE = 0
 # The launching script may start the program again: it resumes from its saved state.
 RESTART = 42

@@ -1,7 +1,7 @@
 """A check whether Slurm's step variables describe the step of this process.
 
-``sbatch`` passes its whole environment to the batch script. If it is called inside a step (such as one of ``srun --pty
-bash``), the script sees the variables of a step that it does not run in.
+``sbatch`` passes its whole environment to the batch script. Called inside a step (such as one of ``srun --pty
+bash``), it passes on that step's variables, although the script does not run in that step.
 """
 
 from __future__ import annotations
