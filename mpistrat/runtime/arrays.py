@@ -1,8 +1,8 @@
-"""The only file that knows which array library it holds.
+"""Conversions between array libraries: only this file knows which library an array belongs to.
 
-Arrays are those of NumPy on the host, and those of CuPy on a GPU. Whatever else a program uses (PyTorch, JAX,
-anything that speaks DLPack or the array API) is seen as one of these two, and given back as what it was: without
-a copy where the library allows.
+The package works on NumPy arrays on the host and CuPy arrays on a GPU. Arrays of other libraries (PyTorch, JAX, any
+that supports DLPack or the array API) are converted to one of the two. Results are converted back. Conversions copy
+only where the library requires it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold n
 
 
 def to_host(value: Any) -> np.ndarray:
-    """This replica's value as a NumPy array, without a copy where the library allows.
+    """Return a value as a NumPy array, without a copy where the library allows.
 
     Raises
     ------
     TypeError
-        If it is no array of numbers.
+        If the value is not an array of numbers.
     """
     if type(value) is np.ndarray:
         return value
@@ -46,7 +46,7 @@ def to_host(value: Any) -> np.ndarray:
 
 
 def from_host(result: np.ndarray, like: Any) -> Any:
-    """A result on the host as an array of the library, and on the device, of ``like``."""
+    """Return a NumPy array as an array of the library of ``like``, on the device of ``like``."""
     if isinstance(like, np.ndarray):
         return result
     if isinstance(like, _SCALARS):
@@ -61,7 +61,7 @@ def from_host(result: np.ndarray, like: Any) -> Any:
 
 
 def on_gpu(value: Any) -> bool:
-    """Whether a value lives on a GPU, where CuPy can reach it."""
+    """Return whether a value lives on a GPU that CuPy can access."""
     if isinstance(value, (np.ndarray, *_SCALARS)):
         return False
     if hasattr(value, "assign"):  # a variable
@@ -71,19 +71,19 @@ def on_gpu(value: Any) -> bool:
 
 
 def to_cupy(value: Any) -> Any:
-    """A value on a GPU as a CuPy array of the same memory; what its library still does to it comes first."""
+    """Return a value on a GPU as a CuPy array of the same memory, ordered after its library's pending work."""
     cupy = _cupy()
     if type(value) is cupy.ndarray:
         return value
     if hasattr(value, "assign"):
         return value.__cupy_get_ndarray__()
-    if hasattr(value, "detach"):  # a tensor that gradients are recorded for
+    if hasattr(value, "detach"):  # a PyTorch tensor that records gradients
         value = value.detach()
     return cupy.from_dlpack(value)
 
 
 def from_cupy(result: Any, like: Any) -> Any:
-    """A CuPy array as one of the library of ``like``, of the same memory."""
+    """Return a CuPy array as an array of the library of ``like``, on the same memory."""
     if type(like) is type(result) or hasattr(like, "assign"):
         return result
     from array_api_compat import array_namespace
@@ -92,7 +92,7 @@ def from_cupy(result: Any, like: Any) -> Any:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous array as the flat array of its bytes, of the same memory.
+    """Return the bytes of a contiguous array as a flat array on the same memory.
 
     Examples
     --------
@@ -103,14 +103,14 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def numpy_or_cupy(value: Any) -> Any:
-    """Return a value as an array to compute with where it is: of NumPy, or on a GPU of CuPy."""
+    """Return a value as an array on its device: a CuPy array on a GPU, else a NumPy array."""
     return to_cupy(value) if on_gpu(value) else to_host(value)
 
 
 def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
-    """What a ufunc of NumPy is in the library of its arguments: CuPy's own, if one of them lives on a GPU.
+    """Return CuPy's version of a NumPy ufunc if one of the values lives on a GPU, else the ufunc itself.
 
-    CuPy takes NumPy's, too, but none with a signature, such as ``matmul``.
+    CuPy arrays also accept NumPy's ufuncs, but not those with a signature, such as ``matmul``.
     """
     return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
 
@@ -128,7 +128,7 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of an array of any library, or of a variable's value; anything else as it is."""
+    """Return a copy of an array of any library, or of a variable's value. Return other values unchanged."""
     refuse_masked(value)
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -147,7 +147,7 @@ def refuse_masked(value: Any) -> None:
     Parameters
     ----------
     value : Any
-        Of a sequence the elements are looked at, at any depth.
+        The elements of sequences are checked at any depth.
 
     Raises
     ------
@@ -179,29 +179,29 @@ def _holds_elements(kind: Any) -> bool:
 
 
 def _is_masked(kind: type) -> bool:
-    # numpy.ma is imported at its first use, and most programs never use it.
+    # numpy.ma is imported at its first use. The first two conditions avoid that in most programs.
     return issubclass(kind, np.ndarray) and kind is not np.ndarray and issubclass(kind, np.ma.MaskedArray)
 
 
 def placed(value: Any, device: Device) -> Any:
-    """A value as an array of the library of a device: NumPy's, or CuPy's on that GPU."""
+    """Return a value as an array for a device: a NumPy array for a CPU, a CuPy array for a GPU."""
     if device.kind == "cpu" or on_gpu(value):
         return numpy_or_cupy(value)
     return pinned.upload(to_host(value), device.index)
 
 
 def device_of(array: Any) -> Device:
-    """Where an array of NumPy or CuPy lives."""
+    """Return the device of a NumPy or CuPy array."""
     return Device("cpu") if isinstance(array, np.ndarray) else Device("cuda", int(array.device.id))
 
 
 def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
-    """The GPU that all of some CuPy arrays live on.
+    """Return the one GPU that all given CuPy arrays live on.
 
     Raises
     ------
     ValueError
-        If they live on several, or not on ``own``: this rank's device, where it has one.
+        If the arrays live on several GPUs, or not on ``own``, the GPU of this rank.
     """
     found = sorted({device_of(value) for value in values})
     if own is not None and own.kind == "cuda" and found != [own]:
@@ -219,7 +219,7 @@ def require_one_device(values: Iterable[Any], own: Device | None = None) -> Devi
 
 @cache
 def _cupy() -> Any:
-    """CuPy, None where it cannot be used."""
+    """Return the module ``cupy``, or None if it cannot be used."""
     try:
         return cupy_for("an array on a GPU")
     except RuntimeError:
@@ -237,7 +237,7 @@ def _from_dlpack(value: Any) -> np.ndarray:
     if value.__dlpack_device__()[0] in _ON_HOST:
         try:
             return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError):  # a dtype that DLPack or NumPy has no word for
+        except (BufferError, RuntimeError, TypeError):  # a dtype that DLPack or NumPy does not support
             return np.asarray(value)
     from array_api_compat import to_device
 

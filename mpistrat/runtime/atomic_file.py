@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
-    """A name beside ``path`` to write to; what was written there is ``path`` when the block has ended.
+    """Yield a temporary path beside ``path``, and rename it to ``path`` after the block.
 
-    It is brought to the disk before it is renamed, and removed if the block raises.
+    The file is synced to disk before the rename. It is removed if the block raises.
 
     Raises
     ------
     FileExistsError
-        If ``path`` exists by then and is not to be replaced.
+        If ``path`` exists after the block and ``replace`` is false.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -33,16 +33,16 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
 
 
 def publish(temporary: Path, path: Path, replace: bool) -> None:
-    """Give a file its name; the old name may remain.
+    """Give a temporary file its final name; the temporary name may remain.
 
     Raises
     ------
     FileExistsError
-        If there is one of that name, and it is not to be replaced.
+        If ``path`` exists and ``replace`` is false.
     """
     if not replace:
         try:
-            os.link(temporary, path)  # unlike a rename, it fails if somebody else was faster
+            os.link(temporary, path)  # unlike a rename, it fails if another process was faster
             return
         except FileExistsError:
             raise FileExistsError(f"{path} exists already: choose another name, or remove it") from None
@@ -53,7 +53,7 @@ def publish(temporary: Path, path: Path, replace: bool) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

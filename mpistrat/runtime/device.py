@@ -1,4 +1,4 @@
-"""Devices by name, and whether they are there."""
+"""Names of devices, and checks that the devices exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Device(NamedTuple):
     kind : str
         ``"cpu"`` or ``"cuda"``.
     index : int
-        Which of its kind, among those this process sees.
+        The number of the device among the devices of its kind that this process sees.
 
     Examples
     --------
@@ -32,18 +32,18 @@ class Device(NamedTuple):
     """
 
     kind: str
-    index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which nobody needs
+    index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which is not used
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:
-        """The device called ``"cpu:0"``, ``"cuda:1"``, ``"/gpu:1"``, ``"GPU:1"`` or the like.
+        """Return the device with a name such as ``"cpu:0"``, ``"cuda:1"``, ``"/gpu:1"`` or ``"GPU:1"``.
 
         Raises
         ------
         TypeError
             If ``name`` is neither a string nor a device.
         ValueError
-            If it is no name of a device.
+            If ``name`` does not name a device.
         """
         if isinstance(name, Device):
             return name
@@ -56,12 +56,12 @@ class Device(NamedTuple):
         return cls(_KINDS[match["kind"].lower()], 0 if index in (None, "*") else int(index))
 
     def require(self) -> Device:
-        """This device, if it is there.
+        """Return this device, or raise if it does not exist.
 
         Raises
         ------
         RuntimeError
-            If it is not: the text says what is missing.
+            If the device does not exist. The message says what is missing.
         """
         if self.kind == "cuda":
             count = gpu_count(f"device {self}")
@@ -74,7 +74,7 @@ class Device(NamedTuple):
         return self
 
     def use(self) -> Device:
-        """Make it the one on which this thread makes new arrays of CuPy, if it is a GPU."""
+        """Make this GPU the current device of CuPy in this thread. Does nothing for a CPU."""
         if self.kind == "cuda":
             cupy_for(f"device {self}").cuda.Device(self.index).use()
         return self
@@ -84,7 +84,7 @@ class Device(NamedTuple):
 
 
 def any_gpu(name: str | Device) -> bool:
-    """Whether a name is that of a kind alone, such as ``"cuda"``, so that each rank has a GPU of its own.
+    """Return whether a name asks for one GPU per rank: a kind without a number, such as ``"cuda"``.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def any_gpu(name: str | Device) -> bool:
 
 
 def seen_gpus(what: str) -> tuple[str, ...]:
-    """What tells each GPU, or slice of one, that this process sees from all others of its node.
+    """Return an identifier of each GPU, or GPU slice, that this process sees. It is unique on the node.
 
     Raises
     ------
@@ -117,33 +117,33 @@ def seen_gpus(what: str) -> tuple[str, ...]:
 
 
 def cupy_for(what: str) -> Any:
-    """The module ``cupy``.
+    """Return the module ``cupy``.
 
     Raises
     ------
     RuntimeError
-        If it is not installed, or cannot be imported: the text begins with ``what``.
+        If CuPy is not installed or cannot be imported. The message begins with ``what``.
     """
     try:
         import cupy
     except ImportError as error:
-        if error.name not in (None, "cupy"):  # it lacks another one
+        if error.name not in (None, "cupy"):  # CuPy is there, but a module that it imports is missing
             raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
         raise RuntimeError(
             f"{what} needs CuPy, which is not installed: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
         ) from error
-    except Exception as error:  # of a library that is missing or another version
+    except Exception as error:  # a shared library is missing or has another version
         raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
     return cupy
 
 
 def gpu_count(what: str) -> int:
-    """How many GPUs this process sees, for which CuPy can compile kernels: at least one.
+    """Return the number of GPUs that this process sees: at least one. CuPy can compile kernels for them.
 
     Raises
     ------
     RuntimeError
-        If it can use none: the text begins with ``what`` and says what is missing, and what to do about it.
+        If no GPU can be used. The message begins with ``what`` and says what is missing and what to do.
     """
     runtime = cupy_for(what).cuda.runtime
     try:
@@ -157,13 +157,13 @@ def gpu_count(what: str) -> int:
 
 
 def _require_compiler(what: str) -> None:
-    """CuPy's wheels bring no compiler, and nothing works without: it is asked for before arrays are made."""
-    compiler = getattr(cupy_for(what).cuda, "nvrtc", None)  # ROCm has another
+    """Raise if CUDA's compiler is missing: CuPy's wheels do not contain it, and CuPy needs it for most calls."""
+    compiler = getattr(cupy_for(what).cuda, "nvrtc", None)  # ROCm has another compiler
     if compiler is None:
         return
     try:
         compiler.getVersion()
-    except Exception as error:  # of another class in each version of CuPy
+    except Exception as error:  # the class differs between versions of CuPy
         raise RuntimeError(
             f"{what}: CuPy does not find CUDA's compiler (NVRTC), without which it can do nothing: load the site's "
             f"CUDA module, or pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' ({str(error).strip()})"
@@ -203,7 +203,7 @@ def _version(number: int) -> str:
 
 
 def _restriction() -> str:
-    """What hides GPUs from this process, in words."""
+    """Return text about the environment variable that hides GPUs from this process, if it is set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return ""

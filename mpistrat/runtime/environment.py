@@ -1,4 +1,4 @@
-"""The options of ``mpistrat.rc``: attributes that a program sets, and variables ``MPISTRAT_*`` of the environment.
+"""The options of ``mpistrat.rc``: attributes of the program, and ``MPISTRAT_*`` environment variables.
 
 The argument of a call comes before the attribute, the attribute before the variable, the variable before the default.
 """
@@ -49,7 +49,7 @@ class Option(Generic[_T]):
     default : object
         The value where neither the program nor the environment sets one.
     read : callable
-        Makes the value of what the program or the environment sets; ValueError or TypeError if that is impossible.
+        Converts what the program or the environment sets. Raises ValueError or TypeError if that is impossible.
     values : str
         The values that `read` takes, for messages and the documentation.
     same : bool
@@ -96,7 +96,7 @@ class Option(Generic[_T]):
         return self.variable if os.environ.get(self.variable, "").strip() else "default"
 
     def refusal(self, rc: Options, values: str) -> OptionError:
-        """Return the error for a value that only its user can judge. ``values`` are those that it takes."""
+        """Return the error for a value that the code using the option rejects. ``values`` are the accepted ones."""
         return OptionError(self, self.origin(rc), getattr(rc, self.attribute), values)
 
     def _checked(self, value: Any, origin: str) -> _T:
@@ -152,22 +152,22 @@ def _device(value: Any) -> str:
 class Options:
     """The options of the package. ``mpistrat.rc`` is the one object of this class.
 
-    An option is read when it is used, from the environment of that moment. ``del rc.device`` takes back what the
-    program has set. When the ranks of a communicator first meet, all options are read and compared: a value that
-    one rank cannot read, or that differs between ranks, raises on every rank.
+    An option is read from the environment each time it is used. ``del rc.device`` removes the value that the program
+    set. The first strategy of a communicator reads and compares all options. A value that one rank cannot read, or
+    that differs between ranks, raises on every rank.
 
     Attributes
     ----------
     all_reduce : str
-        The all-reduce algorithm where ``CommunicationOptions`` name none; ``"auto"`` lets the library choose.
+        The all-reduce algorithm where ``CommunicationOptions`` do not name one. ``"auto"`` lets the library choose.
     debug : frozenset of str
-        What the ranks compare besides: ``"collectives"`` the lines that call them, ``"variables"`` which variable is
-        written and the copies after it. Read once for each communicator, by its first strategy.
+        What the ranks compare in addition. ``"collectives"``: the lines that call collectives. ``"variables"``: which
+        variable is written, and its copies afterwards. Read once for each communicator, by its first strategy.
     device : str
-        The device of each rank where a strategy is given none.
+        The device of each rank where a strategy does not get one.
     gpu_direct : str
-        Whether MPI is given pointers to the memory of GPUs; ``"auto"`` if ``mpistrat check --gpu-direct`` has found
-        that it works.
+        Whether MPI gets pointers to GPU memory. With ``"auto"`` it does if ``mpistrat check --gpu-direct`` has found
+        that this works.
     progress : bool or None
         Whether `mpistrat.training.progress` shows its bar; None for only where standard error is a terminal.
     tuned : bool
@@ -216,7 +216,7 @@ def agree(comm: Any) -> None:
     Raises
     ------
     ValueError
-        On every rank, if one of them cannot read an option, or if an option differs that must be the same.
+        On every rank, if one of them cannot read an option, or if an option that must be equal differs.
     """
     mine: dict[str, Any] = {}
     problem = ""
@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(option: Option[Any], values: list[Any]) -> str:
-    from mpistrat.runtime.agreement.operation import ranks_in_words  # which needs NumPy
+    from mpistrat.runtime.agreement.operation import ranks_in_words  # a late import: it needs NumPy
 
     groups: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):

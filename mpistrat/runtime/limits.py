@@ -1,4 +1,4 @@
-"""Sizes at which collectives change their way."""
+"""The sizes at which collectives change their algorithm."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes, equal on all ranks of a topology, at which its collectives change their way.
+    """The sizes at which collectives change their algorithm, equal on all ranks of a topology.
 
-    The defaults were measured. Small limits lead small arrays through the code for large ones.
+    The defaults were measured. With small limits, small arrays take the code for large arrays.
 
     Attributes
     ----------
     slot_bytes : int
-        A rank's slot in the memory of its node, where there is one node. 0: the ranks of a node share no memory.
+        The slot of a rank in the memory of its node, with one node. 0: the ranks of a node do not share memory.
     slot_bytes_between_nodes : int
-        The same, where there are several: a piece that keeps the wire between them busy.
+        The same with several nodes: large enough to keep the network between them busy.
     least_slot_bytes : int
-        The smallest slot that is tried where memory is scarce.
+        The smallest slot to try where memory is scarce.
     same_place_bytes : int
-        Up to here a rank writes to the same place of its slot each time, which stays in the cache.
+        Up to this size a rank always writes to the same place of its slot, which stays in the cache.
     alone_bytes : int
-        From here on an array is reduced in a message of its own: copying it costs more than a message.
+        From this size on an array is reduced in its own message: copying it costs more than a message.
     broadcast_alone_bytes : int
-        The same for broadcasts: an MPI library, which may copy once from process to process, is as fast as slots.
+        The same for broadcasts: MPI libraries that copy directly between processes are then as fast as slots.
     with_agreement_bytes : int
-        A message between leaders up to this size takes about as long as an empty one.
+        A message between leaders up to this size takes about as long as an empty message.
     chunk_bytes : int
         The largest message that is combined by MPI.
     segment_bytes : int
-        Part of a message on the ring between nodes. Up to 64 KiB Open MPI's TCP sends without asking first.
+        Part of a message on the ring between nodes. Up to 64 KiB, Open MPI's TCP sends eagerly.
     exact_ring_bytes : int
-        From here on exact sums are exchanged on a ring.
+        From this size on exact sums are exchanged on a ring.
     message_bytes : int
-        The largest message that is only moved; below 2^31, where older MPI libraries end.
+        The largest message that is moved without combining; below 2^31, the limit of older MPI libraries.
     gathered_bytes : int
-        The largest result that one call of MPI gathers: they count its places to 2^31.
+        The largest result that one MPI call gathers: its displacements must be below 2^31.
     """
 
     slot_bytes: int = 3 << 20
@@ -53,7 +53,7 @@ class Limits:
     gathered_bytes: int = (1 << 31) - 1
 
     def slots(self, between_nodes: bool) -> list[int]:
-        """Bytes of a slot to try: the wanted size first, then smaller ones. Equal on all nodes."""
+        """Return the slot sizes to try, largest first, in bytes. Equal on all nodes."""
         size = self.slot_bytes_between_nodes if between_nodes else self.slot_bytes
         if not size:
             return []

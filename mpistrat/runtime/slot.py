@@ -1,4 +1,4 @@
-"""What upper rooms keep for the ranks of a communicator."""
+"""Objects that other packages keep for the ranks of a communicator."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class Slot:
-    """Something that a room above the topology keeps for its ranks. Get it by ``topology.slot(OwnClass)``.
+    """The base class of objects that other packages keep in a topology. Get one by ``topology.slot(OwnClass)``.
 
-    The topology makes one of each class, and knows nothing of its content.
+    The topology makes one object of each class and does not use its content.
     """
 
     def finish(self) -> None:
-        """Wait for what is under way on this rank, at the end of the program. Nothing may be sent."""
+        """Wait for this rank's pending work at the end of the program. Must not send messages."""
 
     def close(self) -> None:
-        """End what the ranks have in common. Called on all ranks: at the end of the program, and by `free`."""
+        """Release what the ranks share. Called on all ranks: at the end of the program, and by `Topology.free`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self  # it belongs to the ranks, of which there are no copies
+        return self  # it belongs to the ranks, which are not copied

@@ -273,7 +273,7 @@ class Topology(Turns):
             raise
 
     def _say_goodbye(self) -> None:
-        """At the end of the program: whoever still waits in a collective learns that this rank has gone."""
+        """Tell ranks that still wait in a collective that this rank's program has ended."""
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
         if not self._left:

@@ -1,4 +1,4 @@
-"""Strategy, its extended part and the replica context; the default strategy; which one is current."""
+"""Strategies, their extended part, the replica context, and the current strategy."""
 
 from mpistrat.strategy.current import (
     experimental_set_strategy,

@@ -1,4 +1,4 @@
-"""Reductions over replicas and over axes of their values at once."""
+"""Reductions over replicas and axes of their values at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def reduce_over_axis(
     extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]
 ) -> Any:
-    """The replicas' values combined and reduced over axes; the mean is that over all examples.
+    """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
     Raises
     ------
@@ -29,7 +29,7 @@ def reduce_over_axis(
     """
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
-    with np.errstate(all="ignore"):  # infinities are values here, as in a sum over replicas
+    with np.errstate(all="ignore"):  # overflow gives infinity, as in a sum over replicas
         return _reduce(extended, op, value, axis)
 
 
@@ -51,7 +51,7 @@ def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tu
         return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
     if op is ReduceOp.SUM:
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=leaf)
-    if not isinstance(value, Mirrored):  # else equal everywhere: the mean over all is that of one
+    if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one
         parts = extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
     return mean_of_parts(parts[0], parts[1], like=leaf)
 

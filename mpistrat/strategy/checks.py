@@ -1,4 +1,4 @@
-"""Misuse of contexts, and what to say about it."""
+"""Checks that a call is made in the right context."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from mpistrat import context
 
 
 class AnyReplicaContext(Protocol):
-    """A replica context, as the checks see it."""
+    """The part of a replica context that the checks use."""
 
     @property
     def strategy(self) -> object: ...
 
 
 def mixing(current: object, wanted: object) -> NoReturn:
-    """Raise: two strategies at once."""
+    """Raise the RuntimeError for a call to one strategy while another is current."""
     raise RuntimeError(
         f"Mixing different tf.distribute.Strategy objects: {current!r} is current, and this call belongs to "
         f"{wanted!r}. Leave the scope of the first, or use one strategy object throughout"
@@ -23,7 +23,7 @@ def mixing(current: object, wanted: object) -> NoReturn:
 
 
 def require_cross_replica(strategy: object, method: str, instead: str) -> None:
-    """Raise unless in this strategy's cross-replica context, or in no strategy's at all."""
+    """Raise in a replica context, and while another strategy is current. The default strategy may be current."""
     if context.is_default():
         return
     mode = context.current()

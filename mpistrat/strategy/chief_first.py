@@ -1,4 +1,4 @@
-"""Replica 0 before the others."""
+"""A context whose block replica 0 runs before the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class ChiefFirst:
-    """Context that rank 0 goes through while the others wait, and then they; tells whether this is rank 0.
+    """A context whose block rank 0 runs first, then all others. It yields whether this is rank 0.
 
     Raises
     ------
@@ -34,5 +34,5 @@ class ChiefFirst:
         if topology.rank:
             return
         if isinstance(error, MismatchError) and topology.mismatches != self._mismatches:
-            return  # a collective in the block met the others, who wait here: they have raised too
+            return  # the other ranks wait here, met a collective of the block, and have raised too
         topology.broadcast_object(None if error is None else repr(error), name="chief_first")

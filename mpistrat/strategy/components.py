@@ -1,4 +1,4 @@
-"""What a replica function gets of its arguments."""
+"""The components of distributed values that a replica function gets as arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mpistrat.variables import Variable
 
 
 def components(tree: Any) -> Any:
-    """Return a structure with the components of this replica in the place of distributed values."""
+    """Return a structure with this replica's components in place of distributed values."""
     return _map(component, tree)
 
 
 def components_but_variables(tree: Any) -> Any:
-    """Return a structure as `components` does, but with variables as they are."""
+    """Return a structure as `components` does, but leave variables unchanged."""
     return _map(_unless_variable, tree)
 
 
@@ -28,7 +28,7 @@ def _unless_variable(value: Any) -> Any:
 
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree with other leaves, or the tree itself if no leaf changes: the program may write to it."""
+    """Return a tree of the results, or the tree itself if no leaf changes, so that the program may write to it."""
     if not nest.is_nested(tree):
         return fn(tree)
     leaves, rebuild = nest.flatten(tree)

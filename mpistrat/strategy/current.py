@@ -1,4 +1,4 @@
-"""Which strategy is current."""
+"""The current strategy and the current replica context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ context.set_default(default_mode)
 
 
 def get_strategy() -> Strategy:
-    """The current strategy, the default one if none was entered.
+    """Return the current strategy: the default strategy outside of every scope.
 
     Examples
     --------
@@ -22,7 +22,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether a strategy other than the default one is current.
+    """Return whether a strategy other than the default one is current.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The current replica context, None in cross-replica context.
+    """Return the current replica context, or None in cross-replica context.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the current context is one of all replicas together.
+    """Return whether the current context is a cross-replica context.
 
     Examples
     --------
@@ -55,14 +55,14 @@ def in_cross_replica_context() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Make a strategy current without a ``with`` block, in this thread; None leaves it again.
+    """Make a strategy current in this thread without a ``with`` block. None leaves it again.
 
     Raises
     ------
     RuntimeError
         If a ``with strategy.scope()`` is active.
     TypeError
-        If it is no strategy.
+        If ``strategy`` is neither a strategy nor None.
 
     Examples
     --------

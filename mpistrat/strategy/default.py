@@ -1,4 +1,4 @@
-"""The default strategy: one replica, no devices, nothing distributed."""
+"""The default strategy: one replica, plain variables, no communication."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _DefaultStrategy(Strategy):
-    """What is current where no strategy was entered: plain variables, values as they are."""
+    """The strategy outside of every scope: plain variables, values returned unchanged."""
 
     def __init__(self) -> None:
         if _strategy:
@@ -53,7 +53,7 @@ class _DefaultStrategy(Strategy):
 
 
 class _DefaultScope(Scope[Strategy]):
-    """Changes nothing, and does not stand inside the scope of a strategy."""
+    """A scope that changes nothing. It must not be entered inside another strategy's scope."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class _DefaultExtended(StrategyExtended):
         return kind_on(self.engine.variable_device)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
-        """Scope in which new variables go where a variable is: here."""
+        """Return a context that changes nothing: all variables live on one device."""
         return nullcontext()
 
     def reduce_to(
@@ -86,7 +86,7 @@ class _DefaultExtended(StrategyExtended):
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """The value, in memory of its own."""
+        """Return a copy of the value."""
         ReduceOp.parse(reduce_op)
         return nest.map_structure(snapshot, value)
 
@@ -97,28 +97,28 @@ class _DefaultExtended(StrategyExtended):
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """The values, in memory of their own."""
+        """Return copies of the values."""
         ReduceOp.parse(reduce_op)
         return [nest.map_structure(snapshot, value) for value, _ in value_destination_pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Not for the default strategy, which has no devices."""
+        """Raise NotImplementedError: the default strategy has no devices."""
         if destinations is None:
             raise TypeError("destinations must be a variable, a value or the name of a device, not None")
         raise NotImplementedError("the default strategy has no devices to broadcast to")
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        """The variable with the smallest name."""
+        """Return the variable with the smallest name."""
         return min(var_list, key=lambda variable: variable.name)
 
     @property
     def worker_devices(self) -> NoReturn:
-        """The default strategy has none."""
+        """RuntimeError: the default strategy has no devices."""
         raise RuntimeError("worker_devices: the default strategy has no devices; create a strategy")
 
     @property
     def parameter_devices(self) -> NoReturn:
-        """The default strategy has none."""
+        """RuntimeError: the default strategy has no devices."""
         raise RuntimeError("parameter_devices: the default strategy has no devices; create a strategy")
 
 
@@ -134,5 +134,5 @@ _mode = _strategy[0].extended.replica_context.mode
 
 
 def default_mode() -> context.Mode:
-    """The default strategy in its replica context."""
+    """Return the mode of the default strategy in its replica context."""
     return _mode

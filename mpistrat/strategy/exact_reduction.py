@@ -1,4 +1,4 @@
-"""What replaces a replica's own sum over an axis where sums are exact."""
+"""Exact sums over an axis and over all replicas, for the algorithm ``"exact"``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mpistrat.values import ReduceOp
 
 
 def has_roundings(op: ReduceOp, value: Any) -> bool:
-    """Whether the sum for ``op`` is one of floating point or complex numbers, not of integers."""
+    """Return whether the sum for ``op`` can round: it is floating point or complex, not integer."""
     return dtypes.accumulator(arrays.to_host(value).dtype, op).kind in "fc"
 
 
 def exact_parts(
     topology: Topology, op: ReduceOp, value: Any, axis: Axis, timeout_seconds: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and number of examples over an axis of all replicas' values; for a mean in double precision.
+    """Return the sum and the number of examples over an axis of all replicas; for MEAN in double precision.
 
     Raises
     ------
     ValueError
-        If there is no such axis; on every rank, if shapes or dtypes do not fit together.
+        If the axis is out of range. On every rank, if shapes or dtypes do not match.
     TypeError
         If the value is a longdouble.
     """

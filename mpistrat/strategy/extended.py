@@ -1,4 +1,4 @@
-"""The part of a strategy that libraries use rather than training scripts."""
+"""The part of a strategy that libraries use, rather than training scripts."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _whole = whole(attrgetter("engine.topology"))
 
 
 class StrategyExtended:
-    """What optimizers and other libraries use of a strategy.
+    """The part of a strategy that optimizers and other libraries use.
 
     Parameters
     ----------
     container_strategy : Strategy
-        The strategy this belongs to.
+        The strategy that this object belongs to.
     topology : Topology, optional
-        Its ranks; by default this one alone.
+        The ranks of the strategy; by default only this rank.
     device : Device, optional
         The device of this rank.
     cross_device_ops : CrossDeviceOps, optional
-        How it reduces; by default the fastest way for each message.
+        How to reduce and broadcast; by default the fastest algorithm for each message.
     communication_options : CommunicationOptions, optional
-        Options of all its collectives.
+        Options of all collectives of the strategy.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class StrategyExtended:
     replica_context : ReplicaContext
         The context of this replica.
     cross_replica_mode : Mode
-        What is on the stack of contexts in cross-replica context.
+        The entry on the stack of contexts in cross-replica context.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class StrategyExtended:
 
     _engine_class = Engine
 
-    # --- what a strategy is ----------------------------------------------------------
+    # --- properties ------------------------------------------------------------------
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -89,66 +89,68 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The devices that replica functions run on, in this process."""
+        """The devices of this process that replica functions run on."""
         return self.engine.devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that variables live on, in this process."""
+        """The devices of this process that variables live on."""
         return self.engine.devices
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether all shapes must be known beforehand: never."""
+        """Whether all shapes must be known beforehand: always False."""
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every worker runs the program itself."""
+        """Whether every worker runs the program itself: True with several replicas."""
         return self.engine.topology.size > 1
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process initialises its variables: always."""
+        """Whether this process initialises its variables: always True."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process is the one that saves."""
+        """Whether this process saves checkpoints: True on rank 0."""
         return self.engine.topology.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process is the one that logs."""
+        """Whether this process writes summaries: True on rank 0."""
         return self.engine.topology.rank == 0
 
     # --- variables -------------------------------------------------------------------
 
     def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
-        """Return the class of new variables."""
+        """Return the class of new variables with this synchronization."""
         if synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable
         return MirroredVariable
 
     def variable_created_in_scope(self, v: Variable) -> bool:
-        """Whether ``v`` was created while this strategy was current."""
+        """Return whether ``v`` was created while this strategy was current."""
         return getattr(v, "distribute_strategy", None) is self._strategy
 
     def value_container(self, value: Any) -> Any:
-        """The variable that ``value`` is the component of, or ``value`` itself."""
+        """Return the variable that ``value`` is a component of, or ``value`` itself."""
         reference = getattr(value, "_container", None)
         container = None if reference is None else reference()
         return value if container is None else container
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
-        """Scope in which new variables go where a variable is. With one device a rank: where all are.
+        """Return a context in which new variables live on a variable's device.
+
+        The context changes nothing, because all variables of a rank live on one device.
 
         Raises
         ------
         RuntimeError
             Outside of this strategy's scope.
         ValueError
-            If the variable is none of this strategy.
+            If another strategy created the variable.
         """
         require_scope(self._strategy)
         self.check_variable(colocate_with_variable, "colocate_vars_with")
@@ -182,8 +184,8 @@ class StrategyExtended:
     ) -> Any:
         """Run ``fn(component, *args, **kwargs)`` on this replica's copy of a variable.
 
-        What ``fn`` writes reaches this copy only, without communication: hand it values that are equal
-        on all replicas, such as those of `reduce_to`.
+        ``fn`` writes to this copy only, without communication. Pass values that are equal on all replicas,
+        such as the results of `reduce_to`.
 
         Parameters
         ----------
@@ -191,9 +193,9 @@ class StrategyExtended:
             A variable of this strategy.
         fn : callable
         args, kwargs
-            Distributed values among them are handed over as this replica's component.
+            ``fn`` gets this replica's component of distributed values among them.
         group : bool
-            Return one Mirrored result rather than the tuple of local ones.
+            Whether to return one Mirrored result rather than the tuple of local results.
 
         Returns
         -------
@@ -202,9 +204,9 @@ class StrategyExtended:
         Raises
         ------
         TypeError
-            If ``var`` is no variable.
+            If ``var`` is not a variable.
         ValueError
-            If it is none of this strategy.
+            If another strategy created ``var``.
         RuntimeError
             If another strategy is current.
         """
@@ -248,7 +250,7 @@ class StrategyExtended:
         return Mirrored((result,)) if group else (result,)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        """Where to keep what belongs to several variables together: this rank's devices."""
+        """Return the devices for state that several variables share: this rank's devices."""
         return self.engine.devices
 
     # --- values ----------------------------------------------------------------------
@@ -262,13 +264,13 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Mirrored:
-        """Combine one value over the replicas.
+        """Combine one value over the replicas. Collective.
 
         Parameters
         ----------
         reduce_op : ReduceOp, VariableAggregation or str
         value : PerReplica, array or number
-            A plain value is this replica's.
+            A plain value counts as this replica's.
         destinations : Variable, distributed value, array or device name
         options, experimental_hints : CommunicationOptions, optional
             The second is the former name.
@@ -282,7 +284,7 @@ class StrategyExtended:
         RuntimeError
             In a replica context, or if another strategy is current.
         ValueError, TypeError
-            As `ReplicaContext.all_reduce`, and for destinations that name nothing.
+            As `ReplicaContext.all_reduce`, and for invalid destinations.
         """
         require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
         op = ReduceOp.parse(reduce_op)
@@ -298,7 +300,7 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> list[Mirrored]:
-        """Combine many values over the replicas in as few messages as possible.
+        """Combine many values over the replicas in as few messages as possible. Collective.
 
         Parameters
         ----------
@@ -325,7 +327,7 @@ class StrategyExtended:
 
     @_whole
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Replica 0's value, on every replica.
+        """Return the value of replica 0 on every replica. Collective.
 
         Parameters
         ----------
@@ -340,7 +342,7 @@ class StrategyExtended:
         Raises
         ------
         TypeError
-            If ``destinations`` are none of these.
+            If ``destinations`` has another type.
         RuntimeError
             In a replica context, or if another strategy is current.
         """
@@ -349,12 +351,12 @@ class StrategyExtended:
         return self.engine.ops.broadcast(tensor, destinations)
 
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable in cross-replica context, by the name of earlier releases."""
+        """Return the value of a variable. A former name of `Variable.read_value`."""
         self.check_variable(v, "read_var")
         return v.read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset over arrays in memory, by the name of earlier releases. There are no sessions.
+        """Return a dataset over arrays in memory. A former name of `Dataset.from_arrays`; ``session`` is ignored.
 
         Raises
         ------
@@ -367,7 +369,7 @@ class StrategyExtended:
     def experimental_run_steps_on_iterator(
         self, fn: Callable[..., Any], iterator: Any, iterations: int = 1, initial_loop_values: Any = None
     ) -> NoReturn:
-        """Raise: there are no loops inside a graph."""
+        """Raise NotImplementedError: call `Strategy.run` for each batch instead."""
         raise NotImplementedError(
             "experimental_run_steps_on_iterator is not provided: call strategy.run(fn, args=(batch,)) for each batch "
             "of the iterator"
@@ -376,5 +378,5 @@ class StrategyExtended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function once per replica: `Strategy.run` by its inner name."""
+        """Run a function once per replica, as `Strategy.run` does."""
         return self._strategy.run(fn, args, kwargs)

@@ -1,4 +1,4 @@
-"""What a replica adds up by itself before the replicas are combined over an axis."""
+"""One replica's sums over an axis, before the replicas are combined."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Axis = int | tuple[int, ...]
 
 
 def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """The sum over an axis, in the dtype that ``op`` adds in.
+    """Return the sum over an axis, in the dtype that ``op`` adds in.
 
     Raises
     ------
     ValueError
-        If there is no such axis.
+        If the axis is out of range.
     TypeError
-        If the value is no number or bool.
+        If the value is bool or not numeric.
     """
     array = arrays.numpy_or_cupy(value)
     wide = dtypes.accumulator(array.dtype, op)
@@ -35,14 +35,14 @@ def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
 
 
 def sum_of_parts(total: Any, like: Any) -> Any:
-    """The result of a SUM over an axis, in the dtype and library of the value."""
+    """Return the result of a SUM over an axis, in the dtype and library of ``like``."""
     dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
     return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
-    """Sum and number of examples over an axis."""
+    """Return the sum and the number of examples over an axis."""
     shape = arrays.numpy_or_cupy(value).shape
     total = local_sum(value, axis, ReduceOp.MEAN)
     axes = axis if isinstance(axis, tuple) else (axis,)
@@ -50,7 +50,7 @@ def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
 
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
-    """The mean over all examples of all replicas, in the dtype and library of the value; nan of none."""
+    """Return the mean over all examples of all replicas, in the dtype and library of ``like``; nan without examples."""
     dtype = arrays.numpy_or_cupy(like).dtype
     mean = divide(total, count[()])
     if not arrays.on_gpu(mean):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class RunOptions(NamedTuple):
-    """Options of `Strategy.run`, kept for programs that set them: nothing here compiles or pads.
+    """Options of `Strategy.run`, without effect: kept for code written for ``tf.distribute``.
 
     Examples
     --------

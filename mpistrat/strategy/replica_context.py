@@ -1,4 +1,4 @@
-"""What a replica function sees."""
+"""The replica context: the identity of a replica and its collectives."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _whole = whole(attrgetter("_strategy.extended.engine.topology"))
 class ReplicaContext:
     """The identity of a replica, and its collectives.
 
-    Get it by `get_replica_context` inside the function that `Strategy.run` runs.
+    `get_replica_context` returns it inside the function that `Strategy.run` runs.
 
     Parameters
     ----------
     strategy : Strategy
     replica_id_in_sync_group : int or None
-        Which of the replicas.
+        The number of the replica.
 
     Raises
     ------
     ValueError
-        If the id is no int, or there is no such replica.
+        If the id cannot be converted to an int.
 
     Examples
     --------
@@ -68,12 +68,12 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Which replica this is: 0 to ``num_replicas_in_sync - 1``."""
+        """The number of this replica: 0 to ``num_replicas_in_sync - 1``."""
         return self._id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._strategy.num_replicas_in_sync
 
     @property
@@ -102,7 +102,7 @@ class ReplicaContext:
         Returns
         -------
         Any
-            What ``merge_fn`` returns, this replica's component where that is distributed.
+            The result of ``merge_fn``, with this replica's component in place of distributed values.
 
         Raises
         ------
@@ -123,34 +123,33 @@ class ReplicaContext:
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Combine the replicas' values; every replica gets the result.
+        """Combine the values of all replicas; every replica gets the result.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
         value : array, number, IndexedSlices, or nested structure of these
-            Shapes and dtypes must be equal on all replicas. Numbers and arrays of int, float, complex;
+            Shapes and dtypes must be equal on all replicas. Dtypes may be integer, floating point or complex.
             float16 and bfloat16 are added in float32.
         options : CommunicationOptions, optional
 
         Returns
         -------
         Any
-            The same structure. Arrays come back in the caller's array library, the mean of integers as
-            float64.
+            The same structure, with arrays of the caller's array library. The mean of integers is float64.
 
         Raises
         ------
         TypeError
-            If a value is no number, or SUM of bool is asked for.
+            If a value is not numeric, or for SUM of bool.
         ValueError
-            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
+            If the op is unknown. On every replica, if structures, shapes or dtypes differ between replicas.
         RuntimeError
             If this replica context is not the current one.
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        # By far the most common two, and what follows does the same more slowly.
+        # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
             return self._strategy.extended.engine.all_reduce_array(op, value, options)
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
@@ -172,18 +171,19 @@ class ReplicaContext:
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> PendingAllReduce:
-        """Begin an `all_reduce`, to be waited for later: the last layer's gradients while the next are computed.
+        """Begin an `all_reduce` that runs while the program computes, and wait for its result later.
 
-        All replicas begin the same ones in the same order, and wait for them in any order. The values are copied
-        when it begins; it then goes on by itself as far as the MPI library does, and whenever `test` is called.
+        For example, reduce the last layer's gradients while those of the layer before are computed. All replicas
+        must begin the same reductions in the same order; they may wait for them in any order. Values are copied at
+        the beginning. The reduction proceeds as far as the MPI library progresses by itself, and at each ``test()``.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
         value : array, number, or nested structure of these
-            As `all_reduce`, but no IndexedSlices.
+            As `all_reduce`, without IndexedSlices.
         options : CommunicationOptions, optional
-            ``timeout_seconds`` limits the beginning and the waiting, each; the implementation is always MPI's
+            ``timeout_seconds`` limits the beginning and the waiting, each. The implementation is always MPI's
             ``Iallreduce``.
 
         Returns
@@ -194,9 +194,9 @@ class ReplicaContext:
         Raises
         ------
         TypeError
-            If a value is no number, or SUM of bool is asked for.
+            If a value is not numeric, or for SUM of bool.
         ValueError
-            On every replica, if structures, shapes or dtypes differ between replicas; if the op is unknown.
+            If the op is unknown. On every replica, if structures, shapes or dtypes differ between replicas.
         RuntimeError
             If this replica context is not the current one.
 
@@ -241,32 +241,33 @@ class ReplicaContext:
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Combine the replicas' values; every replica gets its part of the rows.
+        """Combine the values of all replicas; every replica gets its part of the rows.
 
-        For what a replica needs a part of only, such as the gradients of the parameters that it updates for
-        all: half the bytes of an `all_reduce`, of which it is the first half. `all_gather` is the other one.
+        Use it where a replica needs only a part of the result, such as the gradients of the parameters that it
+        updates for all. It moves half the bytes of an `all_reduce`. With `all_gather` after it, the two make an
+        `all_reduce`.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
         value : array or nested structure of arrays
-            As `all_reduce`, but no numbers, scalars or IndexedSlices.
+            As `all_reduce`, without numbers, scalars or IndexedSlices.
         options : CommunicationOptions, optional
-            ``timeout_seconds`` alone counts; the implementations "ordered" and "exact" are refused.
+            Only ``timeout_seconds`` is used. The implementations "ordered" and "exact" raise.
 
         Returns
         -------
         Any
-            The same structure. Of ``n`` rows along the first axis every replica gets ``n // replicas``, the
-            first ``n % replicas`` of them one more, in replica order.
+            The same structure. Every replica gets ``n // replicas`` of ``n`` rows along the first axis. The first
+            ``n % replicas`` replicas get one more. Rows are given out in replica order.
 
         Raises
         ------
         TypeError
-            If a value is no array of numbers, or SUM of bool is asked for.
+            If a value is not an array of numbers, or for SUM of bool.
         ValueError
-            If a value is a scalar; on every replica, if structures, shapes or dtypes differ between replicas; if
-            the op is unknown; if the options, or those of the strategy, ask for "ordered" or "exact".
+            If a value is a scalar or the op is unknown. If the options of the call or of the strategy ask for
+            "ordered" or "exact". On every replica, if structures, shapes or dtypes differ between replicas.
         RuntimeError
             If this replica context is not the current one.
 
@@ -302,12 +303,12 @@ class ReplicaContext:
 
     @_whole
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Concatenate the replicas' values along an axis; every replica gets the result.
+        """Concatenate the values of all replicas along an axis; every replica gets the result.
 
         Parameters
         ----------
         value : array or nested structure of arrays
-            Lengths along ``axis`` may differ between replicas, all else must be equal.
+            Lengths along ``axis`` may differ between replicas. Other lengths and dtypes must be equal.
         axis : int
         options : CommunicationOptions, optional
 
@@ -319,8 +320,8 @@ class ReplicaContext:
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
-            not fit together.
+            If a value is a scalar or the axis is out of range. On every replica, if structures differ or
+            shapes do not match.
         NotImplementedError
             For IndexedSlices.
         RuntimeError
@@ -333,10 +334,10 @@ class ReplicaContext:
 def gather(
     strategy: context.AnyStrategy, value: Any, axis: int, options: CommunicationOptions | None = None
 ) -> Any:
-    """The replicas' values, concatenated leaf by leaf."""
+    """Concatenate the values of all replicas leaf by leaf. Collective."""
     engine = strategy.extended.engine
     topology, seconds = engine.topology, engine.merged(options).timeout_seconds
-    if type(value) is np.ndarray:  # fast path: one array is described by its own collective
+    if type(value) is np.ndarray:  # fast path: the collective itself compares one array
         return moves.gathered(topology, value, axis, seconds)
     leaves, rebuild, form = nest.take_apart(value)
     with structures.refusals("all_gather", topology, seconds):
@@ -350,5 +351,5 @@ def gather(
 
 
 def _own(op: ReduceOp, value: Any) -> Any:
-    """This replica's value; of a variable its own copy."""
+    """Return this replica's component of a value, or this replica's copy of a variable."""
     return component(value) if isinstance(value, Variable) else reducible(op, value)

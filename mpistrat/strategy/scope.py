@@ -11,7 +11,7 @@ Owner = TypeVar("Owner", bound=context.AnyStrategy)
 
 
 class Scope(Generic[Owner]):
-    """The context that `Strategy.scope` returns."""
+    """A context that makes its strategy current; `Strategy.scope` returns it."""
 
     __slots__ = ("_strategy",)
 

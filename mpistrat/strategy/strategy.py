@@ -1,4 +1,4 @@
-"""The public face of a distribution policy."""
+"""The base class of strategies."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _whole = whole(attrgetter("_extended.engine.topology"))
 
 
 class Strategy(FormerNames):
-    """How a program is spread over replicas. Use one of its subclasses.
+    """The replicas of a program and how they work together. Use one of the subclasses.
 
     Parameters
     ----------
     extended : StrategyExtended
-        What it does, in detail.
+        The part of the strategy that libraries use.
 
     Examples
     --------
@@ -63,16 +63,16 @@ class Strategy(FormerNames):
     def __init__(self, extended: StrategyExtended):
         self._extended = extended
 
-    # --- who we are ------------------------------------------------------------------
+    # --- replicas --------------------------------------------------------------------
 
     @property
     def extended(self) -> StrategyExtended:
-        """What libraries use of this strategy."""
+        """The part of this strategy that libraries use."""
         return self._extended
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas work together."""
+        """The number of replicas."""
         return self._extended.engine.topology.size
 
     @property
@@ -87,20 +87,20 @@ class Strategy(FormerNames):
 
     @property
     def comm(self) -> Any:
-        """The ``mpi4py`` communicator of the replicas, for calls of your own.
+        """The ``mpi4py`` communicator of the replicas, for your own MPI calls.
 
-        The strategy's collectives use private duplicates: yours never meet them.
+        The strategy's collectives use private duplicates, so the two never mix.
         """
         return self._extended.engine.topology.parent
 
     def barrier(self) -> None:
-        """Wait for all replicas."""
+        """Wait until all replicas have called this."""
         self._extended.engine.topology.barrier()
 
     def agree(self, ok: bool) -> bool:
-        """Whether ``ok`` is true on every replica.
+        """Return whether ``ok`` is true on every replica. Collective.
 
-        A replica that catches an error of its own tells the others by it, so that all can turn together.
+        A replica that catches an error can tell the others this way, so that all take the same branch.
 
         Examples
         --------
@@ -116,9 +116,9 @@ class Strategy(FormerNames):
         return self._extended.engine.topology.all_true(ok)
 
     def chief_first(self) -> AbstractContextManager[bool]:
-        """Context that replica 0 goes through while the others wait, and then they.
+        """Return a context whose block replica 0 runs first, then all other replicas.
 
-        Yields whether this is replica 0.
+        It yields whether this is replica 0.
 
         Raises
         ------
@@ -138,9 +138,9 @@ class Strategy(FormerNames):
     # --- contexts --------------------------------------------------------------------
 
     def scope(self) -> Scope[Strategy]:
-        """Context in which this strategy is current: variables made in it are its own.
+        """Return a context in which this strategy is current and creates all variables.
 
-        Yields the strategy. May be kept, and entered again.
+        It yields the strategy. The context may be kept and entered again.
 
         Raises
         ------
@@ -156,20 +156,20 @@ class Strategy(FormerNames):
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Run a function once per replica: here, for this process's one.
+        """Run a function once per replica: this process runs it for its own replica.
 
         Parameters
         ----------
         fn : callable
         args, kwargs
-            Of distributed values in them, at any depth, the function gets this replica's component;
-            variables and all else are handed over as they are.
+            The function gets this replica's component of distributed values in them, at any depth. Variables and
+            all other arguments are passed unchanged.
         options : RunOptions, optional
 
         Returns
         -------
         Any
-            What ``fn`` returns in this replica.
+            The result of ``fn`` on this replica.
 
         Raises
         ------
@@ -197,30 +197,30 @@ class Strategy(FormerNames):
     # --- values ----------------------------------------------------------------------
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
-        """Combine the replicas' values into one, and every replica gets it.
+        """Combine the values of all replicas into one value on every replica. Collective.
 
         Parameters
         ----------
         reduce_op : ReduceOp or str
         value : PerReplica, array, number, or nested structure of these
-            A plain value is this replica's.
+            A plain value counts as this replica's.
         axis : int, tuple of int or None
-            Also reduce over these axes of each value, whose lengths may differ between replicas: the mean
-            is that over all examples, not that of the replicas' means.
+            Also reduce over these axes of each value. Their lengths may differ between replicas. The mean is
+            taken over all examples; it is not the mean of the replicas' means.
 
         Returns
         -------
         Any
-            The same structure. Sums over an axis widen small integers as ``numpy.sum`` does, the mean of
+            The same structure. Sums over an axis widen small integers as ``numpy.sum`` does. The mean of
             integers is float64.
 
         Raises
         ------
         ValueError
-            For an unknown op, an axis out of range, SUM of a Mirrored value; on every replica, if structures,
-            shapes or dtypes differ.
+            For an unknown op, an axis out of range, or SUM of a Mirrored value. On every replica, if
+            structures, shapes or dtypes differ between replicas.
         TypeError
-            If a value is no number, SUM of bool; a nested structure with an axis.
+            If a value is not numeric, for SUM of bool, and for a nested structure with an axis.
         RuntimeError
             In a replica context, or while another strategy is current.
 
@@ -234,7 +234,7 @@ class Strategy(FormerNames):
         """
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
-        if axis is None and type(value) is np.ndarray:  # fast path: `_reduce` does the same more slowly
+        if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
             return self._extended.engine.all_reduce_array(op, value, None)
         return self._reduce(op, value, axis)
 
@@ -258,12 +258,12 @@ class Strategy(FormerNames):
 
     @_whole
     def gather(self, value: Any, axis: int) -> Any:
-        """The replicas' values one after another along an axis, on every replica.
+        """Concatenate the values of all replicas along an axis, on every replica. Collective.
 
         Parameters
         ----------
         value : PerReplica, array, or nested structure of these
-            Lengths along ``axis`` may differ, all else must be equal on all replicas.
+            Lengths along ``axis`` may differ. Other lengths and dtypes must be equal on all replicas.
         axis : int
 
         Returns
@@ -274,8 +274,8 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            If a value is a scalar or has no such axis; on every replica, if structures differ or shapes do
-            not fit together.
+            If a value is a scalar or the axis is out of range. On every replica, if structures differ or
+            shapes do not match.
         NotImplementedError
             For IndexedSlices.
         RuntimeError
@@ -285,7 +285,7 @@ class Strategy(FormerNames):
         return gather(self, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value that live in this process: always a tuple.
+        """Return the components of a value in this process, as a tuple of one.
 
         Examples
         --------
@@ -296,7 +296,7 @@ class Strategy(FormerNames):
         return (components(value),)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """A PerReplica value whose component for each replica is ``value_fn(ValueContext)``.
+        """Return a PerReplica value whose component for each replica is ``value_fn(ValueContext)``.
 
         Raises
         ------
@@ -308,20 +308,20 @@ class Strategy(FormerNames):
         return PerReplica((value_fn(ValueContext(topology.rank, topology.size)),))
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Wait for a value. Everything is computed when it is called: there is nothing to wait for."""
+        """Do nothing: calls compute their results at once. Kept for code written for ``tf.distribute``."""
 
     # --- input -----------------------------------------------------------------------
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
-        """Spread the global batches of a dataset over the replicas.
+        """Split the global batches of a dataset between the replicas. Collective.
 
-        Collective: every replica gives an equal dataset. Each then reads its own rows only; all take the
-        same number of steps, with an empty batch where a replica has no rows.
+        Every replica passes an equal dataset and then reads only its own rows. All replicas take the same
+        number of steps. A replica without rows in a step gets an empty batch.
 
         Parameters
         ----------
         dataset : Dataset
-            One that ends in global batches.
+            A dataset whose elements are global batches.
         options : InputOptions, optional
 
         Returns
@@ -331,7 +331,7 @@ class Strategy(FormerNames):
         Raises
         ------
         ValueError
-            On every replica, if the dataset has no batches or its files do not fit together.
+            On every replica, if the dataset has no batches or its files do not match.
         RuntimeError
             In a replica context, or while another strategy is current.
         """
@@ -342,7 +342,7 @@ class Strategy(FormerNames):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> Any:
-        """Datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per replica.
+        """Return the datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per replica.
 
         Parameters
         ----------
@@ -356,7 +356,7 @@ class Strategy(FormerNames):
         Raises
         ------
         TypeError
-            On every replica, if the function of one returns no Dataset.
+            On every replica, if ``dataset_fn`` does not return a Dataset on one of them.
         RuntimeError
             In a replica context, or while another strategy is current.
         """
@@ -368,15 +368,14 @@ class Strategy(FormerNames):
 
     @_whole
     def experimental_buffers_like(self, tree: Any) -> Any:
-        """Zeroed arrays of the same shapes and dtypes, which reductions change where they are.
+        """Return zeroed arrays of the same shapes and dtypes, which reductions change in place. Collective.
 
-        They live in memory that the ranks of a node share; those like arrays on a GPU, on that GPU. What is written
-        there (by ``out=``, say) is reduced without a copy, and several times as fast as other arrays:
-        `ReplicaContext.all_reduce`, `reduce` and the optimizers leave the result *in the arrays themselves*, and
-        return these. A view of one that is not contiguous, and a mean of integers, are reduced into new arrays as
-        ever.
+        The arrays live in memory that the ranks of a node share. Buffers for arrays on a GPU live on that GPU.
+        Values written there (by ``out=``, for example) are reduced without a copy, several times as fast as in
+        other arrays. `ReplicaContext.all_reduce`, `reduce` and the optimizers leave the result *in these arrays*
+        and return them. Non-contiguous views, and means of integers, are reduced into new arrays.
 
-        Collective. The memory is freed with the last array of the tree; it outlives the strategy.
+        The memory is freed with the last array of the tree; it outlives the strategy.
 
         Parameters
         ----------
@@ -393,7 +392,7 @@ class Strategy(FormerNames):
         ValueError
             On every replica, if structures, shapes or dtypes differ between replicas.
         TypeError
-            If one holds Python objects.
+            If an array holds Python objects.
 
         Examples
         --------

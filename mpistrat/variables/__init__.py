@@ -1,4 +1,4 @@
-"""Variables: plain ones, mirrored ones, and those that are combined when they are read."""
+"""Variables: local, mirrored, and combined when they are read."""
 
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.local import LocalVariable

@@ -1,4 +1,4 @@
-"""What variables with a copy on every replica have in common."""
+"""The base class of variables with a copy on every replica."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mpistrat.variables.variable import Variable
 
 
 def ranks_of(variable: DistributedVariable) -> Topology:
-    """The ranks that hold a copy."""
+    """Return the topology of the ranks that hold copies of a variable."""
     return variable._engine.topology
 
 
 class DistributedVariable(Variable, DistributedValues):
-    """A variable with one copy per replica; this process holds one of them."""
+    """A variable with one copy per replica. This process holds one copy."""
 
     _component: LocalVariable
 
@@ -35,13 +35,13 @@ class DistributedVariable(Variable, DistributedValues):
         engine = self._engine
         details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
         (value,) = broadcast(engine.topology, [value], "of the variable", *details)
-        self._number = engine.topology.sequence  # equal on all ranks, as creation is collective
+        self._number = engine.topology.sequence  # equal on all ranks: creation is collective
         device = engine.variable_device
         mine = arrays.placed(value, device)
         self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
-        """In debug mode: raise on every replica if their variables are not one. Collective then."""
+        """In debug mode, raise on every replica if replicas write different variables. Collective in debug mode."""
         topology = self._engine.topology
         if topology.compares_variables:
             topology.compare(
@@ -51,7 +51,7 @@ class DistributedVariable(Variable, DistributedValues):
             )
 
     def _is_own(self) -> bool:
-        """Whether this is a place where a variable is this replica's copy: a replica or an update context."""
+        """Return whether the current context is a replica context or an update context of this variable's strategy."""
         mode = context.current()
         return mode.strategy is self._strategy and (
             mode.replica_context is not None or mode.update_replica_id is not None

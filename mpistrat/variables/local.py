@@ -1,4 +1,4 @@
-"""A variable of one process: plain, or the copy that one replica holds."""
+"""Variables of one process: plain ones, and one replica's copy of a distributed variable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.variable import Variable
 
 _NUMBERS = {int, float, complex}
-_OF_NUMBERS = tuple(map(np.dtype, (np.int64, np.float64, np.complex128)))  # what NumPy makes of them
+_OF_NUMBERS = tuple(map(np.dtype, (np.int64, np.float64, np.complex128)))  # NumPy's dtypes for _NUMBERS
 
 
 class LocalVariable(Variable):
     """A variable whose reads and writes stay in this process.
 
-    The default strategy and one device make these; update functions are handed this replica's copy of a
-    distributed variable as one.
+    The default strategy and `OneDeviceStrategy` make variables of this class. Update functions get this replica's
+    copy of a distributed variable as a `LocalVariable`.
     """
 
     def _initialize(self, value: np.ndarray) -> None:
@@ -28,7 +28,7 @@ class LocalVariable(Variable):
 
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:
-        """The component of a distributed variable. ``container`` is a weak reference to it."""
+        """Return the component of a distributed variable. ``container`` is a weak reference to ``variable``."""
         made = object.__new__(cls)
         made._strategy = variable.distribute_strategy
         made._engine = variable.distribute_strategy.extended.engine
@@ -41,7 +41,7 @@ class LocalVariable(Variable):
         return made
 
     def _copied_for(self, container: Variable) -> LocalVariable:
-        """A copy of this component, for a copy of its variable."""
+        """Return a copy of this component for ``container``, a copy of its variable."""
         made: LocalVariable = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._container = weakref.ref(container)
@@ -53,7 +53,7 @@ class LocalVariable(Variable):
 
     @property
     def array(self) -> np.ndarray:
-        """The memory itself: what is written there is the variable's value."""
+        """The array that holds the value, not a copy: writing to it changes the variable."""
         return self._array
 
     def _read(self) -> np.ndarray:
@@ -73,12 +73,14 @@ class LocalVariable(Variable):
         self._array[key] = arrays.numpy_or_cupy(component(value))
 
     def _fitting(self, value: Any) -> np.ndarray:
-        """A value that may be written here, as an array.
+        """Return ``value`` as an array that can be written to this variable.
 
         Raises
         ------
-        ValueError, TypeError
-            If its shape or dtype do not fit.
+        ValueError
+            If the shape differs, or an integer is out of the dtype's range.
+        TypeError
+            If the dtype cannot be cast.
         """
         mine = self._array
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
@@ -105,7 +107,7 @@ class LocalVariable(Variable):
             )
 
     def _number(self, value: Any) -> np.ndarray:
-        """A Python number, which has no precision of its own, in that of the variable."""
+        """Convert a Python number to the variable's dtype."""
         dtype = self._array.dtype
         if isinstance(value, int) and dtype.kind in "iu":
             limits = np.iinfo(dtype)
@@ -116,7 +118,7 @@ class LocalVariable(Variable):
         return np.asarray(value, dtype)
 
     def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
-        """Python numbers in a list, which have none either, in that of the variable."""
+        """Convert a sequence of Python numbers to the variable's dtype."""
         array, dtype = arrays.as_numpy(value), self._array.dtype
         if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
             return array
@@ -137,7 +139,7 @@ def _assign(variable: LocalVariable, value: Any) -> None:
 def _assign_add(variable: LocalVariable, value: Any) -> None:
     mine = variable._array
     if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
-        np.add(mine, value, mine)  # by far the most common, and what follows does the same more slowly
+        np.add(mine, value, mine)  # fast path: skips the checks of `_fitting`
     else:
         np.add(mine, variable._fitting(value), out=mine, casting="unsafe")
 

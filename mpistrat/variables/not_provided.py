@@ -1,4 +1,4 @@
-"""Methods of ``tf.Variable`` that have a shorter way here."""
+"""Methods of ``tf.Variable`` that one NumPy call replaces."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ def _refuse(method: str, instead: str) -> NoReturn:
 
 
 class NotProvided:
-    """What raises NotImplementedError, with the call to make instead."""
+    """Methods that raise NotImplementedError and name the NumPy call to make instead."""
 
     __slots__ = ()
 
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> NoReturn:
-        """Raise: set ``v[batch, index] = rows`` with NumPy's indices."""
+        """Raise NotImplementedError: set ``v[batch, index] = rows`` instead."""
         _refuse("batch_scatter_update", "set v[np.arange(batches)[:, None], indices] = values")
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> NoReturn:
-        """Raise: use ``np.add.at``."""
+        """Raise NotImplementedError: call ``np.add.at`` instead."""
         _refuse("scatter_nd_add", "call np.add.at(v, tuple(np.moveaxis(indices, -1, 0)), updates)")
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> NoReturn:
-        """Raise: use ``np.subtract.at``."""
+        """Raise NotImplementedError: call ``np.subtract.at`` instead."""
         _refuse("scatter_nd_sub", "call np.subtract.at(v, tuple(np.moveaxis(indices, -1, 0)), updates)")
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> NoReturn:
-        """Raise: use ``np.minimum.at``."""
+        """Raise NotImplementedError: call ``np.minimum.at`` instead."""
         _refuse("scatter_nd_min", "call np.minimum.at(v, tuple(np.moveaxis(indices, -1, 0)), updates)")
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> NoReturn:
-        """Raise: use ``np.maximum.at``."""
+        """Raise NotImplementedError: call ``np.maximum.at`` instead."""
         _refuse("scatter_nd_max", "call np.maximum.at(v, tuple(np.moveaxis(indices, -1, 0)), updates)")
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> NoReturn:
-        """Raise: set ``v[indices] = updates``."""
+        """Raise NotImplementedError: set ``v[indices] = updates`` instead."""
         _refuse("scatter_nd_update", "set v[tuple(np.moveaxis(indices, -1, 0))] = updates")

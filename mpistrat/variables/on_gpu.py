@@ -1,4 +1,4 @@
-"""A variable, or the copy that one replica holds, in the memory of a GPU."""
+"""Variables of one process, or one replica's copies, in GPU memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpistrat.variables.local import LocalVariable
 
 
 class GpuVariable(LocalVariable):
-    """A `LocalVariable` whose array is one of CuPy. What it is given may be of CuPy or NumPy."""
+    """A `LocalVariable` whose array is a CuPy array. Values to write may be CuPy or NumPy arrays."""
 
     _array: Any
 
@@ -23,10 +23,9 @@ class GpuVariable(LocalVariable):
         self._array = arrays.placed(value, self._engine.variable_device)
 
     def __cupy_get_ndarray__(self) -> Any:
-        """CuPy's functions take a variable as the array that it is.
+        """Return the variable's array, so that CuPy's functions accept the variable.
 
-        CUDA's array interface would do that, too, but CuPy waits for the stream whenever it is used, and it has no
-        word for bfloat16.
+        CUDA's array interface would also work, but CuPy then waits for the stream at each use. It has no bfloat16.
         """
         return self._array
 
@@ -59,7 +58,7 @@ class GpuVariable(LocalVariable):
                 self._write_rows(method, value)
 
     def _write_rows(self, method: str, rows: IndexedSlices) -> None:
-        """The rows that are touched by the host: atomic operations of a GPU come in another order on every replica."""
+        """Update the rows on the host: a GPU's atomic operations have another order on every replica."""
         host = IndexedSlices(arrays.to_host(rows.values), arrays.to_host(rows.indices))
         self.check_rows(host)
         touched, places = np.unique(host.indices, return_inverse=True)

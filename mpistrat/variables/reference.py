@@ -1,4 +1,4 @@
-"""References to variables, which compare by identity."""
+"""Hashable references to variables, which compare by identity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _Variable = TypeVar("_Variable")
 
 
 class Reference(Generic[_Variable]):
-    """A variable as a key of a dict or a set: ``==`` of variables compares their elements.
+    """A hashable reference to a variable, for dicts and sets: ``==`` of variables compares elements.
 
-    Get it by `Variable.ref`. It keeps the variable alive.
+    `Variable.ref` returns it. It keeps the variable alive.
 
     Parameters
     ----------

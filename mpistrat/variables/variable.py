@@ -1,4 +1,4 @@
-"""What all variables are."""
+"""The base class of all variables."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
 
 class Variable(ArrayLike, NotProvided):
-    """An array that keeps its place, and knows what becomes of it on many replicas.
+    """An array whose content may change, with rules for how replicas share it.
 
-    Which kind is made depends on the strategy that is current.
+    The current strategy decides which subclass is made.
 
     Parameters
     ----------
     initial_value : array, number, or callable without arguments that returns one
-        Replica 0's is taken for all replicas; the others' must have its shape and dtype.
+        All replicas take the value of replica 0. Values of the other replicas must have the same shape and dtype.
     trainable : bool, optional
         Whether an optimizer should train it; by default yes, but not where ``synchronization`` is ON_READ.
     name : str, optional
     dtype : dtype, optional
-        By default that of the initial value.
+        By default the dtype of the initial value.
     synchronization : VariableSynchronization, optional
-        ON_WRITE (also AUTO and None): all copies are equal at all times. ON_READ: every replica has a copy of its
-        own, and reading it in cross-replica context combines them.
+        ON_WRITE (also AUTO and None): all copies are equal at all times. ON_READ: every replica has its own copy,
+        and reading the variable in cross-replica context combines them.
     aggregation : VariableAggregation, optional
-        How the values that replicas assign (ON_WRITE) or hold (ON_READ) are combined. None is NONE.
+        How the values that replicas assign (ON_WRITE) or hold (ON_READ) are combined. None means NONE.
 
     Raises
     ------
     ValueError
-        For synchronization NONE, MEAN of a dtype that is no floating point or complex number, a value of
-        Python objects; on every replica, if shapes or dtypes differ between them.
+        For synchronization NONE, for MEAN of a dtype that is not floating point or complex, and for an array of
+        Python objects. On every replica, if shapes or dtypes differ between replicas.
     TypeError
-        If synchronization or aggregation are none of their enums.
+        If ``synchronization`` or ``aggregation`` is not a member of its enum.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class Variable(ArrayLike, NotProvided):
     array([4., 6.])
     """
 
-    _container: Any = None  # of a component: a weak reference to the variable it is a copy of
+    _container: Any = None  # in a component: a weak reference to its distributed variable
 
     def __new__(
         cls,
@@ -103,47 +103,49 @@ class Variable(ArrayLike, NotProvided):
         self._initialize(value)
 
     def _initialize(self, value: np.ndarray) -> None:
-        """Hold the value; ``value`` is the variable's own."""
+        """Keep ``value`` as the variable's value, without a copy."""
         raise NotImplementedError
 
-    # --- what it is ------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the variable."""
         return self._name
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer should train it."""
+        """Whether an optimizer should train the variable."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When its copies are brought together."""
+        """When the copies of the replicas are combined."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How the replicas' values are combined."""
+        """How the values of the replicas are combined."""
         return self._aggregation
 
     @property
     def distribute_strategy(self) -> context.AnyStrategy:
-        """The strategy that was current when it was created."""
+        """The strategy that was current when the variable was created."""
         return self._strategy
 
     @property
     def device(self) -> str:
-        """Where this replica's copy lives."""
+        """The device of this replica's copy."""
         return self._engine.devices[0]
 
     def get_shape(self) -> tuple[int, ...]:
-        """Return `shape`."""
+        """Return the shape of the variable."""
         return self.shape
 
     def ref(self) -> Reference[Variable]:
-        """Return a reference that is equal to those of this variable alone: for dicts and sets.
+        """Return a hashable reference to this variable, for dicts and sets.
+
+        References are equal if they refer to the same variable.
 
         Examples
         --------
@@ -157,20 +159,20 @@ class Variable(ArrayLike, NotProvided):
     # --- reading and writing ---------------------------------------------------------
 
     def read_value(self) -> np.ndarray:
-        """A copy of the value, where it is: in cross-replica context the one value of all replicas."""
+        """Return a copy of the value on its device; in cross-replica context the combined value of all replicas."""
         return self._read().copy()
 
     def value(self) -> np.ndarray:
-        """As `read_value`."""
+        """Return a copy of the value, as `read_value` does."""
         return self.read_value()
 
     def numpy(self) -> np.ndarray:
-        """As `read_value`, on the host."""
+        """Return a copy of the value on the host, as a NumPy array."""
         value = self._read()
         return value.copy() if type(value) is np.ndarray else arrays.to_host(value)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> np.ndarray:
-        """Return a copy of the rows at some indices, of any shape, along axis 0.
+        """Return a copy of the rows at ``indices``, an array of any shape, along axis 0.
 
         Raises
         ------
@@ -191,12 +193,12 @@ class Variable(ArrayLike, NotProvided):
         return array[arrays.placed(where, arrays.device_of(array))].copy()
 
     def gather_nd(self, indices: Any, name: str | None = None) -> np.ndarray:
-        """Return a copy of the elements, or slices, whose indices are in the last axis of ``indices``.
+        """Return a copy of the elements or slices at ``indices``, whose last axis numbers the variable's axes.
 
         Raises
         ------
         ValueError, TypeError
-            As `sparse_read`; if there are more indices than axes.
+            As `sparse_read`. ValueError also if there are more indices than axes.
 
         Examples
         --------
@@ -212,7 +214,7 @@ class Variable(ArrayLike, NotProvided):
         return array[tuple(by_axis)].copy()
 
     def _checked_indices(self, indices: Any, axes: int) -> np.ndarray:
-        """Return indices as an array of int64, which fit the first so many axes."""
+        """Return indices as an int64 array, checked against the lengths of the first ``axes`` axes."""
         where = arrays.as_numpy(indices)
         if where.size and where.dtype.kind not in "iu":
             raise TypeError(f"variable {self.name!r}: indices must be integers, not {where.dtype}")
@@ -228,29 +230,29 @@ class Variable(ArrayLike, NotProvided):
         return where
 
     def _update(self, method: str, value: Any) -> None:
-        """Write by one of the methods of `LocalVariable`, wherever the kind and the context say."""
+        """Write by a method of `LocalVariable`, to the copies that the subclass and the context choose."""
         raise NotImplementedError
 
     def assign(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Set the value.
+        """Set the value of the variable.
 
         Parameters
         ----------
         value : array or number
-            Of the variable's shape, and of a dtype that fits into its own.
+            Must have the variable's shape, and a dtype that NumPy casts to the variable's (``"same_kind"``).
         use_locking, name
-            Taken for programs that give them: there are no locks and no graphs.
+            Ignored. Accepted for compatibility with ``tf.Variable``.
         read_value : bool
-            Return the variable (for chaining) rather than None.
+            Whether to return the variable (for chaining) rather than None.
 
         Raises
         ------
         ValueError
-            If the shape differs, or the replicas' values cannot be combined as the aggregation says.
+            If the shape differs, or if the aggregation cannot combine the replicas' values.
         TypeError
-            If the dtype does not fit.
+            If the dtype cannot be cast.
         RuntimeError
             While another strategy is current.
         """
@@ -260,57 +262,57 @@ class Variable(ArrayLike, NotProvided):
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Add to the value; as `assign`."""
+        """Add ``delta`` to the value. Parameters and errors as for `assign`."""
         self._update("assign_add", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Subtract from the value; as `assign`."""
+        """Subtract ``delta`` from the value. Parameters and errors as for `assign`."""
         self._update("assign_sub", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Add rows: those of equal index all count."""
+        """Add rows to the variable. Rows with equal indices are all added."""
         return self._scatter("scatter_add", sparse_delta)
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Subtract rows: those of equal index all count."""
+        """Subtract rows from the variable. Rows with equal indices are all subtracted."""
         return self._scatter("scatter_sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Multiply rows: those of equal index all count."""
+        """Multiply rows of the variable. Rows with equal indices are all multiplied in."""
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Divide rows: those of equal index all count."""
+        """Divide rows of the variable. Rows with equal indices all divide."""
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Keep the smaller of the rows there and these."""
+        """Set rows to the element-wise minimum of old and new values."""
         return self._scatter("scatter_min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Keep the larger of the rows there and these."""
+        """Set rows to the element-wise maximum of old and new values."""
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set rows; of equal indices the last counts."""
+        """Set rows of the variable. Of rows with equal indices the last one is kept."""
         return self._scatter("scatter_update", sparse_delta)
 
     def _scatter(self, method: str, rows: IndexedSlices) -> Variable:
@@ -320,12 +322,14 @@ class Variable(ArrayLike, NotProvided):
         return self
 
     def check_rows(self, rows: IndexedSlices) -> None:
-        """Whether rows may be written here. Never communicates.
+        """Raise unless rows fit this variable. Never communicates.
 
         Raises
         ------
-        ValueError, TypeError
-            If their shape or dtype do not fit, or there is no such row.
+        ValueError
+            If the shape does not fit, or an index is out of range.
+        TypeError
+            If the dtype cannot be cast.
         """
         shape, dtype = self._shape_and_dtype()
         values, indices = rows.values, rows.indices
@@ -355,14 +359,14 @@ class Variable(ArrayLike, NotProvided):
 
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> Any:  # element-wise, as the operators of arrays are
+    def __eq__(self, other: object) -> Any:  # element-wise, as for arrays
         return self.__array_ufunc__(np.equal, "__call__", self, other)
 
     def after_local_write(self, method: str) -> None:
-        """Called when ``method`` wrote this replica's copy without communication."""
+        """Check the copies after ``method`` wrote this replica's without communication. Does nothing by default."""
 
     def own_copy(self) -> np.ndarray:
-        """This replica's copy; never communicates."""
+        """Return this replica's copy, not a copy of it. Never communicates."""
         raise NotImplementedError
 
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
@@ -391,7 +395,7 @@ class Variable(ArrayLike, NotProvided):
         return made
 
     def _hold_copy_of(self, variable: Any) -> None:
-        """Hold a copy of this replica's copy of another variable of the same kind."""
+        """Copy this replica's value of ``variable``, a variable of the same class."""
         raise NotImplementedError
 
     def __reduce__(self) -> NoReturn:
@@ -430,5 +434,5 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
         raise ValueError(f"variable {name!r}: initial_value is needed")
     array = np.array(arrays.as_numpy(initial_value, dtype), order="C")
     if array.dtype.hasobject:
-        raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is no array of numbers")
+        raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is not an array of numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

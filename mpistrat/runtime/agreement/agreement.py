@@ -1,4 +1,4 @@
-"""How the ranks find out whether all of them are in the same collective, before any of its data moves."""
+"""The agreement: ranks check that all are in the same collective, before any data moves."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import mpi
 
-PAYLOAD_BYTES = 1 << 20  # of a message between leaders, at most
+PAYLOAD_BYTES = 1 << 20  # the largest payload of a message between leaders
 _DISAGREED = -1
 _TAG = 0
 _HEADER = 16  # bytes of a message before its payload
 
 
 class Payload(NamedTuple):
-    """A small array that is combined on the way.
+    """A small array that the messages of the agreement carry and combine.
 
     Attributes
     ----------
     dtype, length
-        Of what is combined.
+        The dtype and the number of elements of the array.
     combine : numpy.ufunc
-        Of two arguments, commutative.
+        A commutative function of two arguments.
     fill : callable
-        Writes what the ranks of this node come to into the array it is given. Called on leaders only.
+        Writes the combined value of this node's ranks into its argument. Called on leaders only.
     """
 
     dtype: np.dtype
@@ -38,14 +38,14 @@ class Payload(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What the leaders of nodes tell each other.
+    """One message pattern between the leaders of nodes.
 
     Attributes
     ----------
     mine
-        Where this node's payload belongs.
+        The array for this node's payload.
     make
-        Sends it with a word, and leaves the result in the memory of the node.
+        Sends the payload with a word, and leaves the result in the memory of the node.
     """
 
     mine: np.ndarray
@@ -53,15 +53,15 @@ class Exchange(NamedTuple):
 
 
 class Agreement(ABC):
-    """A way to compare the operation that each rank is about to make."""
+    """A method by which ranks compare the operations that they are about to start."""
 
     @abstractmethod
     def agree(self, word: int) -> bool:
-        """Whether all ranks call this with the same word, that of `Turns.begin`. Waits for them."""
+        """Return whether all ranks call this with the same word, made by `Turns.begin`. Waits for all ranks."""
 
 
 class MpiAgreement(Agreement):
-    """One all-reduce of 16 bytes: the maxima of a word and of its negative are what all said, if they agree."""
+    """An agreement by one all-reduce of 16 bytes: the maxima of the words and of their negatives."""
 
     def __init__(self, world: Any):
         self._all_reduce = world.Allreduce
@@ -75,7 +75,7 @@ class MpiAgreement(Agreement):
 
 
 class NodeAgreement(Agreement):
-    """One barrier; the words lie in the memory that the ranks share."""
+    """An agreement by one barrier, with the words in the memory that the ranks share."""
 
     def __init__(self, memory: NodeMemory):
         self._say = memory.meet_saying
@@ -85,11 +85,11 @@ class NodeAgreement(Agreement):
 
 
 class TwoTierAgreement(Agreement):
-    """The ranks of a node by their shared memory, then the leaders of nodes by messages.
+    """An agreement by shared memory inside each node, then by messages between leaders.
 
-    Between leaders a recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2), whose messages may
-    carry an array of up to `PAYLOAD_BYTES`. A leader that hears another word, or another size, goes on
-    with the news alone: no leader is left waiting, whatever the others do.
+    Leaders use recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2). Its messages may carry an
+    array of up to `PAYLOAD_BYTES`. A leader that receives another word or size sends only the disagreement from
+    then on. Every leader thus finishes all steps.
     """
 
     def __init__(self, memory: NodeMemory, leaders: Any):
@@ -107,9 +107,9 @@ class TwoTierAgreement(Agreement):
         return self._lead(None, self._bare, word)
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """A function that says whether all ranks said the word it is given.
+        """Return a function that compares words as `agree` does and combines payloads.
 
-        If so, ``memory.result`` holds the combination of all nodes' payloads.
+        If all words are equal, ``memory.result`` then holds the combination of all nodes' payloads.
         """
         if self._leaders is None:
             return self._follow
@@ -141,14 +141,14 @@ class TwoTierAgreement(Agreement):
     def _exchange(self, dtype: np.dtype, length: int, combine: Any) -> Exchange:
         nbytes = length * dtype.itemsize
         mine, other = (each[_HEADER : _HEADER + nbytes].view(dtype) for each in (self._own, self._theirs))
-        # The operation's word, and how many bytes of payload follow.
+        # A header is the operation's word and the number of payload bytes.
         header, other_header = (
             memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
         )
         whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
         leaders, verdict = self._leaders, self._memory.verdict
         result = self._memory.total(dtype, length)
-        # The last sum is made where it belongs, unless it is still to be sent.
+        # The last sum goes directly into the result, unless it must still be sent.
         last = len(self._steps) - 1 if nbytes and self._steps[-1][1] is not None else None
         steps = [(*step, result if i == last else mine) for i, step in enumerate(self._steps)]
 
@@ -170,7 +170,7 @@ class TwoTierAgreement(Agreement):
                     pass
                 elif replaces:
                     total[...] = other
-                elif receive < leaders.rank:  # in one order on both sides: products may depend on it
+                elif receive < leaders.rank:  # the same order on both sides: products may depend on it
                     combine(other, mine, out=total)
                 else:
                     combine(mine, other, out=total)
@@ -182,9 +182,9 @@ class TwoTierAgreement(Agreement):
 
 
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:
-    """Whom to send to and receive from in each step, and whether what comes is the final result.
+    """Return for each step the target, the source, and whether the received message is the final result.
 
-    The ranks beyond a power of two give theirs to a partner beforehand and get the result afterwards.
+    The ranks beyond a power of two send theirs to a partner before and receive the result after.
     """
     power = 1 << (size.bit_length() - 1)
     beyond = size - power

@@ -1,4 +1,4 @@
-"""Waiting for the other ranks for a limited time only."""
+"""A wait for all ranks with a time limit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _COME, _GO = 1, 2  # tags
 _ALL_HERE, _TIME_IS_UP = -1, -2
 _GRACE = 1.0  # seconds that rank 0 may take to answer
 _LONGEST_NAP = 0.001
-_PROBES = 16  # one may only let the library find what came long ago
+_PROBES = 16  # one probe may only make progress, without reporting a message that came long ago
 
 
 class LateError(Exception):
-    """Some ranks have not come.
+    """Some ranks did not arrive within the time limit.
 
     Attributes
     ----------
     ranks : tuple of int
-        Those that rank 0 knows of; rank 0 itself if it is what the others wait for.
+        The ranks that rank 0 reports as missing, or rank 0 itself if the others wait for it.
     """
 
     def __init__(self, ranks: tuple[int, ...]):
@@ -29,14 +29,14 @@ class LateError(Exception):
 
 
 def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
-    """Return when all ranks have called this with the same number. Posts messages without blocking, and polls.
+    """Wait until all ranks have called this with the same number. Sends and polls without blocking.
 
-    Every rank tells rank 0 that it is here; rank 0 tells all that all are, or who is not.
+    Every rank reports to rank 0. Rank 0 answers that all ranks arrived, or lists the missing ranks.
 
     Raises
     ------
     LateError
-        On every rank that came, when one of them has waited for so many seconds.
+        On every rank that arrived, when one of them has waited for ``seconds``.
     """
     (_as_first if world.rank == 0 else _as_other)(world, sequence, time.monotonic() + seconds)
 
@@ -48,7 +48,7 @@ def _as_first(world: Any, sequence: int, deadline: float) -> None:
     while True:
         heard = _hear(world, sequence)
         if heard is None:
-            # Only once nothing is left to be heard: a rank that came may have given up since.
+            # Decide only after all messages are read: a rank that arrived may have given up since.
             if late or len(here) == world.size or time.monotonic() > deadline:
                 break
             time.sleep(nap)
@@ -69,13 +69,13 @@ def _as_first(world: Any, sequence: int, deadline: float) -> None:
 
 
 def _hear(world: Any, sequence: int) -> tuple[int, bool] | None:
-    """The next rank that came, and whether it has given up; None if there is none to be heard now."""
+    """Return the next rank that reported and whether it gave up, or None without a message."""
     from mpi4py import MPI
 
     status, word = MPI.Status(), np.empty(2, np.int64)
     while any(world.Iprobe(MPI.ANY_SOURCE, _COME, status) for _ in range(_PROBES)):
         world.Recv(word, status.source, _COME)
-        if word[0] == sequence:  # else of a call that was given up, or that all came to in time
+        if word[0] == sequence:  # other numbers belong to earlier calls
             return status.source, bool(word[1])
     return None
 

@@ -23,11 +23,11 @@ class MismatchError(RuntimeError):
 
 
 class ValueMismatchError(ValueError, MismatchError):
-    """The ranks are in the same collective with values that do not fit together. Raised on every rank."""
+    """The ranks are in the same collective with values that do not match. Raised on every rank."""
 
 
 class Remark(str):
-    """A part of a description that messages show and the ranks do not compare."""
+    """A part of a description that messages show and ranks do not compare."""
 
     __slots__ = ()
 
@@ -36,15 +36,15 @@ class Remark(str):
 
 
 class Operation:
-    """A collective by name and by all that must be equal on all ranks.
+    """The description of a collective: its name, and everything that must be equal on all ranks.
 
     Attributes
     ----------
     name : str
     parts : tuple
-        Names, numbers, (dtype, shape) pairs, and remarks, which may differ.
+        Names, numbers, (dtype, shape) pairs, and remarks. Remarks may differ between ranks.
     word : int
-        A CRC-32 of the above, from bit 30 on: below is room for the number of the collective.
+        A CRC-32 of name and parts, shifted left by 30 bits. The low bits take the sequence number.
     """
 
     __slots__ = ("name", "parts", "word")
@@ -60,23 +60,23 @@ class Operation:
 
 @lru_cache(maxsize=4096, typed=True)
 def operation(name: str, *parts: Hashable) -> Operation:
-    """An `Operation`, made once."""
+    """Return a cached `Operation`."""
     return Operation(name, *parts)
 
 
 class Said(NamedTuple):
-    """What one rank said it does.
+    """The collective that one rank reports in an error message.
 
     Attributes
     ----------
     name, description, place : str
-        Of the operation, and where the program called it.
+        The name and description of the operation, and the line of the program that called it.
     sequence : int
-        How many collectives it entered, this one included.
+        The number of collectives that the rank entered, including this one.
     interrupted : str
-        A call of this rank that was interrupted; empty if there was none.
+        The call of this rank that was interrupted, or an empty string.
     interrupted_in_it : bool
-        Whether that was in the middle of a collective.
+        Whether the interruption came in the middle of a collective.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Said(NamedTuple):
 
 
 def call_site() -> str:
-    """`` at file:line`` of the user's code that is in a call of the package; nothing outside of any."""
+    """Return `` at file:line`` of the user's code that called the package, or an empty string."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -96,7 +96,7 @@ def call_site() -> str:
 
 
 def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
-    """The error of rank ``rank`` from what each rank said it does in collective number ``sequence``."""
+    """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
     lines = _in_groups([each.description + each.place for each in said])
     if len({each.name for each in said}) == 1:
         return ValueMismatchError(
@@ -110,7 +110,7 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
 
 
 def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
-    """The error of rank ``rank``, in collective number ``sequence``, where the ranks met with different numbers."""
+    """Return the error of rank ``rank``, in collective number ``sequence``, for different sequence numbers."""
     lines = _in_groups(
         [f"{each.description}{each.place} (collective number {each.sequence})" for each in said]
     )
@@ -123,7 +123,7 @@ def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError
 
 
 def _in_groups(texts: Sequence[str]) -> str:
-    """A line for each text, with the ranks that say it."""
+    """Return a line for each different text, with the ranks that report it."""
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         groups.setdefault(text, []).append(rank)
@@ -141,13 +141,13 @@ def _word(part: Hashable) -> str:
             )
             if len(runs) <= _MOST_PARTS:
                 return words
-            # Two that differ further on must not look alike.
+            # The checksum tells apart two lists that differ only after the first parts.
             return f"{words}, ... ({len(part)} in all, checksum {zlib.crc32(repr(part).encode()):08x})"
     return str(part)
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``ranks 0-2, 5``."""
+    """Return ranks as text, such as ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

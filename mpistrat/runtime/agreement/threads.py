@@ -1,4 +1,4 @@
-"""Threads that must not take part in collectives, as other ranks have none that would meet them."""
+"""Threads that must not start collectives, such as the read-ahead thread of a dataset."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-without: set[int] = set()  # by their identities
+without: set[int] = set()  # identifiers of these threads
 
 
 @contextlib.contextmanager
 def without_collectives() -> Iterator[None]:
-    """Refuse collectives in this thread."""
+    """Refuse collectives in this thread inside the block."""
     this = threading.get_ident()
     if this in without:
         yield
@@ -24,12 +24,12 @@ def without_collectives() -> Iterator[None]:
 
 
 def refuse(what: str) -> None:
-    """Raise if this thread may make no collectives.
+    """Raise if this thread must not start the collective ``what``.
 
     Raises
     ------
     RuntimeError
-        In a thread that reads ahead.
+        In a read-ahead thread.
     """
     if without and threading.get_ident() in without:
         raise RuntimeError(

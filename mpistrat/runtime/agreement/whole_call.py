@@ -1,4 +1,4 @@
-"""Calls of the program that an error leaves behind a collective, before the program has their result."""
+"""Calls of several collectives that an error interrupts between two of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def whole(ranks_of: Callable[[Any], Turns]) -> Callable[[_Function], _Function]:
-    """Decorate a method that communicates, of an object whose ranks ``ranks_of`` returns.
+    """Decorate a method that communicates. ``ranks_of`` returns the topology of the method's object.
 
     `Turns` notices an error in the middle of a collective. A signal handler may also raise between two collectives of a
-    call, or after the last one. The program then repeats the call, and this rank is a call behind: its number must not
-    be that of the others. Errors that all ranks raise leave them in step.
+    call, or after the last one. If the program repeats the call, this rank is one call behind the others. Its sequence
+    number must then differ from theirs, so that all ranks raise. Errors that all ranks raise leave them in step.
     """
 
     def decorate(method: _Function) -> _Function:

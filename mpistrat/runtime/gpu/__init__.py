@@ -1,1 +1,1 @@
-"""The memory of GPUs: kernels, pinned staging, copies on a stream of their own."""
+"""GPU memory: kernels, pinned staging buffers, and copies on separate streams."""

@@ -1,4 +1,4 @@
-"""What a GPU's memory and its link to the host carry at most, as far as the system says."""
+"""Upper bounds of the bandwidth of a GPU's memory and of its link to the host."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import NamedTuple
 from mpistrat.runtime.device import cupy_for
 
 _SYSTEM = Path("/sys/bus/pci/devices")
-_FOR_BYTES = ((60, 242 / 256), (8, 128 / 130), (0, 8 / 10))  # from so many GT/s on: the part that is payload
+_FOR_BYTES = ((60, 242 / 256), (8, 128 / 130), (0, 8 / 10))  # (least GT/s, fraction that is payload)
 
 
 class Bounds(NamedTuple):
-    """Bytes per second; None where nothing says.
+    """Bandwidths of a GPU in bytes per second, None where unknown.
 
     Attributes
     ----------
     memory : float or None
-        Read and written together.
+        Bytes read plus bytes written.
     link : float or None
-        To the host or from it; both at once carry twice that.
+        One direction, to the host or from it. Both directions at once carry twice as much.
     link_name : str
-        Such as ``"PCIe 32 GT/s x16"``; empty where nothing says.
+        Such as ``"PCIe 32 GT/s x16"``; empty where unknown.
     """
 
     memory: float | None
@@ -37,17 +37,17 @@ class Bounds(NamedTuple):
 
 
 def bounds(device: int) -> Bounds:
-    """The bounds of a GPU that this process sees.
+    """Return the bounds of a GPU that this process sees.
 
-    The link is taken at its full speed, to which it changes once there is something to copy.
+    The link counts with its full speed. An idle link is slower and speeds up when a copy begins.
     """
     runtime = cupy_for("bounds of a GPU").cuda.runtime
     try:
-        # Two transfers for each tick.
+        # Two transfers for each clock tick.
         kilohertz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
         bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
         memory = 2e3 * kilohertz * bits / 8 or None
-    except (runtime.CUDARuntimeError, AttributeError):  # a driver or a CuPy that has no such attribute
+    except (runtime.CUDARuntimeError, AttributeError):  # a driver or a CuPy without this attribute
         memory = None
     link, name = _link(runtime.deviceGetPCIBusId(device).lower())
     return Bounds(memory, link, name)
@@ -67,7 +67,9 @@ def _link(bus_id: str) -> tuple[float | None, str]:
 
 
 def link_bandwidth(transfers: float, lanes: int) -> float:
-    """Bytes per second and direction of so many lanes of PCI Express, at so many GT/s.
+    """Return the bytes per second, in one direction, of a PCI Express link.
+
+    ``transfers`` is the speed of a lane in GT/s.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Arrays on their way from the host to a GPU while it computes: on a stream of their own, and nobody waits for them.
+"""Copies of arrays from the host to a GPU while it computes, on a separate stream.
 
-Memory is used again once the work that was given up with it is done, which the streams tell each other by events. The
-program itself waits only where it would write to pinned memory that has not been copied yet.
+Memory of a released array is reused after the work that uses it is done. CUDA events order this between streams. The
+calling thread waits only before it overwrites pinned memory that has not been copied yet.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy as np
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu import pinned
 
-_CHUNKS = 4  # of the ring of pinned memory: a thread fills one while the others are copied
-_ALIGNMENT = 256  # of what lies in one of them
+_CHUNKS = 4  # in the ring of pinned memory: a thread fills one chunk while the others are copied
+_ALIGNMENT = 256  # bytes, of an array in a chunk
 _KEPT = (
-    2  # times the arrays of a call: so many wait to be let go by the GPU before a copy waits for one of them
+    2  # times the arrays of a call: so many released arrays may wait for the GPU before a copy waits for one
 )
 
 _idle: dict[int, list[Feed]] = {}
 
 
 class Sent(NamedTuple):
-    """Arrays that may not have arrived yet.
+    """Arrays whose copies to a GPU may still be running.
 
     Attributes
     ----------
     arrays : list of cupy.ndarray
-        In the memory of the feed, for nobody but `received`.
+        Arrays in the memory of the feed. Only `received` may use them.
     ready : cupy.cuda.Event
-        After the last copy.
+        The event after the last copy.
     feed : Feed
     """
 
@@ -50,9 +50,9 @@ class Feed:
     Attributes
     ----------
     stream : cupy.cuda.Stream
-        Of the copies. All memory that they go to belongs to it.
+        The stream of the copies. All target memory is allocated on it.
     left : deque of (cupy.cuda.Event, cupy.ndarray)
-        What was given up, and when in the stream of who did. The oldest first.
+        Released arrays, oldest first. Each event marks the release in the stream of the thread that released it.
     """
 
     def __init__(self, device: int):
@@ -65,7 +65,7 @@ class Feed:
         self.left: deque[tuple[Any, Any]] = deque()
 
     def send(self, arrays: Sequence[np.ndarray]) -> Sent:
-        """Begin to copy; the arrays may be written to when this returns."""
+        """Begin to copy arrays to the GPU. The caller may write to the arrays when this returns."""
         cupy = self._cupy
         for each in arrays:
             pinned.require_known(cupy, each.dtype)
@@ -101,18 +101,22 @@ class Feed:
             self._used += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
 
     def _next_chunk(self) -> int:
-        """Go on to the next of the ring, once it has been copied; returns its bytes."""
+        """Wait until the next chunk of the ring has been copied, switch to it, and return its size in bytes."""
         self._ring[self._at][1].record(self.stream)
         self._at, self._used = (self._at + 1) % _CHUNKS, 0
         self._ring[self._at][1].synchronize()
         return pinned.CHUNK_BYTES
 
     def reclaim(self, most: float = math.inf) -> None:
-        """Let go of what the GPU is done with; of more than ``most`` arrays that wait, once it is, in this stream."""
+        """Free released arrays that the GPU no longer uses.
+
+        If more than ``most`` arrays remain, free the oldest of them too: the feed's stream then waits until they are
+        unused.
+        """
         while self.left:
             try:
                 event, memory = self.left.popleft()
-            except IndexError:  # another thread did
+            except IndexError:  # another thread took the last one
                 return
             if event.done:
                 continue
@@ -124,7 +128,7 @@ class Feed:
 
 @contextmanager
 def feed(device: int) -> Iterator[Feed]:
-    """A feed of a GPU, for the block."""
+    """Yield a feed of a GPU for this block only."""
     waiting = _idle.setdefault(device, [])
     try:
         found = waiting.pop()
@@ -137,9 +141,9 @@ def feed(device: int) -> Iterator[Feed]:
 
 
 def received(sent: Sent) -> list[Any]:
-    """The arrays as those of the caller's current stream, which waits for them, and not the caller.
+    """Return the arrays for use in the caller's current stream. The stream waits for the copies, not the caller.
 
-    As with memory of CuPy's own: who uses one in yet another stream has to see that this comes before it is given up.
+    As with CuPy's own memory, work on an array in another stream must be ordered before the array is released.
     """
     cupy = cupy_for("an array on a GPU")
     with cupy.cuda.Device(sent.feed.device):
@@ -157,7 +161,7 @@ def _lent(cupy: Any, array: Any, stream: Any, feed: Feed) -> Any:
 
 
 class _BatchLease:
-    """What all arrays on one piece of memory refer to: it goes when the last of them goes."""
+    """The owner that all arrays on one block of memory refer to. It is deleted with the last of them."""
 
     __slots__ = ("_array", "_event", "_feed", "_stream")
 

@@ -1,6 +1,6 @@
-"""CUDA kernels that do the same to every element of many arrays, in one launch.
+"""CUDA kernels that apply one computation to every element of many arrays, in one launch.
 
-A network has hundreds of arrays, most of them small: a launch for each costs more than the work.
+A network has hundreds of arrays, most of them small. One launch for each array would cost more than the work.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from mpistrat.runtime.device import cupy_for
 
 _THREADS = 256
-_ELEMENTS = 8192  # of a block
-# What a thread reads of each array before it writes anything: a store may be to what the next load reads, as far as
-# the compiler knows, and would wait for its load; too few bytes on their way do not fill the memory's bandwidth.
+_ELEMENTS = 8192  # per block
+# Bytes that a thread reads of each array before it writes. The compiler must assume that a store changes what the next
+# load reads, so the two are not overlapped. Too few bytes in flight do not fill the memory's bandwidth.
 _BYTES_AHEAD = 16
 _MOST_TABLES = 256
-OPTIONS = ("--fmad=false",)  # multiplications and additions are rounded one by one, as NumPy does
+OPTIONS = ("--fmad=false",)  # no fused multiply-add: products and sums are rounded separately, as in NumPy
 
-# How a dtype lies in memory, what it is computed in, and the functions between the two.
+# For each dtype: its type in memory, the type of the computation, and the conversions between the two.
 FLOATS = {
     "float16": ("unsigned short", "float", "from_half", "to_half"),
     "bfloat16": ("unsigned short", "float", "from_bfloat", "to_bfloat"),
@@ -104,17 +104,17 @@ extern "C" __global__ void {name}(const long long* pointers, const long long* la
 
 
 class EachElement:
-    """A kernel over the elements of several lists of arrays, side by side.
+    """A kernel over the elements of several lists of arrays.
 
     Parameters
     ----------
     name : str
     reads, writes : sequence of str
-        Names of the lists by which ``body`` calls the element at hand: those that it reads, and that it writes.
+        Names of the lists that ``body`` reads and writes. In ``body`` a name stands for the current element.
     scalars : sequence of str
         Names of numbers, in the precision of the computation.
     body : str
-        Statements of C. The type ``R`` is the one that is computed in: float32, or float64 of float64.
+        Statements of C. ``R`` is the type of the computation: double for float64, float for other floats.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class EachElement:
         self._tables: dict[tuple[int, int, bytes], Any] = {}
 
     def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
-        """Run on the current stream.
+        """Run the kernel on the current stream.
 
         Parameters
         ----------
         lists : sequence of sequence of cupy.ndarray
-            For each name, in the order of ``reads`` and then of what is only written, its arrays: contiguous, all of
-            one dtype, those at one place of one length.
+            The arrays of each name: the names of ``reads`` first, then those that are only written. Arrays must be
+            contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
         scalars : sequence of float
         """
         sizes = [int(each.size) for each in lists[0]]
@@ -142,7 +142,7 @@ class EachElement:
         cupy = cupy_for("a kernel")
         dtype = lists[0][0].dtype
         memory, _, _, _ = _types(dtype)
-        words = dtype.itemsize // np.dtype(_SIZES[memory]).itemsize  # of an element that is copied in several
+        words = dtype.itemsize // np.dtype(_SIZES[memory]).itemsize  # per element, over 1 above 8 bytes
         kernel = self._kernels.get(dtype.name)
         if kernel is None:
             source = _HALVES + self._source(dtype)
@@ -160,9 +160,10 @@ class EachElement:
         kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
 
     def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
-        """The numbers on the GPU: mostly there from the last step, whose arrays lay where those of this one lie.
+        """Return an array of ``numbers`` on the GPU, from a cache where possible.
 
-        Each stream has its own: another one would not wait until they are there, nor until they are read.
+        Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own
+        tables: another stream would not wait until a table is copied, nor until it is read.
         """
         key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
         found = self._tables.get(key)
@@ -217,7 +218,10 @@ def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
 
 
 def _layout(sizes: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Lengths of the arrays, then for each block which of them it works on and where it begins; and how many blocks."""
+    """Return the layout and the number of blocks.
+
+    The layout has the length of each array, then for each block its array and its first element.
+    """
     blocks = [-(-size // _ELEMENTS) for size in sizes]
     members = np.repeat(np.arange(len(sizes)), blocks)
     before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
@@ -236,5 +240,5 @@ def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
 
 
 def as_bits(array: Any) -> Any:
-    """A contiguous array flat, as unsigned numbers of its elements, or of their parts, in the same memory."""
+    """Return a contiguous array as flat unsigned integers of up to 8 bytes, on the same memory."""
     return array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}")

@@ -1,8 +1,8 @@
-"""Copies between a GPU and the host, through a few pieces of pinned memory that are used for ever.
+"""Copies between a GPU and the host, through a few pinned staging buffers that are never freed.
 
-From memory that is not pinned, the driver copies by way of its own, piece by piece, while the caller waits. Pinned
-memory is never given back to the system, and MPI libraries keep what they register of it: so there are few pieces
-of one size, whatever is sent.
+From unpinned memory, the driver copies through its own buffers, piece by piece, while the caller waits. Pinned memory
+is never returned to the system, and MPI libraries keep its registration. So there are few staging buffers, all of one
+size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mpistrat.runtime.memory.buffer_pool import Buffers
 
 CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
 _WITH_BFLOAT16 = 14
-_SLOTS = 3  # one on its way down, one in work, one on its way up
+_SLOTS = 3  # one being downloaded, one in work, one being uploaded
 
 _idle: dict[int, list[Staging]] = {}
 _results = Buffers()
 
 
 class Slot:
-    """Pinned memory for a piece that comes from the GPU and for one that goes there; may be the same bytes."""
+    """Pinned memory for one piece from the GPU and one piece to the GPU."""
 
     def __init__(self, cupy: Any):
         self.down = chunk(cupy)
@@ -53,23 +53,23 @@ class Staging:
             self.slots = [Slot(cupy) for _ in range(_SLOTS)]
 
     def begin(self) -> None:
-        """What the caller's stream still does comes before all copies."""
+        """Order all following copies after the pending work of the caller's stream."""
         self._begun.record(self._cupy.cuda.get_current_stream())
         self._down.wait_event(self._begun)
         self._up.wait_event(self._begun)
 
     def end(self) -> None:
-        """All copies come before what the caller's stream does next."""
+        """Order the next work of the caller's stream after all copies."""
         self._ended.record(self._up)
         self._cupy.cuda.get_current_stream().wait_event(self._ended)
 
     def settle(self) -> None:
-        """Wait for all copies."""
+        """Wait until all copies are done."""
         self._down.synchronize()
         self._up.synchronize()
 
     def fetch(self, slot: Slot, source: int, nbytes: int) -> None:
-        """Begin to copy from the GPU to a slot, once what it last sent up has left it."""
+        """Begin to copy from the GPU to a slot, after the slot's last upload is done."""
         slot.left.synchronize()
         self._runtime.memcpyAsync(
             address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
@@ -77,7 +77,7 @@ class Staging:
         slot.arrived.record(self._down)
 
     def send(self, slot: Slot, host: np.ndarray, target: int) -> None:
-        """Begin to copy what lies in a slot to the GPU."""
+        """Begin to copy ``host``, an array in a slot, to the GPU."""
         self._runtime.memcpyAsync(
             target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
         )
@@ -86,7 +86,7 @@ class Staging:
 
 @contextmanager
 def staging(device: int) -> Iterator[Staging]:
-    """The staging memory of a GPU, which is made current, for the block."""
+    """Yield the staging buffers of a GPU, and make the GPU current for the block."""
     cupy = cupy_for("an array on a GPU")
     waiting = _idle.setdefault(device, [])
     try:
@@ -106,16 +106,16 @@ def staging(device: int) -> Iterator[Staging]:
 
 
 class StagedCopy(NamedTuple):
-    """Bytes that are brought to the host, worked on there, and brought back.
+    """A piece of GPU memory that is copied to the host, processed there, and copied back.
 
     Attributes
     ----------
     source, nbytes
-        Where they lie on the GPU.
+        The address and the size of the piece on the GPU.
     work : callable
-        Given them and room for the result, in pinned memory, returns the result: a view of one of the two.
+        Gets the piece and space for the result, both in pinned memory. Returns the result, a view of one of them.
     target : int
-        Where the result is to lie on the GPU.
+        The address on the GPU for the result.
     """
 
     source: int
@@ -125,7 +125,7 @@ class StagedCopy(NamedTuple):
 
 
 def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
-    """Work on pieces in order, on the host, while the next are coming down and the last are going up."""
+    """Process pieces on the host in order, while the next are downloaded and the last are uploaded."""
     slots = stage.slots
     ahead = len(slots) - 1
     for i in range(-ahead, len(pieces)):
@@ -139,7 +139,7 @@ def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
 
 
 def download(array: Any) -> np.ndarray:
-    """A copy of a CuPy array on the host."""
+    """Return a copy of a CuPy array on the host."""
     cupy = cupy_for("an array on a GPU")
     with staging(array.device.id) as stage:
         out = _results.empty(array.shape, array.dtype)
@@ -163,12 +163,12 @@ def download(array: Any) -> np.ndarray:
 
 
 def upload(array: np.ndarray, device: int) -> Any:
-    """A copy of an array of the host on a GPU, there for what the caller's stream does next."""
+    """Return a copy of a host array on a GPU, ready for the next work of the caller's stream."""
     cupy = cupy_for("an array on a GPU")
     require_known(cupy, array.dtype)
     with staging(device) as stage:
         out = cupy.empty(array.shape, array.dtype)
-        stage.begin()  # the memory may still be in use by what the stream does
+        stage.begin()  # pending work of the stream may still use the memory
         if array.nbytes:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             for i, start in enumerate(range(0, array.nbytes, CHUNK_BYTES)):
@@ -181,11 +181,12 @@ def upload(array: np.ndarray, device: int) -> Any:
 
 
 def require_known(cupy: Any, dtype: np.dtype) -> None:
-    """Raise unless this CuPy can have arrays of a dtype.
+    """Raise unless the installed CuPy supports a dtype.
 
     Raises
     ------
     TypeError
+        For bfloat16 and a CuPy that is too old.
     """
     if dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
         raise TypeError(
@@ -194,10 +195,10 @@ def require_known(cupy: Any, dtype: np.dtype) -> None:
 
 
 def chunk(cupy: Any) -> np.ndarray:
-    """Pinned memory, of `CHUNK_BYTES`."""
+    """Return a new array of `CHUNK_BYTES` in pinned memory."""
     return np.frombuffer(cupy.cuda.alloc_pinned_memory(CHUNK_BYTES), np.uint8, CHUNK_BYTES)
 
 
 def address(array: np.ndarray) -> int:
-    """Where an array of the host begins."""
+    """Return the address of the first byte of a host array."""
     return array.__array_interface__["data"][0]

@@ -1,1 +1,1 @@
-"""Memory that the ranks of a node share, and memory that is used again."""
+"""The memory that the ranks of a node share, and the buffer pool."""

@@ -1,4 +1,4 @@
-"""Memory for arrays that is used again once nobody holds the array."""
+"""The buffer pool: memory for arrays, reused after the array is deleted."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-_LEAST = 128 << 10  # bytes; smaller arrays cost nothing to allocate
-_MOST = 256 << 20  # larger ones are rare, and not to be kept
+_LEAST = 128 << 10  # bytes; the allocation of smaller arrays is cheap
+_MOST = 256 << 20  # bytes; larger arrays are rare and too large to keep
 _HUGE_PAGE = 2 << 20
-_ASKED, _MADE = 4096, 256 << 20  # arrays, bytes: after so many, memory that was not needed is given back
+_ASKED, _MADE = 4096, 256 << 20  # arrays, bytes: after so many, unused memory is freed
 
-# What has the bytes, and where in it they begin.
+# An object that owns bytes, and the offset of the first usable byte.
 Memory: TypeAlias = "tuple[mmap.mmap | bytearray, int]"
 
 
 class Buffers:
-    """Makes arrays out of memory that earlier arrays have left.
+    """A buffer pool: it makes arrays from the memory of deleted arrays.
 
-    New memory costs a page fault for every 4 KiB, which is more than reading them. An array from here is
-    the caller's for as long as it, or a view of it, is held; its memory is taken again after that. Any
-    thread may ask, and any may let go.
+    New memory costs a page fault for every 4 KiB, which takes longer than reading the page. The caller owns an array
+    of the pool for as long as the array or a view of it exists. Then the memory returns to the pool. Any thread may
+    request an array, and any thread may delete it.
 
-    Memory that waits to be taken is given back when it was not needed for a while: of each size, what waited all
-    the time while 4,096 arrays were asked for, or while 256 MiB of new memory were made.
+    The pool frees memory that was not needed for a while. Of each size, this is the memory that stayed unused while
+    4,096 arrays were requested, or while 256 MiB of new memory were allocated.
 
     Parameters
     ----------
     allocate : callable, optional
-        Makes memory: gets a number of bytes, returns an object with the buffer protocol, but no NumPy array, and
-        where in it they begin. `new_memory` if not given.
+        Allocates memory: gets a number of bytes and returns an object with the buffer protocol and the offset of the
+        first byte. The object must not be a NumPy array. By default `new_memory`.
 
     Examples
     --------
@@ -50,16 +50,16 @@ class Buffers:
 
     def __init__(self, allocate: Callable[[int], Memory] | None = None) -> None:
         self._allocate = allocate or new_memory
-        self._free: dict[int, _Free] = {}  # few: there are eight sizes between a number and its double
+        self._free: dict[int, _Free] = {}  # few keys: eight sizes per power of two
         self._asked = self._made = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array with any values in it."""
+        """Return an uninitialized array."""
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if not _LEAST <= nbytes <= _MOST or dtype.hasobject:
             return np.empty(shape, dtype)
-        step = 1 << (nbytes.bit_length() - 4)  # batches of nearly equal size share
+        step = 1 << (nbytes.bit_length() - 4)  # batches of nearly equal size share memory
         capacity = -(-nbytes // step) * step
         free = self._free.get(capacity)
         if free is None:
@@ -77,17 +77,17 @@ class Buffers:
         lease = _Lease(shape, dtype, *memory)
         lease.memory, lease.home = memory, free
         array = lease.view(np.ndarray)
-        if array.base is not lease:  # of arrays on arrays NumPy keeps the first only
+        if array.base is not lease:  # of a chain of arrays, NumPy keeps only the first one alive
             raise TypeError(
                 f"memory for buffers must not be that of an array, as {type(memory[0]).__name__} is"
             )
         return array
 
     def _give_back(self) -> None:
-        """What waited since the last time that this was called was not needed."""
+        """Free the memory that stayed unused since the last call."""
         self._asked = self._made = 0
         for free in list(self._free.values()):
-            with contextlib.suppress(IndexError):  # another thread takes as well
+            with contextlib.suppress(IndexError):  # another thread may take memory at the same time
                 for _ in range(free.least):
                     free.popleft()
             free.least = len(free)
@@ -97,12 +97,12 @@ class Buffers:
 
 
 class _Free(deque[Memory]):
-    """Pieces of memory of one size that nobody holds, the longest unused first.
+    """Unused blocks of memory of one size, the longest unused first.
 
     Attributes
     ----------
     least : int
-        How many there were at least, of late.
+        The smallest number of unused blocks since the pool last freed memory.
     """
 
     __slots__ = ("least",)
@@ -113,10 +113,11 @@ class _Free(deque[Memory]):
 
 
 def new_memory(size: int) -> Memory:
-    """So many bytes and where they begin, in huge pages where the system has them: they are filled a tenth faster.
+    """Return new memory of ``size`` bytes and the offset of its first byte.
 
-    They begin with a page. Memory of malloc begins 16 bytes after that, and copying a page of a file there takes
-    half as long again: each load has to wait for the store before it, whose address ends with the same 12 bits.
+    It uses huge pages where the system has them: filling them is a tenth faster. The memory begins at a page boundary.
+    malloc's memory begins 16 bytes after a boundary, and copying a page of a file there takes 1.5 times as long. Each
+    load waits for the store before it, because the last 12 bits of their addresses are equal.
     """
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
@@ -127,7 +128,7 @@ def new_memory(size: int) -> Memory:
 
 
 class _Lease(np.ndarray):
-    """What all arrays on one piece of memory refer to: it goes when the last of them goes."""
+    """The owner that all arrays on one block of memory refer to. It is deleted with the last of them."""
 
     __slots__ = ("home", "memory")
 
@@ -135,5 +136,5 @@ class _Lease(np.ndarray):
     home: deque[Memory]
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # of one that was interrupted when it was made
+        with contextlib.suppress(AttributeError):  # an interrupted constructor left it without them
             self.home.append(self.memory)

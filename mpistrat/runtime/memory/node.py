@@ -1,4 +1,4 @@
-"""Where the ranks of a node meet, and lay down what they want to add up."""
+"""The shared memory of a node, through which its ranks exchange data and synchronize."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import numpy as np
 from mpistrat.runtime.memory.shared import share
 
 _HEADER = 8  # bytes of a rank's word
-_LINE = 64  # of a cache
+_LINE = 64  # bytes of a cache line
 
 _Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
 
 
 class NodeMemory:
-    """Two slots for every rank of a node, used in turn, so that one barrier a piece is enough.
+    """Two slots for every rank of a node, used alternately, so that one barrier per piece is enough.
 
-    A rank writes to its slot, all meet, each reads the others' slots. It may then write to its other slot at
-    once: who still reads that one has not come to this barrier.
+    A rank writes to its slot, waits at a barrier, and reads the slots of the other ranks. It may then write to its
+    other slot at once: ranks finish reading that slot before they enter the barrier.
 
     Attributes
     ----------
     rank, size : int
-        This rank among those of the node, and how many they are.
+        This rank's number on the node, and the number of ranks on the node.
     slot_bytes : int
     results : tuple of numpy.ndarray of uint8, shape (slot_bytes,)
-        Places for what is made of all slots. Written after one barrier, read after the next. Two between nodes.
+        Memory for the combination of all slots. Written after one barrier, read after the next. Two with several
+        nodes, else one.
     result : numpy.ndarray of uint8
-        The first of them.
+        The first of ``results``.
     generation : int
-        Which of its slots each rank may write to now.
+        The slot, 0 or 1, that each rank may write to now.
     verdict : memoryview of int
-        A place for one number, used in the same way.
+        One number, written after one barrier and read after the next.
     """
 
     def __init__(self, node: Any, slot_bytes: int, between_nodes: bool, same_place_bytes: int):
@@ -59,7 +60,7 @@ class NodeMemory:
     def slots(
         self, dtype: np.dtype, count: int, generation: int | None = None
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """This rank's slot to write to, and all ranks', as arrays of ``count`` elements."""
+        """Return this rank's slot and the slots of all ranks, as arrays of ``count`` elements."""
         if generation is None:
             generation = self.generation
         key = (generation, dtype, count, 0)
@@ -74,7 +75,7 @@ class NodeMemory:
         return found
 
     def total(self, dtype: np.dtype, count: int) -> np.ndarray:
-        """The beginning of `result`, as an array of ``count`` elements."""
+        """Return the beginning of `result` as an array of ``count`` elements."""
         found = self._totals.get((dtype, count))
         if found is None:
             if len(self._totals) > 1024:
@@ -83,10 +84,10 @@ class NodeMemory:
         return found
 
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
-        """Write to this rank's slot. Returns all ranks' slots, to be read once they have met.
+        """Write to this rank's slot. Return the slots of all ranks, to be read after the next barrier.
 
-        Large values take other places of the slot in turn: reading what is still dirty in the cache of another core
-        can be several times slower than reading what has left it.
+        Large values use the places of a slot in rotation. Reading data that is still dirty in another core's cache can
+        be several times slower than reading data that has left it.
         """
         place = stride = 0
         if values.nbytes > self._same_place_bytes:
@@ -100,16 +101,16 @@ class NodeMemory:
         return found[1]
 
     def meet(self) -> None:
-        """Wait for all ranks of the node: what they wrote may be read now."""
+        """Wait for all ranks of the node. Their slots may be read afterwards."""
         self.generation ^= 1
         self._meetings += 1
         self._barrier()
 
     def meet_saying(self, word: int) -> bool:
-        """As `meet`, and tell each other one number: whether all ranks said the same.
+        """Wait as `meet` does, exchange one number, and return whether all ranks gave the same number.
 
-        Python serves signals where a function begins and after a call into C: an error of a signal handler comes
-        before the first line here, or when the ranks have met, never between.
+        Python runs signal handlers where a function begins and after a call into C. An error of a handler thus comes
+        before the first line here or after the barrier, never between.
         """
         said = self._said[self.generation]
         said[self.rank] = word
@@ -119,5 +120,5 @@ class NodeMemory:
         return said.tolist() == [word] * self.size
 
     def agreed(self) -> bool:
-        """Whether all ranks said the same when they last met."""
+        """Return whether all ranks gave the same number in the last `meet_saying`."""
         return len(set(self._said[self.generation ^ 1].tolist())) == 1

@@ -1,7 +1,7 @@
 """Memory that the ranks of a node share.
 
-A file in memory without a name, mapped by all: nothing is left behind however the program ends, and an array of it
-may be used for as long as it is held. An MPI window would be freed under it.
+It is a file in memory without a name, which all ranks map. It disappears however the program ends. Arrays on it stay
+valid for as long as they exist; arrays on an MPI window would not, because MPI frees the window's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FOLDER = "/dev/shm"
 
 
 class Shared(NamedTuple):
-    """A stretch of bytes for every rank of a node, and one for all of them.
+    """Shared bytes for every rank of a node, and bytes for all ranks together.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class NoSharedMemoryError(OSError):
 
 
 def share(node: Any, own: int, common: int = 0) -> Shared:
-    """Zeroed memory that all ranks of ``node`` see. Collective over it.
+    """Return zeroed memory that all ranks of ``node`` share. Collective over ``node``.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     Raises
     ------
     NoSharedMemoryError
-        On every rank of the node, if there is no room, or one rank cannot open what another made.
+        On every rank of the node, if memory is exhausted, or if a rank cannot open the file of another rank.
     """
     own, common = _pages(own), _pages(common)
     stretches = node.size * own
@@ -65,16 +65,17 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
 
 
 def _map(node: Any, descriptor: int, own: int, common: int) -> np.ndarray:
-    """Reserve and map a file. Raises an OSError on all ranks if one cannot."""
+    """Reserve and map a file. Raise OSError on all ranks if one rank fails."""
     stretches = node.size * own
     error: Exception | None = None
     try:
-        # Now, and not by a SIGBUS when it is used; by its owner, so that it lies in memory near to it.
+        # Reserved now, a lack of memory is an error here, not a SIGBUS at the first use. Each rank reserves its own
+        # part, which the system then places near its core.
         _reserve(descriptor, node.rank * own, own)
         if node.rank == 0:
             _reserve(descriptor, stretches, common)
         memory = np.frombuffer(mmap.mmap(descriptor, stretches + common), np.uint8)
-    except (OSError, ValueError) as problem:  # what mmap raises where files are limited
+    except (OSError, ValueError) as problem:  # mmap raises these where file sizes are limited
         error = problem
     problems = private_file.on_all_ranks(node, error)
     if problems:

@@ -1,1 +1,1 @@
-"""This process: its launch, its MPI library, its failure and its end."""
+"""This process: its launcher, its MPI library, its failure and its exit."""

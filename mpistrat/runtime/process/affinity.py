@@ -1,4 +1,4 @@
-"""The cores that a process may use, and how many threads its libraries will start there."""
+"""The cores that a process may use, and the number of threads that its libraries will start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
-# OMP_NUM_THREADS is what the others fall back on.
+# The libraries of the other variables fall back on OMP_NUM_THREADS.
 _THREADS = (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -24,12 +24,12 @@ _checked = False
 
 
 def cores() -> frozenset[int] | None:
-    """The cores that this process may use, None where the system does not say."""
+    """Return the cores that this process may use, or None where the system does not tell."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def cores_of_machine() -> int:
-    """How many cores the first process of this machine, or of this container, may use."""
+    """Return the number of cores of this machine or container: those that its process 1 may use."""
     try:
         return len(os.sched_getaffinity(1))
     except (AttributeError, OSError):
@@ -37,7 +37,7 @@ def cores_of_machine() -> int:
 
 
 def ranges(cores: Iterable[int]) -> str:
-    """Cores as text.
+    """Return cores as text.
 
     Examples
     --------
@@ -54,9 +54,9 @@ def ranges(cores: Iterable[int]) -> str:
 
 
 def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """The most threads that a numeric library starts, and the variable that says so; None if none does.
+    """Return the largest number of threads that a variable asks for, and its name; None without such variables.
 
-    Without a variable each library starts one thread per core.
+    Without these variables each numeric library starts one thread per core.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def share_one_core(masks: Sequence[frozenset[int]], there: int) -> bool:
-    """Whether several ranks of a node have one core between them, although the node has more.
+    """Return whether all ranks of a node share a single core, although the node has more.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def share_one_core(masks: Sequence[frozenset[int]], there: int) -> bool:
 
 
 def advice() -> str:
-    """What to do about ranks that share a core."""
+    """Return the advice for ranks that share a core."""
     return (
         "under Slurm ask for cores (--cpus-per-task, and export SRUN_CPUS_PER_TASK for srun), or "
         "srun --cpu-bind=cores; with Open MPI mpirun --bind-to none, with MPICH mpiexec -bind-to core"
@@ -89,9 +89,9 @@ def advice() -> str:
 
 
 def warn_if_one_core(topology: Topology) -> None:
-    """Warn, from rank 0 and once per job, if all ranks of its node share one core.
+    """Warn on rank 0, once per job, if all ranks of its node share one core.
 
-    Called on all ranks of the job after the topology was made. The ranks of the first node tell its first one.
+    Called on all ranks after the topology is made. The ranks of the first node send their cores to rank 0.
     """
     global _checked
     if _checked or topology.size == 1:

@@ -1,12 +1,12 @@
-"""What a program that was told to stop, and has saved, says with its exit status."""
+"""The exit status of a program that has saved its state because it was told to stop."""
 
 from __future__ import annotations
 
-# Slurm has taken the job back into its queue.
+# Slurm has requeued the job: nothing else must start the program again.
 DONE = 0
-# Whoever started it may start it again: it goes on where it was.
+# The launching script may start the program again: it resumes from its saved state.
 RESTART = 42
-# It shall stay away, as SIGTERM (15) said. A shell gives a program that this signal ended the same status.
+# The program must not be started again: it got SIGTERM (15). A shell reports the same status for that signal.
 STAY_AWAY = 128 + 15
-# It has got nowhere, and would get nowhere again.
+# The program made no progress since its last start, so a new start would not help.
 NO_PROGRESS = 1

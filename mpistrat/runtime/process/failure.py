@@ -1,10 +1,9 @@
-"""An error that leaves one rank's program ends the whole job.
+"""Hooks that end the whole job when an uncaught error ends one rank's program.
 
-Without this, the other ranks would wait for ever in their next collective. The failing rank prints its
-traceback in one piece; where several ranks of a node fail together, the first one alone does, and
-``MPI_Abort`` then ends the job. The abort itself is left to mpi4py, at the very end of the interpreter,
-so that ``atexit`` handlers and open files of this rank are served; a watchdog sees to it that this cannot
-take long.
+Without them, the other ranks would wait for ever in their next collective. The failing rank prints its traceback in
+one piece. If several ranks of a node fail together, only the first one prints. ``MPI_Abort`` then ends the job.
+mpi4py calls it at the very end of the interpreter, after this rank's ``atexit`` handlers have run and its files are
+closed. A watchdog thread calls it after a second if that takes longer.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from mpistrat.runtime.process import private_file
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
 _who = ""
-_process = -1  # a child that was forked is no rank
+_process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
 _claim: int | None = None
 _pending = False
 
 
 def arm(rank: int, size: int) -> None:
-    """From now on an uncaught error of this rank, one of several, ends the job."""
+    """Install the hooks by which an uncaught error of this rank ends the job."""
     global _who, _process
     if _who:
         return
@@ -47,7 +46,7 @@ def arm(rank: int, size: int) -> None:
             return
         try:
             if not _first_failure():
-                time.sleep(2 * _GRACE)  # the first one is about to end the job
+                time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
             elif previous is sys.__excepthook__:
                 _flush()
                 lines = traceback.format_exception(kind, error, trace)
@@ -63,14 +62,14 @@ def arm(rank: int, size: int) -> None:
 
 
 def share(node: Any) -> None:
-    """From now on only one of the ranks of a node that fail together shows its traceback. Collective."""
+    """Make ranks of a node that fail together print only one traceback. Collective over ``node``."""
     global _claim, _shared
     if not _shared:
         _shared, _claim = True, _shared_file(node)
 
 
 def end_job(text: str) -> None:
-    """End all ranks, at the end of a program for which others wait in vain."""
+    """Print ``text`` and end all ranks, for a program that ends while other ranks wait for it."""
     from mpi4py import MPI
 
     _flush()
@@ -79,7 +78,7 @@ def end_job(text: str) -> None:
 
 
 def pending() -> bool:
-    """Whether this rank is on its way out because of an error."""
+    """Return whether this rank is exiting because of an error."""
     return _pending
 
 
@@ -94,14 +93,14 @@ def _flush() -> None:
 
 
 def _write(text: str) -> None:
-    """All of a text in one call, so that no other rank's output comes between."""
+    """Write a text to standard error in one call, so that output of other ranks does not split it."""
     with contextlib.suppress(Exception):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def _shared_file(node: Any) -> int | None:
-    """A descriptor of one file, not empty at first, that all ranks of a node have open; None if they cannot."""
+    """Return the descriptor of a non-empty file that all ranks of a node have open, or None on failure."""
     for folder in ("/dev/shm", os.environ.get("TMPDIR") or "/tmp"):
         with contextlib.suppress(OSError):
             return private_file.share(node, folder, 0)
@@ -118,7 +117,7 @@ def _first_failure() -> bool:
         os.ftruncate(_claim, 0)
     except BlockingIOError:  # another rank has the lock
         return False
-    except OSError:  # no locks on this file system, or no room: twice is better than never
+    except OSError:  # no locks on this file system, or no space: two tracebacks are better than none
         return True
     return True
 
@@ -126,7 +125,7 @@ def _first_failure() -> bool:
 def _abort_at_exit(status: int) -> None:
     global _pending
     _pending = True
-    status = status % 256 or 1  # what the system keeps of it, and never success
+    status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     from mpi4py.run import set_abort_status
 
     set_abort_status(status)
@@ -142,11 +141,11 @@ def _abort_at_exit(status: int) -> None:
 
 
 def _watch_system_exit() -> None:
-    """See the status of a SystemExit that nobody catches.
+    """Watch for the status of an uncaught SystemExit.
 
-    CPython tells it to no hook. But once no frame is left it asks the exception for its ``code``, and
-    that can be listened to: the built-in descriptor is replaced by a property that answers the same.
-    Before Python 3.12 ``sys.exit`` raises an exception that is not an object yet, hence its stand-in.
+    CPython calls no hook for it. But once no frame is left, it reads the attribute ``code`` of the exception. So the
+    built-in descriptor of ``code`` is replaced by a property with the same value that also notices this read. Before
+    Python 3.12 ``sys.exit`` raises an exception that is not an object yet, so it is replaced as well.
     """
     if sys.implementation.name != "cpython":
         return
@@ -165,7 +164,7 @@ def _watch_system_exit() -> None:
     members["code"] = property(code, stored.__set__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
     if sys.version_info < (3, 12):
-        # The builtin has no signature to keep but this one.
+        # The same signature as the builtin's.
         def exit(status: Any = None, /) -> None:
             raise SystemExit(status)
 

@@ -1,4 +1,4 @@
-"""Sums in which infinities and overflows are values, as they are to MPI, whatever the user's settings."""
+"""NumPy calls without floating point errors, whatever the user's settings: MPI's sums do not report them either."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def ignoring() -> Callable[..., Any]:
-    """``call(function, *arguments)``, which calls it as under ``numpy.errstate(all="ignore")``.
+    """Return ``call(function, *arguments)``, which calls the function under ``numpy.errstate(all="ignore")``.
 
-    One call at a time: neither from two threads at once, nor from within itself. NumPy 2 keeps its settings in a
-    context variable, and entering a context takes a twentieth of the time of changing the settings and back.
+    ``call`` must not run in two threads at once, nor within itself. NumPy 2 keeps its settings in a context variable.
+    Entering a context takes a twentieth of the time of changing the settings and restoring them.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def ignoring() -> Callable[..., Any]:
     array([inf, inf])
     """
     context = contextvars.Context()
-    with np.errstate(all="raise"):  # which NumPy 1 keeps for the thread, and the next line changes there
+    with np.errstate(all="raise"):  # NumPy 1 keeps settings per thread, where the next line changes them
         context.run(np.seterr, all="ignore")
         return context.run if np.geterr()["over"] == "raise" else _under_errstate
 

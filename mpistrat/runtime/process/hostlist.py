@@ -1,7 +1,7 @@
-"""Slurm's lists: ``node[01-03,07],login`` for hosts, ``3,1(x2)`` for counts.
+"""Parsers of Slurm's lists: ``node[01-03,07],login`` for hosts, ``3,1(x2)`` for counts.
 
-The grammar is that of ``scontrol show hostnames``. The command itself is not used: it is not on every node, and exits
-with status 0 when it fails. Here a name may also go on after its last bracket (``node[1-3]-ib``).
+The grammar is the one of ``scontrol show hostnames``. The command itself is not used: it is missing on some nodes, and
+exits with status 0 when it fails. Here a name may also continue after its last bracket (``node[1-3]-ib``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expand_hostlist(text: str) -> list[str]:
     Raises
     ------
     ValueError
-        If ``text`` is not a list of hosts. The message tells the position.
+        If ``text`` is not a list of hosts. The message gives the position.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def expand_counts(text: str) -> list[int]:
     Raises
     ------
     ValueError
-        If ``text`` is not a list of counts. The message tells the position.
+        If ``text`` is not a list of counts. The message gives the position.
 
     Examples
     --------

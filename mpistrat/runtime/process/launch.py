@@ -1,4 +1,4 @@
-"""What the launcher of this process said: how many tasks it started, and which variables are its own."""
+"""The launcher of this process: how many tasks it started, and its environment variables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mpistrat.runtime.process.launchers import (
 
 
 class AloneError(RuntimeError):
-    """Every task of a job is a job of its own, as the MPI library does not understand the launcher.
+    """Every task of a job runs as rank 0 of 1, because the MPI library does not understand the launcher.
 
     Attributes
     ----------
     found : str
-        What is wrong.
+        The problem.
     remedy : str
-        What to do.
+        The remedy.
     """
 
     def __init__(self, found: str, remedy: str):
@@ -35,7 +35,7 @@ class AloneError(RuntimeError):
 
 
 class Started(NamedTuple):
-    """How many tasks a launcher says it started, and the variable that says so."""
+    """The number of tasks that a launcher started, and the variable that holds it."""
 
     tasks: int
     variable: str
@@ -58,7 +58,7 @@ _SRUN_PLUGIN = {
     "cray": "cray_shasta",
 }
 
-# Derivatives call themselves by the name of what they derive from, too.
+# Ordered: derived libraries also contain the name of the library that they derive from.
 _LIBRARIES = (
     ("cray mpich", "cray"),
     ("intel(r) mpi", "intel"),
@@ -68,7 +68,7 @@ _LIBRARIES = (
     ("mpich", "mpich"),
 )
 
-# PALS hands ranks a PMI_RANK, too, and so does srun with PALS_RANKID.
+# PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
 _OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
 _PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
@@ -88,7 +88,7 @@ _NO_SETTINGS = (
 
 
 def started_tasks(environ: Mapping[str, str]) -> Started | None:
-    """How many tasks the launcher of this process says it started, None if no launcher says anything."""
+    """Return the number of tasks that this process's launcher started, or None without a launcher's variables."""
     for variable in _COUNTS:
         count = _count(environ, variable)
         if count is not None and not (variable in SRUN.size and _is_left_over(environ)):
@@ -97,18 +97,18 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
 
 
 def _is_left_over(environ: Mapping[str, str]) -> bool:
-    from mpistrat.runtime.process.left_over_step import left_over  # 0.6 ms that only a step of Slurm needs
+    from mpistrat.runtime.process.left_over_step import left_over  # a late import: takes 0.6 ms
 
     try:
         return left_over(environ) is not None
-    except ValueError:  # for those to report that need what stands there
+    except ValueError:  # left to the code that needs the value and reports it
         return False
 
 
 def library_family(library: str) -> str:
-    """Which MPI a library is, from the string of ``MPI.Get_library_version()``.
+    """Return the family of an MPI library from the string of ``MPI.Get_library_version()``.
 
-    One of ``"openmpi"``, ``"mpich"``, ``"intel"``, ``"cray"``, ``"mvapich"``, ``"spectrum"`` and ``"other"``.
+    It is ``"openmpi"``, ``"mpich"``, ``"intel"``, ``"cray"``, ``"mvapich"``, ``"spectrum"`` or ``"other"``.
 
     Examples
     --------
@@ -122,14 +122,14 @@ def library_family(library: str) -> str:
 
 
 def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Find the job whose every task believes to be the whole job.
+    """Raise if the launcher started several tasks, but each task runs as rank 0 of 1.
 
     Parameters
     ----------
     size : int
         The size of ``MPI.COMM_WORLD``.
     library : str
-        What ``MPI.Get_library_version()`` returns.
+        The result of ``MPI.Get_library_version()``.
     environ : mapping
         The environment of this process.
 
@@ -142,7 +142,7 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
         return
     family = library_family(library)
     if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
-        return  # started alone by the library's own launcher, inside a job of another one
+        return  # the library's own launcher started one task, inside another launcher's job
     started = started_tasks(environ)
     if started is None or started.tasks == 1:
         return
@@ -158,14 +158,14 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
 
 
 def srun_plugin(family: str) -> str | None:
-    """What ``srun --mpi=`` has to be for a library of this family, None if that is not known."""
+    """Return the value of ``srun --mpi=`` for a library of this family, or None if unknown."""
     return _SRUN_PLUGIN.get(family)
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for starting another MPI job: without what the launcher of this process put there.
+    """Return an environment for starting another MPI job, without the variables of this process's launcher.
 
-    What a user may have set (``OMPI_MCA_*`` and the like) stays. Outside of a job nothing is removed.
+    Variables that a user may have set (such as ``OMPI_MCA_*``) stay. Outside of a job all variables stay.
     """
     if not any(variable in environ for variable in _OF_MPIRUN):
         return dict(environ)
@@ -173,7 +173,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that tell how many tasks there are and which one this is."""
+    """Return the variables of an environment that tell the number of tasks and the rank."""
     ranks = (name for each in LAUNCHERS for name in each.rank)
     also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", *PALS.launch, "LSB_JOBID")
     return {name: environ[name] for name in (*_COUNTS, *ranks, *also) if name in environ}
@@ -191,9 +191,9 @@ def _is_launchers(name: str) -> bool:
 
 
 def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
-    """What to do, as a sentence."""
+    """Return the remedy as a sentence."""
     by = started.variable
-    if by in HYDRA.size:  # srun and flux run speak PMI, too
+    if by in HYDRA.size:  # srun and flux run also set PMI's variables
         also = (*FLUX.size, *SRUN.size)
         by = next((name for name in also if _count(environ, name) == started.tasks), by)
     if by in SRUN.size:

@@ -1,6 +1,6 @@
-"""The environment variables of launchers: one table, which all other files read.
+"""The environment variables of launchers, in one table that all other files read.
 
-What a scheduler tells about its job (``SLURM_JOB_NODELIST`` and the like) stands in the file of that scheduler.
+Variables with which a scheduler describes its job (such as ``SLURM_JOB_NODELIST``) are in the file of that scheduler.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 
 class LauncherVariables(NamedTuple):
-    """The variables of a launcher, for each fact in order of trust.
+    """The environment variables of a launcher. Of several variables for one fact, the most reliable comes first.
 
     Attributes
     ----------
     name : str
-        What users call it.
+        The name of the launcher in messages.
     rank, size, local_rank, local_size, node : tuple of str
         Variables that hold numbers.
     host : tuple of str
         Variables that hold the name of the node.
     launch : tuple of str
-        Variables that all ranks of a launch have in common, and no other launch has at the same time.
+        Variables with equal values on all ranks of a launch, and other values in other launches at the same time.
     alone : bool
-        Whether no scheduler's own launcher sets the same variables.
+        Whether only this launcher sets these variables, and not also the launcher of a scheduler.
     """
 
     name: str
@@ -57,7 +57,7 @@ MVAPICH = tuple(
     )
     for prefix in ("MV2", "MVP")
 )
-# PALS has no variable of its own for the number of ranks. srun --mpi=cray_shasta sets all of these, too.
+# PALS has no own variable for the number of ranks. srun --mpi=cray_shasta sets all of these, too.
 PALS = LauncherVariables(
     "mpiexec of Cray PALS",
     rank=("PALS_RANKID",),
@@ -110,7 +110,7 @@ SRUN = LauncherVariables(
     launch=("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 
-# A launcher that sets the first of these knows the most about its ranks; many set the variables of the last ones.
+# The most specific first: many launchers also set the variables of the last ones.
 MPIRUN = (OPEN_MPI, *MVAPICH, PALS, HYDRA, PMIX)
-# The innermost first: mpirun runs inside a step of a scheduler, not the other way round.
+# The innermost first: mpirun runs inside a scheduler's step, not the other way round.
 LAUNCHERS = (*MPIRUN, JSRUN, FLUX, SRUN)

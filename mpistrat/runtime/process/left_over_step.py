@@ -1,7 +1,7 @@
-"""Whether the step that Slurm's variables describe is the one that this process is in.
+"""A check whether Slurm's step variables describe the step of this process.
 
-``sbatch`` hands on the environment it is called in, also that of a step (``srun --pty bash``, say), and does not
-clear it: the batch script then sees a step that it is not in.
+``sbatch`` passes its whole environment to the batch script. Called inside a step (such as one of ``srun --pty
+bash``), it passes on that step's variables, although the script does not run in that step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_GROUPS = 18  # digits of their number
 def left_over(environ: Mapping[str, str]) -> str | None:
     """Return the evidence that the variables of the step are another job's, or None without evidence.
 
-    A step of one task on each node of the same nodes is not told apart from the batch script's own.
+    A step of one task per node on the same nodes cannot be told apart from the batch script's own step.
 
     Raises
     ------
     ValueError
-        If a list of nodes or counts cannot be read: the text names the variable.
+        If a list of nodes or counts cannot be read. The message names the variable.
     """
     parts = groups(environ)
     nodes, of_job = (_parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
@@ -39,7 +39,7 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     tasks = environ.get(_GTIDS, "")
     several = environ.get(_RANK, "0") != "0" or "," in tasks
     of_this_job = environ.get("PMIX_NAMESPACE", "").startswith(f"slurm.pmix.{environ.get('SLURM_JOB_ID')}.")
-    # Of heterogeneous jobs the counts may be those of another component than the step's.
+    # In heterogeneous jobs the counts may belong to another component than the step.
     if parts or several or of_this_job or environ.get(_SIZE) == "1":
         return None
     counts = _parsed(environ, _COUNTS, expand_counts)
@@ -60,7 +60,7 @@ def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     Raises
     ------
     ValueError
-        If a list of nodes cannot be read: the text names the variable.
+        If a list of nodes cannot be read. The message names the variable.
     """
     text = environ.get("SLURM_HET_SIZE", "")
     size = int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_GROUPS else 0

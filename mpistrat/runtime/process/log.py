@@ -9,7 +9,7 @@ _known = False
 
 
 def set_rank(rank: int, size: int) -> None:
-    """From now on every log record has the attributes ``rank`` and ``size``: ``%(rank)d`` in a format."""
+    """Add the attributes ``rank`` and ``size`` to all later log records, for ``%(rank)d`` in a format."""
     global _known
     if _known:
         return

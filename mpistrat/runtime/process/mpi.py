@@ -1,4 +1,4 @@
-"""MPI, started on first use."""
+"""The MPI library, started on first use."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mpistrat.runtime.process import failure, launch, log
 _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
 
 _mpi: Any = None
-_starter = -1  # the process that started MPI here, and has to finalize it
+_starter = -1  # id of the process in which this library started MPI and must finalize it
 
 
 def start() -> Any:
-    """The module ``mpi4py.MPI``, with MPI running.
+    """Return the module ``mpi4py.MPI``, and start MPI if needed.
 
     Raises
     ------
     RuntimeError
-        If MPI was finalized already, or if this process is alone although its launcher started several
-        tasks (each of them would believe to be the whole job).
+        If MPI was finalized already, or if this process is rank 0 of 1 although its launcher started several
+        tasks.
     """
     global _mpi, _starter
     if _mpi is None:
@@ -47,12 +47,12 @@ def start() -> Any:
 
 
 def running() -> bool:
-    """Whether MPI was started by this library, and not finalized since."""
+    """Return whether `start` has succeeded and MPI is not finalized."""
     return _mpi is not None and not _mpi.Is_finalized()
 
 
-@atexit.register  # Before the first strategy is made, so that what later handlers do comes before.
+@atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
 def _finalize() -> None:
-    """Finalize MPI if this library started it: mpi4py does that only if it did itself."""
+    """Finalize MPI if this library started it: mpi4py finalizes only if mpi4py started MPI."""
     if os.getpid() == _starter and running() and not failure.pending():
         _mpi.Finalize()

@@ -1,4 +1,4 @@
-"""New files for the ranks of a node, which no other user opens."""
+"""New files for the ranks of a node, which other users cannot open."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _TOKEN_BYTES = 16
 
 
 def create(folder: str) -> tuple[int, str]:
-    """Make an empty file under a name that nobody can guess.
+    """Create an empty file with an unpredictable name.
 
-    What ``tempfile`` does, which takes every rank 10 ms to import.
+    ``tempfile`` does the same, but its import takes 10 ms on every rank.
 
     Returns
     -------
     tuple of int and str
-        Its descriptor, which programs that this one starts do not inherit, and its path.
+        The descriptor, which child programs do not inherit, and the path.
 
     Raises
     ------
     OSError
-        If there is no such folder, or no leave to write there.
+        If the folder does not exist or is not writable.
     """
     path = os.path.join(folder, f"mpistrat-{os.urandom(8).hex()}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,17 +31,18 @@ def create(folder: str) -> tuple[int, str]:
 
 
 def create_without_name(folder: str) -> tuple[int, str]:
-    """Make an empty file that ends with the last process that has it open, even if that is killed.
+    """Create an empty file that disappears with the last process that has it open, even if that is killed.
 
     Returns
     -------
     tuple of int and str
-        Its descriptor, and a path under which other processes of this user open it as long as this one has it open.
+        The descriptor, and a path. Other processes of this user can open the path while this process has the file
+        open.
 
     Raises
     ------
     OSError
-        If the system or the file system of the folder has no such files.
+        If the system or the file system does not support files without a name.
     """
     if not hasattr(os, "O_TMPFILE"):
         raise OSError("this system has no files without a name")
@@ -50,27 +51,27 @@ def create_without_name(folder: str) -> tuple[int, str]:
 
 
 def share(node: Any, folder: str, nbytes: int) -> int:
-    """Make one file that all ranks of a node have open. Collective over it.
+    """Create one file that all ranks of a node have open. Collective over ``node``.
 
-    It has no name, where the ranks may open each other's files in ``/proc``: ranks of different users, or in
-    containers with process numbers of their own, may not. Then it has one until all have opened it.
+    The file has no name if the ranks may open each other's files in ``/proc``. Ranks of different users, or in
+    containers with separate process numbers, may not. Their file has a name until all ranks have opened it.
 
     Parameters
     ----------
     node : mpi4py.MPI.Intracomm
     folder : str
     nbytes : int
-        How many zeros it has, not yet reserved. What follows them is for this function.
+        The number of zero bytes at the start of the file, not yet reserved. Bytes after them belong to this function.
 
     Returns
     -------
     int
-        The descriptor.
+        The descriptor of the file on this rank.
 
     Raises
     ------
     OSError
-        On every rank, if one cannot make or open it.
+        On every rank, if one rank cannot create or open the file.
     """
     problems: list[str] = []
     for make in (create_without_name, create):
@@ -104,12 +105,12 @@ def share(node: Any, folder: str, nbytes: int) -> int:
 
 
 def on_all_ranks(node: Any, error: Exception | None) -> list[str]:
-    """The errors of all ranks, None for a rank without. Collective."""
+    """Return the error messages of all ranks that have one, in rank order. Collective over ``node``."""
     return [text for text in node.allgather(None if error is None else str(error)) if text is not None]
 
 
 def _open(path: str, token: bytes, nbytes: int) -> int:
-    """Open what the first rank made. Elsewhere its path may be that of something else, which is left alone."""
+    """Open the first rank's file. On another rank the path may lead to another file, which is not changed."""
     if stat.S_ISREG(os.stat(path).st_mode):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         if os.pread(descriptor, _TOKEN_BYTES, nbytes) == token:
