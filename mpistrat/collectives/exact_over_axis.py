@@ -34,7 +34,7 @@ def exact_sum_over_axis(
     axis : int or tuple of int
         The axes to sum over. Their lengths may differ between ranks.
     dtype : numpy.dtype
-        The dtype of the sum, of the same kind as that of the array.
+        The dtype of the sum, of the same kind as the dtype of ``array``.
     timeout_seconds : float, optional
         How long to wait for the other ranks.
 

@@ -1,4 +1,4 @@
-"""Pieces of arrays, each of which fits a slot of the node's memory."""
+"""Pieces of arrays, cut to fit a slot of the node's memory."""
 
 from __future__ import annotations
 

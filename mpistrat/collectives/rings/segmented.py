@@ -50,8 +50,8 @@ def segmented_ring_all_reduce(
 ) -> None:
     """Combine all ranks' ``data`` in place as `ring_all_reduce` does, with the same bits, in many segments.
 
-    A segment is sent to the next rank as soon as it is combined, while the following segments arrive (a pipelined
-    ring, Patarasuk and Yuan 2009, section 4).
+    A segment is sent to the next rank as soon as it is combined, while the following segments arrive. This is the
+    pipelined ring of Patarasuk and Yuan (2009), section 4.
 
     Parameters
     ----------
