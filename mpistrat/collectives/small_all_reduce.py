@@ -2,7 +2,7 @@
 
 It makes the same barriers and the same sums as `packing.reduce` with `HierarchicalAllReduce` on one node or
 `LeaderAllReduce` on several nodes. The general way takes several microseconds more of Python. In this time the ranks
-of a node pass five barriers. The difference is larger where several processes share a core.
+of a node could pass five barriers. The difference is larger where several processes share a core.
 """
 
 from __future__ import annotations

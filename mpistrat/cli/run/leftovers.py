@@ -1,6 +1,6 @@
 """The removal of shared memory that killed ranks leave behind.
 
-MPI libraries unlink their shared memory late, some only in ``MPI_Finalize``. Left-over files use memory until the
+MPI libraries unlink their shared memory late, some only when the program ends. Left-over files use memory until the
 machine restarts, and soon fill the small /dev/shm of a container.
 """
 

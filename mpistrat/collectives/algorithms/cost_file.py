@@ -45,7 +45,8 @@ def read(topology: Topology) -> Points | None:
         _log.warning(
             "%s is set, but nothing was measured here: run mpistrat bench tune", Options.tuned.origin(rc)
         )
-    except (OSError, ValueError, OverflowError, RuntimeError) as error:  # other ranks wait
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        # Not raised, since the other ranks wait for rank 0.
         _log.warning("%s is not used: %s", path, error)
     return None
 

@@ -66,7 +66,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
     rows = memory.lay_down(send)
     topology.meet()
     if len(rows) == 2:
-        # `send` holds the same values as the slot, and is in this core's cache.
+        # `send` holds the same values as the slot, and is faster to read than a slot that other ranks read too.
         pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
         combine(*pair, out=receive, dtype=receive.dtype)
         return
