@@ -23,7 +23,7 @@ class Input:
 
     Launchers forward input badly. That of Open MPI 5 never ends the input of rank 0, and repeats parts of a long one.
     That of MPICH ends the job if rank 0 reads more slowly than the launcher. A launcher in the background cannot read
-    from its terminal. So rank 0 opens a pipe of this process, or the null device if there is no input.
+    from its terminal. So rank 0 opens a pipe of this process, or the null device without input.
 
     Attributes
     ----------
