@@ -1,4 +1,4 @@
-"""How the values of many replicas become one: one algorithm a file, chosen by a table."""
+"""Collectives of values of the replicas: all-reduce, all-gather, broadcast and reduce-scatter."""
 
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.collectives.ops.base import CrossDeviceOps

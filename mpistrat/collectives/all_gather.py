@@ -1,4 +1,4 @@
-"""The replicas' arrays, one after another along an axis, on every replica."""
+"""The all-gather: the replicas' arrays concatenated along an axis, on every replica."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _LENGTH_BYTES = 8
-_SMALL_BYTES = 32 << 10  # of a rank; from here on an MPI library is as fast as slots are
-_CELL_BYTES = 256  # of a rank in the message in which nodes agree
+_SMALL_BYTES = 32 << 10  # of a rank; above it an MPI library is as fast as the slots
+_CELL_BYTES = 256  # of a rank in the message with which the nodes agree
 _BYTE, _LENGTH = np.dtype(np.uint8), np.dtype(np.int64)
 
 
 class Gathered(NamedTuple):
-    """What is gathered.
+    """The result of an all-gather, and the place of each rank's rows in it.
 
     Attributes
     ----------
     array : numpy.ndarray
-        All ranks' rows.
+        The rows of all ranks.
     starts : list of int
-        The byte at which the rows of each rank begin, and where those of the last one end.
+        The byte at which the rows of each rank begin, and the byte at which those of the last rank end.
     parts : list of numpy.ndarray of uint8
         The bytes of each rank.
     """
@@ -43,7 +43,7 @@ class Gathered(NamedTuple):
 
     @classmethod
     def like(cls, rows: np.ndarray, lengths: Sequence[int]) -> Gathered:
-        """Room for ``lengths`` rows like these."""
+        """Allocate a result for ``lengths[rank]`` rows of each rank, of the shape and dtype of ``rows``."""
         array = np.empty((sum(lengths), *rows.shape[1:]), rows.dtype)
         row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
         starts = [0, *itertools.accumulate([length * row_bytes for length in lengths])]
@@ -54,16 +54,16 @@ class Gathered(NamedTuple):
 def all_gather(
     topology: Topology, value: np.ndarray, axis: int, timeout_seconds: float | None = None
 ) -> np.ndarray:
-    """Concatenate in replica order. Lengths along ``axis`` may differ, all other axes must agree.
+    """Concatenate the replicas' arrays along an axis in replica order.
 
-    ``timeout_seconds`` as in `Topology.turn`.
+    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `Topology.turn`.
 
     Raises
     ------
     ValueError
-        If the value is a scalar, has no such axis, or the other axes or the dtype differ between ranks.
+        If the value is a scalar, does not have this axis, or the other axes or the dtype differ between ranks.
     TypeError
-        If it holds Python objects.
+        If the value holds Python objects.
     """
     with structures.refusals("all_gather", topology, timeout_seconds):
         axis = checked_axis(value, axis)
@@ -82,12 +82,12 @@ def all_gather(
 
 
 def checked_axis(value: Any, axis: int) -> int:
-    """The axis, counted from the first.
+    """Return the axis as a number that is not negative.
 
     Raises
     ------
     ValueError, TypeError
-        As `all_gather`, of what this rank can see alone.
+        As `all_gather`, for errors that do not depend on other ranks.
     """
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to gather along: give it one, for example value[None]")
@@ -101,7 +101,7 @@ def checked_axis(value: Any, axis: int) -> int:
 
 
 def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """``MPI_Allgather`` and ``MPI_Allgatherv`` (MPI 4.1 section 6.7) of bytes."""
+    """Gather rows as bytes by ``MPI_Allgather`` or ``MPI_Allgatherv`` (MPI 4.1 section 6.7)."""
     whole = Gathered.like(rows, lengths)
     if len(set(lengths)) == 1 and whole.starts[-1] <= topology.limits.gathered_bytes:
         topology.world.Allgather(as_bytes(rows), as_bytes(whole.array))
@@ -112,7 +112,7 @@ def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.
 
 
 def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
-    """Few rows come with their number, when the ranks agree; more by MPI, which may copy less often."""
+    """Gather the rows of one node: small arrays through the slots with the agreement, larger ones by MPI."""
     memory = topology.memory
     assert memory is not None
     room = min(_SMALL_BYTES, memory.slot_bytes - _LENGTH_BYTES)
@@ -121,7 +121,7 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     own_length[0] = len(rows)
     if rows.nbytes <= room:
         own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
-    topology.only_meets = False  # until it is known how many rows there are
+    topology.only_meets = False  # until the number of rows is known
     topology.meet()
     counts = [int(each[0]) for each in lengths]
     row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
@@ -136,9 +136,10 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
 
 
 def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
-    """Each rank's rows on its rail, where all nodes have equally many; then what came inside the node.
+    """Gather rows along each rail, then share what arrived inside the node.
 
-    Every node receives the rows of the others once, which is the least there can be.
+    Every node receives the rows of the others once, which is the minimum. Where the nodes have different numbers of
+    ranks, MPI gathers over all ranks. Small arrays travel with the agreement.
     """
     memory = topology.memory
     assert memory is not None
@@ -167,7 +168,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
 
 
 def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndarray:
-    """The nodes agree, and tell each other of every rank how many rows it has and the first bytes of them.
+    """Exchange, with the agreement, the number of rows of every rank and the first bytes of the rows.
 
     Returns
     -------
@@ -192,7 +193,7 @@ def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndar
 
 
 def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> None:
-    """Between the ranks of a node: of each what it has, written where the others have room for it."""
+    """Copy the parts ``by_rank[i]`` of local rank ``i`` to all ranks of its node, through the slots."""
     memory = topology.memory
     assert memory is not None
     streams = [cut(parts, memory.slot_bytes) for parts in by_rank]
@@ -206,20 +207,20 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
 
 
 def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
-    """How many rows each rank has."""
+    """Return the number of rows of each rank, exchanged by ``MPI_Allgather``."""
     lengths = np.empty(topology.size, np.int64)
     topology.world.Allgather(np.array([len(rows)], np.int64), lengths)
     return [int(length) for length in lengths]
 
 
 def _gather_bytes(comm: Any, limits: Limits, whole: Gathered, ranks: Sequence[int]) -> None:
-    """Of each rank of ``comm``, which is ``ranks`` of the world, its part; its own lies there already."""
+    """Fill the parts of all ranks of ``comm``. ``ranks`` are their world ranks; this rank's own is filled already."""
     if whole.starts[-1] <= limits.gathered_bytes:
         counts = [len(whole.parts[rank]) for rank in ranks]
         starts = [whole.starts[rank] for rank in ranks]
         comm.Allgatherv(mpi.start().IN_PLACE, [as_bytes(whole.array), (counts, starts)])
         return
-    # Older MPI libraries count to 2^31: each rank's part in turn, in pieces.
+    # Older MPI libraries cannot count beyond 2^31: send each rank's part in pieces.
     for root, rank in enumerate(ranks):
         part = whole.parts[rank]
         for start in range(0, len(part), limits.message_bytes):

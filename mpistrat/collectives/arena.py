@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a node share, which are reduced where they are."""
+"""Arenas: memory shared by the ranks of a node, whose arrays are reduced in place."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _log = logging.getLogger(__name__)
 
 
 class Arena(NamedTuple):
-    """Where the memory of some buffers lies. It belongs to the arrays in it, and lives as long as one of them.
+    """The place of some buffers in memory. The arrays keep the memory alive.
 
     Attributes
     ----------
     number : int
-        Which of the topology's arenas.
+        The number of the collective that made the arena: the same on all ranks.
     memory : weakref.ref of numpy.ndarray of uint8
-        The base of all its arrays.
+        The base of all arrays of the arena.
     stride : int
         Bytes from the buffers of one rank of the node to those of the next.
     start : int
-        Where this rank's begin.
+        The byte at which the buffers of this rank begin.
     shared : bool
-        Whether the other ranks of the node see it.
+        Whether the other ranks of the node see the memory.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Arenas(dict[int, Arena], Slot):
 
 
 class Stretch(NamedTuple):
-    """Consecutive elements of one dtype in an arena, by their place behind the start of a rank's buffers."""
+    """Consecutive elements of one dtype in an arena. The offset counts from the start of a rank's buffers."""
 
     offset: int
     length: int
@@ -64,22 +64,22 @@ def buffers(
     device: Device = Device("cpu"),  # noqa: B008 - a tuple
     form: Hashable = None,
 ) -> list[Any]:
-    """Zeroed arrays of these dtypes and shapes, in one arena. Collective.
+    """Return arrays of zeros of these dtypes and shapes, in one arena. Collective.
 
-    Those on a GPU lie side by side, so that they are one message that need not be packed. ``form`` is that of the
+    Arrays on a GPU lie side by side, so that they are one message without packing. ``form`` is the form of the
     structure whose leaves they are. The ranks compare it.
 
     Raises
     ------
     TypeError
-        If one is to hold Python objects.
+        If one of the dtypes holds Python objects.
     """
     with structures.refusals("experimental_buffers_like", topology):
         for dtype, _ in leaves:
             if dtype.hasobject:
                 raise TypeError(f"buffers cannot hold Python objects ({dtype})")
     with topology.turn(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
-        # Those of one dtype side by side and without gaps: they are reduced in one stretch.
+        # Arrays of one dtype lie side by side without gaps, so that they are reduced as one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
         before = None
@@ -89,7 +89,7 @@ def buffers(
             end += math.prod(shape) * dtype.itemsize
             before = dtype
         found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
-    # Behind the turn: where memory is scarce, nobody waits for the rank that has none.
+    # After the lock is released: a rank that is out of memory then fails without keeping other ranks waiting.
     memory, stride, start, shared = found or _private(max(end, 1), device)
     arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
     arenas = topology.slot(Arenas)
@@ -126,7 +126,7 @@ def _private(nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
 
 
 def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None]:
-    """The arena that each of these arrays lives in; None for one that does not, or is not contiguous."""
+    """Return the arena of each array; None for an array outside all arenas or not contiguous."""
     arenas = topology.slot(Arenas)
     found = [arenas.get(id(value.base)) for value in values]
     return [
@@ -136,18 +136,18 @@ def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None
 
 
 def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Where arrays of an arena begin, in bytes behind the start of this rank's buffers; 0 for empty ones."""
+    """Return the first byte of each array, counted from the start of this rank's buffers; 0 if it is empty."""
     origin = _address(arena.memory()) + arena.start
     return tuple(_address(value) - origin if value.size else 0 for value in values)
 
 
 def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
-    """Where arrays of an arena lie, neighbours of one dtype joined.
+    """Return the stretches of the arrays of an arena, with neighbours of one dtype joined.
 
     Raises
     ------
     ValueError
-        If two of them overlap.
+        If two of the arrays overlap.
     """
     pieces = sorted(
         (place, value.size, value.dtype)
@@ -168,7 +168,7 @@ def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]
 
 
 def rows(arena: Arena, stretch: Stretch, ranks: int) -> list[np.ndarray]:
-    """What each rank of the node has at a stretch; of private memory this rank's alone."""
+    """Return the elements of each rank of the node at a stretch; only this rank's if the memory is private."""
     memory: Any = arena.memory()
     starts = range(stretch.offset, ranks * arena.stride, arena.stride) if arena.shared else (stretch.offset,)
     nbytes = stretch.length * stretch.dtype.itemsize
@@ -176,12 +176,12 @@ def rows(arena: Arena, stretch: Stretch, ranks: int) -> list[np.ndarray]:
 
 
 def offset(array: np.ndarray) -> int:
-    """Bytes from the beginning of the memory that an array is a view of."""
+    """Return the bytes between the start of an array and the start of its base."""
     return _address(array) - _address(array.base)
 
 
 def _address(array: Any) -> int:
-    """Where an array of NumPy or CuPy begins."""
+    """Return the address of the first byte of a NumPy or CuPy array."""
     described = getattr(array, "__array_interface__", None) or array.__cuda_array_interface__
     return described["data"][0]
 

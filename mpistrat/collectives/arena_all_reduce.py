@@ -1,4 +1,4 @@
-"""The all-reduce of buffers where they are: nothing is packed, and inside a node nothing copied."""
+"""The all-reduce of buffers in place: without packing, and inside a node without copies."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class Block(NamedTuple):
 
 
 class InPlace(NamedTuple):
-    """How some buffers are reduced.
+    """The plan of the all-reduce of some buffers of an arena.
 
     Attributes
     ----------
     buffers : tuple of weakref.ref
-        The arrays themselves: the plan is that of these objects.
+        The arrays; the plan is valid for these objects only.
     home : Arena
     operation : Operation
     stretches : tuple of Stretch
     buckets : tuple of Bucket
-        How each stretch is reduced where the ranks do not see each other's.
+        How each stretch is reduced where the ranks do not share memory.
     slices : list of list of Block
-        Of each stretch this rank's slice, on one node cut into blocks. Made when it is first needed, emptied
-        when one of the buffers goes: views of the memory would keep it.
+        This rank's slice of each stretch, on one node cut into blocks. Made at the first use. Emptied when a buffer
+        is deleted, since views would keep the memory alive.
     short : callable or None
-        The whole of it, prepared: on one node, and of one small stretch between nodes.
+        The prepared all-reduce, for one node, and for one small stretch between nodes.
     then : InPlace or None
-        The same for those of the buffers that cannot stay where they are.
+        The plan of the buffers that cannot be reduced in place.
     """
 
     buffers: tuple[weakref.ref[np.ndarray], ...]
@@ -64,7 +64,7 @@ class InPlace(NamedTuple):
     then: InPlace | None
 
     def is_for(self, values: Sequence[np.ndarray]) -> bool:
-        """Whether it was made for these objects."""
+        """Return whether the plan was made for these objects."""
         return len(values) == len(self.buffers) and all(map(is_, map(_target, self.buffers), values))
 
 
@@ -76,7 +76,7 @@ def plan(
     algorithm: str | None,
     form: Hashable,
 ) -> InPlace:
-    """Make the plan of some buffers of one arena, which are leaves of a structure of this form."""
+    """Return the plan of some buffers of one arena, the leaves of a structure of form ``form``."""
     found = arena.stretches(home, values)
     buckets = [_bucket(topology, op, home, stretch, algorithm) for stretch in found]
     stay: list[tuple[Stretch, packing.Bucket]] = []
@@ -117,7 +117,7 @@ def _part(
 def _bucket(
     topology: Topology, op: Op, home: Arena, stretch: Stretch, algorithm: str | None
 ) -> packing.Bucket:
-    """How a stretch is reduced: as any array, unless it is expected to be faster where it is."""
+    """Return the bucket of a stretch: as for any array, unless the reduction in place is predicted to be faster."""
     key = ((stretch.dtype, (stretch.length,)),)
     (bucket,) = packing.plan(topology, op, key, 0, algorithm).buckets
     if algorithm is None and home.shared and not topology.slot(Measured).points and topology.size > 1:
@@ -128,7 +128,7 @@ def _bucket(
 
 
 def reduce(topology: Topology, plan: InPlace, timeout_seconds: float | None) -> None:
-    """Leave the reduction over all ranks in the buffers of each."""
+    """Write the reduction over all ranks to the buffers of each rank."""
     if plan.short is not None and timeout_seconds is None:
         plan.short()
     elif _all_stay(plan):
@@ -147,12 +147,15 @@ def _all_stay(plan: InPlace) -> bool:
 
 
 def _stays(home: Arena, bucket: packing.Bucket) -> bool:
-    """Whether it is reduced where it is: not where values are widened, or another way is better."""
+    """Return whether a bucket is reduced in place: not if its values are widened or another algorithm is faster."""
     return home.shared and bucket.algorithm.name == _IN_PLACE.name and bucket.wire is bucket.source
 
 
 def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
-    """`_reduce_in_shared_memory` on one node in a turn of its own, with less Python around the meetings."""
+    """Prepare `_reduce_in_shared_memory` on one node, with less Python code around the barriers.
+
+    The function takes and releases the collective lock itself.
+    """
     memory, operation = topology.memory, plan.operation
     assert memory is not None
     begin, failed, disagree = topology.begin, topology.failed, topology.disagree
@@ -165,7 +168,7 @@ def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
         try:
             if not plan.slices:
                 _cut(topology, plan)
-            # As `Topology.meet` says in its first and second call.
+            # The words that `Topology.meet` passes in its first and second call.
             if not meet_saying(word):
                 disagree(operation)
             met = True
@@ -183,7 +186,7 @@ def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
 def _short_through_slots(
     topology: Topology, plan: InPlace, through_slots: packing.Plan
 ) -> Callable[[], None]:
-    """`_reduce_through_copies` of one small stretch in a turn of its own."""
+    """Prepare `_reduce_through_copies` of one small stretch. The function takes the collective lock itself."""
     (stretch,) = plan.stretches
     reduce_small = small_all_reduce.prepare(topology, through_slots, ((stretch.length,),))
 
@@ -198,7 +201,7 @@ def _short_through_slots(
 
 
 def _reduce_in_shared_memory(topology: Topology, plan: InPlace) -> None:
-    """Each rank of the node reduces a slice of all; between nodes slice ``i`` goes by the rail of local rank ``i``."""
+    """Reduce in place: each rank of a node combines a slice; slice ``i`` travels on the rail of local rank ``i``."""
     if not plan.slices:
         _cut(topology, plan)
     topology.meet()
@@ -268,7 +271,7 @@ def _divide(bucket: packing.Bucket, total: np.ndarray) -> None:
 
 
 def _reduce_through_copies(topology: Topology, plan: InPlace) -> None:
-    """Piece by piece as any other array, and back."""
+    """Reduce each stretch as any other array, and copy the result back."""
     for own, bucket in zip(_own_stretches(topology, plan), plan.buckets, strict=True):
         own[...] = packing.reduce_one(topology, bucket, own)
 

@@ -1,4 +1,4 @@
-"""All-reduces that go on while the program computes."""
+"""All-reduces that run while the program computes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
-_REQUEST_BYTES = 1 << 30  # of one request; older libraries count to 2^31
+_REQUEST_BYTES = 1 << 30  # in one request; older MPI libraries cannot count beyond 2^31
 _LONGEST_NAP = 0.001
 
 
 class PendingAllReduce:
-    """An all-reduce that was begun. Get it by `ReplicaContext.experimental_all_reduce_async`.
+    """An all-reduce in flight, as `ReplicaContext.experimental_all_reduce_async` returns it.
 
     Examples
     --------
@@ -51,21 +51,21 @@ class PendingAllReduce:
         self._completing = False
 
     def test(self) -> bool:
-        """Whether `wait` would return at once. Asking lets MPI make progress."""
+        """Return whether `wait` would return at once. The call lets MPI make progress."""
         if self._requests and mpi.start().Request.Testall(self._requests):
             self._complete()
         return not self._requests
 
     def wait(self) -> Any:
-        """The combined value, as `ReplicaContext.all_reduce` returns it, as often as it is asked for.
+        """Wait for the combined value and return it, as `ReplicaContext.all_reduce` does. May be called again.
 
         Raises
         ------
         TimeoutError
-            If the options limit the time and it is up. It names the operation and its number; which rank is behind
-            is not known, since all have begun it. No collective of this communicator works from then on.
+            If ``timeout_seconds`` of the options have passed. The text names the operation and its number. Which
+            rank is behind is not known, since all ranks have begun it. Later collectives of this communicator fail.
         RuntimeError
-            If it is not done, and a collective of this communicator was given up before.
+            If the all-reduce is not done, and a collective of this communicator was given up before.
         """
         if self._requests and self._topology.given_up:
             if not self.test():
@@ -80,7 +80,7 @@ class PendingAllReduce:
         return self._result
 
     def wait_for_mpi(self) -> None:
-        """Wait without limit until MPI does not use its arrays any more. `wait` is what returns the value."""
+        """Wait without limit until MPI has finished with the arrays. Call `wait` for the value."""
         mpi.start().Request.Waitall(self._requests)
 
     def _wait_for(self, seconds: float) -> None:
@@ -99,7 +99,7 @@ class PendingAllReduce:
             nap = min(_LONGEST_NAP, nap + 1e-5)
 
     def _complete(self) -> None:
-        if self._completing:  # it works in place
+        if self._completing:  # finish() works in place and cannot run twice
             raise RuntimeError(
                 f"rank {self._topology.rank}: {self._what} was interrupted in wait() or test(): "
                 "its value is lost on this rank"
@@ -116,14 +116,15 @@ class PendingAllReduce:
 
 
 def _finished() -> Any:
-    """In the place of what kept the messages."""
+    """Replace the callable that kept the messages in memory."""
 
 
 class InFlight(set[PendingAllReduce], Slot):
     """The asynchronous all-reduces of a topology that are not done."""
 
     def finish(self) -> None:
-        for pending in list(self):  # all ranks began it: it ends
+        """Wait for all of them."""
+        for pending in list(self):  # all ranks have begun it, so it ends
             pending.wait_for_mpi()
 
 
@@ -136,13 +137,13 @@ def all_reduce_async(
     rebuild: Callable[[list[np.ndarray]], Any],
     form: Hashable = None,
 ) -> PendingAllReduce:
-    """Begin an all-reduce of copies of some arrays. Collective: it waits for the ranks to begin it too.
+    """Begin an all-reduce of copies of some arrays. Collective: waits until all ranks begin it.
 
-    ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9), a message for each bucket. ``form`` is that of the structure whose
-    leaves the arrays are. The ranks compare it.
+    Each bucket is one message of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9). ``form`` is the form of the structure
+    whose leaves the arrays are. The ranks compare it.
     """
     for pending in list(topology.slot(InFlight)):
-        pending.test()  # those that nobody waits for are let go
+        pending.test()  # releases finished all-reduces even if the program never calls wait()
     key = tuple((value.dtype, value.shape) for value in values)
     with structures.refusals("all_reduce_async", topology, timeout_seconds):
         plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")

@@ -1,4 +1,4 @@
-"""Replica 0's arrays, on every replica."""
+"""The broadcast: the arrays of one rank on every rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BYTE = np.dtype(np.uint8)
 def broadcast(
     topology: Topology, values: Sequence[np.ndarray], *details: Hashable, root: int = 0
 ) -> list[np.ndarray]:
-    """New arrays that hold those of rank ``root``; the other ranks' say dtype and shape.
+    """Return copies of the arrays of rank ``root``. On other ranks ``values`` give the dtypes and shapes.
 
-    ``details`` are words that must be equal on all ranks too. Small arrays share a message.
+    ``details`` are further values that must be equal on all ranks. Small arrays share a message.
 
     Raises
     ------
     TypeError
-        If one holds Python objects.
+        If one of the arrays holds Python objects.
     """
     with structures.refusals("broadcast", topology):
         for each in values:
@@ -63,7 +63,7 @@ def broadcast(
 
 
 def _by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
-    """``MPI_Bcast`` (MPI 4.1 section 6.4)."""
+    """Broadcast bytes by ``MPI_Bcast`` (MPI 4.1 section 6.4)."""
     step = topology.limits.message_bytes
     for each in data:
         for start in range(0, len(each), step):
@@ -83,7 +83,7 @@ def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) ->
 
 
 def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
-    """Few bytes travel with the checksums that the leaders of nodes exchange."""
+    """Broadcast few bytes in the message by which the leaders of nodes exchange checksums."""
     memory = topology.memory
     assert memory is not None
     home, place = _find(topology, root)
@@ -101,9 +101,10 @@ def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int,
 
 
 def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
-    """Each node has one rank that fills its slot: the root, elsewhere the leader with what it receives.
+    """Broadcast bytes between the leaders of nodes, and inside each node through one slot.
 
-    The leader of the root's node sends a piece on while the others there read it.
+    The root fills the slot on its node; on other nodes the leader fills it with the bytes that it receives. The
+    leader of the root's node sends a piece while the other ranks of the node read it.
     """
     memory, leaders = topology.memory, topology.leaders
     assert memory is not None
@@ -125,7 +126,7 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
 
 
 def _find(topology: Topology, rank: int) -> tuple[int, int]:
-    """Which node a rank is on, and its place there."""
+    """Return the number of the node of a rank, and the rank's place on it."""
     node = next(i for i, ranks in enumerate(topology.nodes) if rank in ranks)
     return node, topology.nodes[node].index(rank)
 

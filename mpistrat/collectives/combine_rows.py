@@ -1,4 +1,4 @@
-"""Arrays of several ranks, combined by one of them."""
+"""The combination of the arrays of several ranks by one rank."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _BLOCK_BYTES = 128 << 10  # stays in the cache while the next rank's values are 
 
 
 def combine_rows(combine: np.ufunc, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """``rows[0] + rows[1] + ...`` in this order, in the dtype of ``out``, which may be one of the rows.
+    """Write ``rows[0] + rows[1] + ...`` to ``out``, in this order and in the dtype of ``out``.
 
     Parameters
     ----------
     combine : numpy.ufunc
     rows : sequence of numpy.ndarray, shape (count,)
     out : numpy.ndarray, shape (count,)
+        May be one of the rows.
     """
     if len(rows) == 2:
         combine(rows[0], rows[1], out=out, dtype=out.dtype)

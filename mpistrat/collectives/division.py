@@ -1,4 +1,4 @@
-"""The division of a mean."""
+"""The division of a sum by a count, as a mean needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def divide(total: Any, count: Any, out: Any = None) -> Any:
     total : array of NumPy or CuPy
     count : int, or array of int of shape ()
     out : array, optional
-        Where to write the result; may be ``total``.
+        The array to write the result to; may be ``total``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which numbers can be reduced, and in which precision they are added."""
+"""The dtypes that can be reduced, and the precision in which they are added."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from mpistrat.collectives.operations import FurtherOp, Op
 from mpistrat.values import ReduceOp
 
-# Half precision travels and is added as float32, and the result is rounded once.
+# Half precision is sent and added as float32, and the result is rounded once.
 _HALF = ("float16", "bfloat16")
 
 
 @lru_cache(maxsize=256)
 def has_mean(dtype: np.dtype) -> bool:
-    """Whether the mean of values of a dtype is of that dtype: floating point and complex numbers."""
-    # The floats of other packages, but for bfloat16, have no MPI type.
+    """Return whether the mean of values of a dtype has that dtype: true for floating point and complex numbers."""
+    # Floats of other packages than NumPy do not have an MPI type, except bfloat16, which is sent as float32.
     return dtype.name in _HALF or (dtype.kind in "fc" and dtype.type.__module__ == "numpy")
 
 
 @lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
-    """The dtype in which values of ``dtype`` are added.
+    """Return the dtype in which values of ``dtype`` are added.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
     if dtype.kind in "iu":
         if op is ReduceOp.MEAN:  # a sum that cannot overflow
             return np.dtype(np.int64 if dtype.itemsize < 8 else np.float64)
-        # MPI libraries add some of the narrow integers of an array with saturation, by the processor.
+        # MPI libraries add some narrow integers by instructions of the processor that saturate.
         return np.dtype(f"{dtype.kind}{max(dtype.itemsize, 4)}")
     if has_mean(dtype):
         return dtype.newbyteorder("=")
@@ -51,7 +51,7 @@ def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
 
 @lru_cache(maxsize=256)
 def result(dtype: np.dtype, op: Op) -> np.dtype:
-    """The dtype of the result: that of the values, but float64 for the mean of integers."""
+    """Return the dtype of the result: the dtype of the values, but float64 for the mean of integers."""
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         return np.dtype(np.float64)
     return dtype if dtype.isnative else dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""The exact sum over an axis of all ranks' arrays: the same bits however the examples lie on the ranks."""
+"""The exact sum over an axis of all ranks' arrays: the same bits for any distribution of the examples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
-_OUTPUTS = 32 << 10  # that are summed together
+_OUTPUTS = 32 << 10  # summed together
 _BLOCK = 64 << 10  # elements whose digits stay in the cache
-_FEW_OUTPUTS = 64  # so many go through memory faster example by example
+_FEW_OUTPUTS = 64  # fewer are summed faster in Fortran order, where the values of one output are contiguous
 
 
 def exact_sum_over_axis(
@@ -24,7 +24,7 @@ def exact_sum_over_axis(
     dtype: np.dtype,
     timeout_seconds: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sum over some axes of all ranks' arrays, and how many examples they hold. Collective.
+    """Return the sum over some axes of all ranks' arrays, and the number of their examples. Collective.
 
     Parameters
     ----------
@@ -32,16 +32,16 @@ def exact_sum_over_axis(
     array : numpy.ndarray of float32, float64, complex64 or complex128
         This rank's values.
     axis : int or tuple of int
-        Their lengths may differ between ranks.
+        The axes to sum over. Their lengths may differ between ranks.
     dtype : numpy.dtype
-        What the sum is rounded to: of the array's kind.
+        The dtype of the sum, of the same kind as the dtype of ``array``.
     timeout_seconds : float, optional
         How long to wait for the other ranks.
 
     Raises
     ------
     ValueError
-        If there is no such axis; on every rank, if the other axes differ between ranks.
+        If the array does not have this axis; on every rank, if the other axes differ between ranks.
     """
     axes = axis if isinstance(axis, tuple) else (axis,)
     moved = np.moveaxis(array, axes, range(len(axes)))

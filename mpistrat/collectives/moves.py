@@ -1,7 +1,7 @@
-"""All-gather, broadcast and reduce-scatter of a value of any library: on the GPU where it lives, else by the host.
+"""All-gather, broadcast and reduce-scatter of a value of any library, on the GPU or the host.
 
-A GPU's array goes by way of pinned memory and the host where the MPI library cannot be given device pointers for just
-this operation.
+An array on a GPU goes through pinned memory and the host where the MPI library does not take device pointers for this
+operation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mpistrat.runtime.topology import Topology
 
 
 def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
-    """Kind, axis, and dtype with the lengths of the other axes: what the ranks compare of an array that they gather.
+    """Return what the ranks compare before a gather: kind, axis, and dtype with the lengths of the other axes.
 
     Raises
     ------
     ValueError, TypeError
-        If it cannot be gathered.
+        If the value cannot be gathered.
     """
     array = arrays.numpy_or_cupy(value)
     axis = all_gather.checked_axis(array, axis)
@@ -29,12 +29,12 @@ def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ..
 
 
 def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
-    """Kind, and dtype with shape: what the ranks compare of an array that they combine and scatter.
+    """Return what the ranks compare before a reduce-scatter: kind, and dtype with shape.
 
     Raises
     ------
     ValueError, TypeError
-        If it cannot be combined or scattered.
+        If the value cannot be combined or scattered.
     """
     array = arrays.numpy_or_cupy(value)
     reduce_scatter.rows_of_ranks(array, 1)
@@ -43,9 +43,9 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """As `all_gather.all_gather`, given back as what it was."""
+    """Gather a value as `all_gather.all_gather` does, and return an array of the library of ``value``."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives.gpu import all_gather as gpu_all_gather  # most programs need none of it
+        from mpistrat.collectives.gpu import all_gather as gpu_all_gather  # most programs do not use a GPU
 
         found = gpu_all_gather.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
         if found is not None:
@@ -55,9 +55,9 @@ def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float |
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
-    """Replica 0's value, given back as what this replica's was."""
+    """Return the value of replica 0, as an array of the library of this replica's ``value``."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives.gpu import broadcast as gpu_broadcast  # most programs need none of it
+        from mpistrat.collectives.gpu import broadcast as gpu_broadcast  # most programs do not use a GPU
 
         found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
         if found is not None:
@@ -69,10 +69,10 @@ def broadcasted(topology: Topology, value: Any) -> Any:
 
 
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
-    """As `reduce_scatter.reduce_scatter`, given back as what it was."""
+    """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
     if arrays.on_gpu(value):
         from mpistrat.collectives.gpu import (
-            reduce_scatter as gpu_reduce_scatter,  # most programs need none of it
+            reduce_scatter as gpu_reduce_scatter,  # most programs do not use a GPU
         )
 
         found = gpu_reduce_scatter.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)

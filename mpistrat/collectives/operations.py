@@ -1,4 +1,4 @@
-"""What the replicas' values can be combined by."""
+"""The reductions by which the replicas' values can be combined."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpistrat.values import ReduceOp
 
 
 class FurtherOp(enum.Enum):
-    """Combinations that `CrossDeviceOps` offers beyond those of `ReduceOp`.
+    """Reductions that `CrossDeviceOps` offers in addition to those of `ReduceOp`.
 
     Attributes
     ----------
     MAX, MIN
-        The largest, the smallest; not a number where one is.
+        The largest or smallest value; NaN where a value is NaN.
     PROD
         The product.
 
@@ -46,14 +46,14 @@ _FURTHER = {op.name: op for op in FurtherOp}
 
 
 def parse_op(op: Any) -> Op:
-    """The combination of that name, as `ReduceOp.parse`.
+    """Return the reduction with this name, as `ReduceOp.parse` does.
 
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If the name is unknown.
     TypeError
-        If ``op`` is no name and no combination.
+        If ``op`` is neither a name nor a reduction.
     """
     if type(op) is FurtherOp:
         return op

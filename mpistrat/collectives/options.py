@@ -1,4 +1,4 @@
-"""What a caller may ask of a collective."""
+"""The options of a collective."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which family of algorithms to use.
+    """The families of algorithms.
 
     Attributes
     ----------
     AUTO
-        Whatever is predicted to be fastest for these values on these ranks.
+        The algorithm that is predicted to be the fastest for these values on these ranks.
     RING
         MPI on host memory.
     NCCL
@@ -43,14 +43,14 @@ class CommunicationOptions:
     bytes_per_pack : int
         Size of the messages that many small arrays are packed into; 0 leaves it to the library.
     timeout_seconds : float, optional
-        How long to wait for the other ranks, in every call of the strategy that communicates: a TimeoutError then
-        names the operation and the ranks that did not come, and the strategy refuses all further work. All ranks
-        must set it. Each operation then costs a message of every rank to rank 0 and back.
+        How long to wait for the other ranks, in every call of the strategy that communicates. After this time a
+        TimeoutError names the operation and the ranks that did not arrive, and the strategy rejects further work.
+        All ranks must set it. Each operation then costs a message from every rank to rank 0 and back.
     implementation : CommunicationImplementation or str
-        Which family of algorithms to use, or the name of one algorithm (all ranks the same): ``"mpi"``,
-        ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``;
-        of arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. Where it is
-        AUTO, ``mpistrat.rc.all_reduce`` (MPISTRAT_ALL_REDUCE) may name one of those of the host.
+        The family of algorithms, or the name of one algorithm, the same on all ranks: ``"mpi"``,
+        ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``.
+        For arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. With AUTO, ``mpistrat.rc.all_reduce``
+        (MPISTRAT_ALL_REDUCE) may name an algorithm for the host.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class CommunicationOptions:
     ):
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, not {bytes_per_pack}")
-        if timeout_seconds is not None and not timeout_seconds > 0:  # nor a number that is none
+        if timeout_seconds is not None and not timeout_seconds > 0:  # rejects NaN too
             raise ValueError(f"timeout_seconds must be positive or None, not {timeout_seconds}")
         self.bytes_per_pack = int(bytes_per_pack)
         self.timeout_seconds = timeout_seconds
@@ -83,12 +83,12 @@ class CommunicationOptions:
         self.algorithm = _algorithm(self.implementation)
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """These options, with those of ``options`` that are not at their defaults instead.
+        """Return these options, replaced by those of ``options`` that differ from the defaults.
 
         Raises
         ------
         TypeError
-            If ``options`` are none.
+            If ``options`` is neither a `CommunicationOptions` nor None.
 
         Examples
         --------
@@ -135,11 +135,11 @@ def _implementation(value: CommunicationImplementation | str) -> CommunicationIm
     if value.lower() in _NAMES:
         return value.lower()
     names = ", ".join([*CommunicationImplementation.__members__, *_NAMES])
-    raise ValueError(f"{value!r} is no implementation: use one of {names}")
+    raise ValueError(f"{value!r} is not an implementation: use one of {names}")
 
 
 def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
-    """The name of the one algorithm to use; None if the table may choose."""
+    """Return the name of the algorithm to use; None if the table chooses it."""
     if isinstance(implementation, str):
         return implementation
     if implementation is CommunicationImplementation.NCCL:
@@ -153,7 +153,7 @@ def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
 
 
 class CollectiveHints:
-    """The former name of `CommunicationOptions`, which it returns.
+    """The former name of `CommunicationOptions`. A call returns a `CommunicationOptions`.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class CollectiveHints:
     CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation=AUTO)
     """
 
-    def __new__(  # type: ignore[misc]  # as in tf.distribute, the old name makes the new thing
+    def __new__(  # type: ignore[misc]  # as in tf.distribute, the old name returns the new class
         cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None
     ) -> CommunicationOptions:
         warnings.warn(

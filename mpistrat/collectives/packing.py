@@ -1,6 +1,6 @@
-"""Many arrays, few messages: how a list of arrays is cut into buckets, and these into pieces.
+"""The all-reduce of a list of arrays in few messages, by buckets and pieces.
 
-Small arrays of one dtype are fused into one bucket; a large array is a bucket of its own. A bucket goes piece by
+Small arrays of one dtype are joined in one bucket; a large array is a bucket of its own. A bucket is reduced piece by
 piece. The plan of a list depends on dtypes and shapes only, and is made once.
 """
 
@@ -24,19 +24,19 @@ from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
-# New memory costs a page fault for every 4 KiB of a result, which is more than adding it up. A step's results
-# are as many as its gradients.
+# New memory costs a page fault for every 4 KiB of a result, which takes longer than the sum. A training step has as
+# many results as gradients, so their memory is reused.
 _results = Buffers()
-SMALL = 4096  # elements: of these new memory is the cheapest
+SMALL = 4096  # elements; up to this length new memory is cheaper than the buffer pool
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
-_BETWEEN_NODES = 16  # times as much as on one node does a message cost there
+_BETWEEN_NODES = 16  # the cost of a message between nodes, relative to one inside a node
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
 
 class Run(NamedTuple):
-    """Arrays of one shape, one behind the other in a message."""
+    """Arrays of one shape that follow each other in a message."""
 
     where: slice
     length: int
@@ -44,23 +44,23 @@ class Run(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Arrays of one dtype that are reduced one behind the other.
+    """Arrays of one dtype that are reduced as one message.
 
     Attributes
     ----------
     members : tuple of int
-        Their places in the list, ascending.
+        The indices of the arrays in the list, ascending.
     runs : tuple of Run
-        Where each lies.
+        The place of each array in the message.
     length, piece : int
-        Elements of all, and of one message.
+        The number of elements of the bucket, and of one piece.
     axis : int or None
-        Along which they are joined: the first and only one of all, or else each is flattened, which takes longer.
+        The axis along which the arrays are joined: 0 if all are vectors, else None, which flattens and is slower.
     source, wire, result : numpy.dtype
-        The dtype of the arrays, the one in which they are combined, and the one they are given back in.
+        The dtype of the arrays, the dtype in which they are combined, and the dtype of the results.
     combine : numpy.ufunc
     divisor : int
-        What the combination is divided by; 1 unless for a mean.
+        The number of replicas for a mean, else 1.
     algorithm : Algorithm
     """
 
@@ -78,18 +78,18 @@ class Bucket(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a list of arrays of given dtypes and shapes is reduced.
+    """The plan of the all-reduce of a list of arrays of given dtypes and shapes.
 
     Attributes
     ----------
     operation : Operation
-        What all ranks must agree on.
+        The description that the ranks compare.
     buckets : tuple of Bucket
-        In the order of their messages.
+        The buckets in the order of their messages.
     empty : tuple of (int, numpy.dtype)
-        The arrays without elements and the dtypes of their results.
+        The indices of arrays without elements and the dtypes of their results.
     meets : bool
-        Whether the first message lets the ranks agree.
+        Whether the ranks agree with the first message.
     """
 
     operation: Operation
@@ -106,9 +106,9 @@ def plan(
     algorithm: str | None = None,
     form: Hashable = None,
 ) -> Plan:
-    """Cut a list into buckets: the last arrays first, since their gradients are ready first.
+    """Divide a list of arrays into buckets, from the last array on, since its gradient is ready first.
 
-    ``form`` is that of the structure whose leaves the arrays are. The ranks compare it.
+    ``form`` is the form of the structure whose leaves the arrays are. The ranks compare it.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def plan(
 
     for i in reversed(range(len(key))):
         dtype, shape = key[i]
-        wire = dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
+        wire = dtypes.accumulator(dtype, op)  # raises before any rank communicates
         nbytes = math.prod(shape) * dtype.itemsize
         on_wire = math.prod(shape) * wire.itemsize
         alone, most = _limits(topology, wire, bytes_per_pack, algorithm)
@@ -152,7 +152,7 @@ def plan(
 def _limits(
     topology: Topology, wire: np.dtype, bytes_per_pack: int, algorithm: str | None
 ) -> tuple[float, float]:
-    """From how many bytes on an array is a bucket of its own, and the most of others in one."""
+    """Return the bytes from which an array is a bucket of its own, and the most bytes of a bucket of others."""
     between_nodes = len(topology.nodes) > 1
     alone = topology.limits.alone_bytes * (_BETWEEN_NODES if between_nodes else 1)
     if bytes_per_pack:
@@ -180,7 +180,7 @@ def _bucket(
         start,
         max(1, algorithm.piece_bytes(topology) // wire.itemsize),
         0 if all(len(run.shape) == 1 for run in runs) else None,
-        result if result == dtype else dtype,  # one object each, to be compared by `is`
+        result if result == dtype else dtype,  # equal dtypes are one object, so that `is` compares them
         result if result == wire else wire,
         result,
         COMBINE[op],
@@ -192,13 +192,13 @@ def _bucket(
 def reduce_in_turn(
     topology: Topology, plan: Plan, arrays: Sequence[np.ndarray], timeout_seconds: float | None
 ) -> list[np.ndarray]:
-    """As `reduce`, which waits for the turn and gives it back."""
+    """Take the collective lock, `reduce` the arrays, and release the lock."""
     with topology.turn(plan.operation, plan.meets, timeout_seconds):
         return reduce(topology, plan, arrays)
 
 
 def reduce(topology: Topology, plan: Plan, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """New arrays that hold the reduction of ``arrays`` over the ranks. The caller holds the turn."""
+    """Return new arrays with the reduction of ``arrays`` over the ranks. The caller holds the collective lock."""
     out: list[Any] = [None] * len(arrays)
     topology.ignoring_float_errors(_reduce_buckets, topology, plan.buckets, arrays, out)
     for i, dtype in plan.empty:
@@ -218,12 +218,12 @@ def _reduce_buckets(
 
 
 def new_array(length: int, dtype: np.dtype) -> np.ndarray:
-    """Memory for a result: that of a former one which nobody holds any more, if it is large."""
+    """Return memory for a result. A large result reuses the memory of a former one without references."""
     return np.empty(length, dtype) if length <= SMALL else _results.empty((length,), dtype)
 
 
 def reduce_one(topology: Topology, bucket: Bucket, array: np.ndarray) -> np.ndarray:
-    """A new array that holds the reduction of one array, which is all of a bucket."""
+    """Return a new array with the reduction of one array, the only one of its bucket."""
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     if array.ndim == 1:
@@ -255,25 +255,25 @@ def _concatenate(bucket: Bucket, arrays: Sequence[np.ndarray], message: np.ndarr
 
 
 def packed(bucket: Bucket, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """A copy of a bucket's arrays, one behind the other in the dtype of the wire."""
+    """Return a copy of the arrays of a bucket as one message, in the dtype in which they are combined."""
     message = _results.empty((bucket.length,), bucket.wire)
     _concatenate(bucket, arrays, message)
     return message
 
 
 def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
-    """Put views of a flat result into the places of the bucket's members."""
+    """Put views of a flat result into ``out`` at the indices of the bucket's members."""
     first, last = bucket.members[0], bucket.members[-1]
     consecutive = last - first + 1 == len(bucket.members)
     if consecutive and len(bucket.runs) == 1 and bucket.runs[0].shape:
         _, length, shape = bucket.runs[0]
-        out[first : last + 1] = total.reshape(length, *shape)  # iterating makes the views in one go
+        out[first : last + 1] = total.reshape(length, *shape)  # the iteration makes the views
         return
     views: list[np.ndarray] = []
     for where, length, shape in bucket.runs:
         part = total[where]
         if not shape:
-            part = part.copy()  # a number must not keep the whole message
+            part = part.copy()  # a view of one number would keep the whole message in memory
         if length == 1 or not shape:
             views.extend(each.reshape(shape) for each in np.split(part, length))
         else:
@@ -286,7 +286,7 @@ def unpack(bucket: Bucket, total: np.ndarray, out: list[Any]) -> None:
 
 
 def _reduce_pieces(topology: Topology, bucket: Bucket, send: np.ndarray, total: np.ndarray) -> None:
-    """``total`` may be ``send``."""
+    """Reduce a flat message piece by piece; ``total`` may be ``send``."""
     if bucket.length <= bucket.piece:
         _reduce_piece(topology, bucket, send, total)
         return

@@ -1,4 +1,4 @@
-"""Arrays one behind the other, cut where a slot of the node's memory is full."""
+"""Pieces of arrays, cut to fit a slot of the node's memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-# Where in the slot, and what lies there.
+# Places in the slot, and the parts of arrays that lie there.
 Piece = Sequence[tuple[slice, np.ndarray]]
 
 
 def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
-    """Flat arrays in pieces of ``room`` elements; only the last one is shorter.
+    """Yield the elements of flat arrays in pieces of ``room`` elements; the last one may be shorter.
 
     Examples
     --------

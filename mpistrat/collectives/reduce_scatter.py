@@ -1,4 +1,4 @@
-"""To every replica its part of what the replicas' values combine to."""
+"""The reduce-scatter: every replica gets its part of the reduction of all replicas' values."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
-# Parts below this many bytes go in fewer, larger steps than those of a ring.
+# Smaller parts go by MPI_Reduce_scatter, in fewer and larger steps than those of a ring.
 _RING_BYTES = 8 << 10
 
 
 def reduce_scatter(
     topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None
 ) -> np.ndarray:
-    """This replica's part, along the first axis, of the reduction over all replicas.
+    """Return this replica's part, along the first axis, of the reduction over all replicas.
 
-    The parts are as even as can be: of ``n`` rows over ``size`` replicas the first ``n % size`` replicas have
-    one more than the others. Every node sends ``(nodes - 1) / nodes`` of the bytes, the least there can be,
-    where all nodes have equally many ranks.
+    The parts are as even as possible: of ``n`` rows over ``size`` replicas, the first ``n % size`` replicas get
+    one row more than the others. Where all nodes have equally many ranks, every node sends
+    ``(nodes - 1) / nodes`` of the bytes, which is the minimum.
 
     Parameters
     ----------
     topology : Topology
     op : ReduceOp or FurtherOp
     value : numpy.ndarray
-        Of the same shape and dtype on all ranks.
+        The values of this rank, of the same shape and dtype on all ranks.
     timeout_seconds : float, optional
         As in `Topology.turn`.
 
@@ -56,7 +56,7 @@ def reduce_scatter(
     ends = [0, *itertools.accumulate([each * width for each in rows])]
     parts = [flat[first:last] for first, last in itertools.pairwise(ends)]
     tiers = topology.size > 1 and topology.memory is not None and len(set(topology.ranks_per_node)) == 1
-    # Between nodes to agree takes two barriers, after which it would be this slot's turn again.
+    # The agreement between nodes takes two barriers, so this slot would be in use again after it.
     meets = tiers and len(flat) > 0 and len(topology.nodes) == 1
     what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
     with np.errstate(all="ignore"), topology.turn(what, meets, timeout_seconds):
@@ -74,12 +74,12 @@ def reduce_scatter(
 
 
 def rows_of_ranks(value: Any, size: int) -> list[int]:
-    """How many rows of an array each of so many ranks gets.
+    """Return the number of rows of an array that each of ``size`` ranks gets.
 
     Raises
     ------
     ValueError
-        If it is a scalar.
+        If the array is a scalar.
     """
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to scatter along: use all_reduce")
@@ -89,7 +89,7 @@ def rows_of_ranks(value: Any, size: int) -> list[int]:
 def _on_two_tiers(
     topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype
 ) -> np.ndarray:
-    """Each rank combines, of all ranks of its node, the parts that its rail wants; then these on the rail."""
+    """Combine inside each node the parts that each rail needs, then combine these along the rails."""
     memory = topology.memory
     assert memory is not None
     rails = [[parts[rank] for rank in sorted(rail)] for rail in zip(*topology.nodes, strict=True)]
@@ -113,7 +113,7 @@ def _on_two_tiers(
 
 
 def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The combination of all ranks' ``parts[rank]``. The others are overwritten."""
+    """Return the combination of ``parts[rank]`` over the rail. The other parts are overwritten."""
     comm = topology.rail
     own, longest = parts[comm.rank], max(parts, key=len)
     if comm.size == 1 or not len(longest):
@@ -128,9 +128,9 @@ def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray])
 
 
 def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.ndarray]) -> None:
-    """Combine all ranks' ``parts[rank]`` in place, each on the way round a ring that ends at its owner.
+    """Combine each part in place on its way round a ring that ends at its owner.
 
-    The first half of Patarasuk and Yuan (2009): every rank sends all parts but its own once.
+    This is the first half of Patarasuk and Yuan (2009): every rank sends each part but its own once.
     """
     size, rank = comm.size, comm.rank
     longest = max(map(len, parts))
@@ -147,7 +147,7 @@ def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.nd
 
 
 def _by_mpi(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype) -> np.ndarray:
-    """``MPI_Reduce_scatter`` (MPI 4.1 section 6.10) in pieces, each with some of every rank's part."""
+    """Call ``MPI_Reduce_scatter`` (MPI 4.1 section 6.10) for pieces, each with elements of every rank's part."""
     total = np.empty(len(parts[topology.rank]), wire)
     step = max(_RING_BYTES, topology.limits.chunk_bytes // topology.size) // wire.itemsize
     for start in range(0, max(map(len, parts)), step):

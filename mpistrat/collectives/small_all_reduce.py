@@ -1,8 +1,8 @@
-"""The all-reduce of one small message, with all prepared that does not depend on its values.
+"""The all-reduce of one small message, prepared once for many values.
 
-The same meetings and the same sums as the general way, which is `packing.reduce` by `HierarchicalAllReduce` on one
-node and by `LeaderAllReduce` on several, and slower by what Python does in between: several microseconds, in which
-the ranks of a node could meet five times, and many more where their processes take turns on a core.
+It makes the same barriers and the same sums as `packing.reduce` with `HierarchicalAllReduce` on one node or
+`LeaderAllReduce` on several nodes. The general way takes several microseconds more of Python. In this time the ranks
+of a node could pass five barriers. The difference is larger where several processes share a core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LayDown = Callable[[Any, Any, Any], None]  # as operator.setitem
 
 
 def supports(topology: Topology, plan: Plan) -> bool:
-    """Whether a plan is that of one message that is small enough, and combined in the dtype of its arrays."""
+    """Return whether a plan has one message only, small enough and combined in the dtype of its arrays."""
     if len(plan.buckets) != 1 or plan.empty or topology.compares_places:
         return False
     bucket = plan.buckets[0]
@@ -46,10 +46,10 @@ def supports(topology: Topology, plan: Plan) -> bool:
 
 
 def prepare(topology: Topology, plan: Plan, shapes: tuple[tuple[int, ...], ...]) -> Reduce:
-    """A function that takes this rank's arrays of those shapes and returns the combinations of all ranks'.
+    """Return a function that takes this rank's arrays of these shapes and returns their reductions.
 
-    That of one array takes the array itself, and returns one. It makes the whole collective, turn included, and is
-    valid as long as the topology.
+    For one shape the function takes and returns an array instead of a list. It runs the whole collective, including
+    the collective lock, and is valid as long as the topology.
     """
     bucket = plan.buckets[0]
     prepare_message = _on_one_node if len(topology.nodes) == 1 else _between_nodes
@@ -152,7 +152,7 @@ def _reused(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _messages(memory: NodeMemory, bucket: Bucket, shape: tuple[int, ...]) -> list[list[np.ndarray]]:
-    """The slots of all ranks of the node, by generation."""
+    """Return the slots of all ranks of the node, by generation."""
     return [
         [row.reshape(shape) for row in memory.slots(bucket.result, bucket.length, generation)[1]]
         for generation in (0, 1)

@@ -1,4 +1,4 @@
-"""Sparse rows of many replicas, by gathering them."""
+"""The all-reduce of sparse rows, made by gathering them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpistrat.values import IndexedSlices, ReduceOp
 def all_reduce_slices(
     topology: Topology, op: Op, value: IndexedSlices, timeout_seconds: float | None = None
 ) -> IndexedSlices:
-    """All replicas' rows in replica order; for a mean each divided by the number of replicas.
+    """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
 
-    Rows of equal index stay apart: whoever takes them adds them up. ``timeout_seconds`` as in `Topology.turn`.
+    Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `Topology.turn`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""What the ranks compare of a nested structure before any of its leaves is sent.
+"""The comparison of nested structures between ranks, before any leaf is sent.
 
-`mpistrat.nest.take_apart` gives the form of a structure: keys, lengths and places of None. A collective that is one
-operation has the form among the parts of this. One that is several operations calls `agree` first, and what
-may fail on one rank alone, before it sends anything, stands in `refusals`.
+`mpistrat.nest.take_apart` gives the form of a structure: keys, lengths and places of None. A collective of one
+operation has the form among the parts of the operation. A collective of several operations calls `agree` first.
+Preparations that may fail on one rank alone run inside `refusals`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOST, GPU, ROWS, MIRRORED = "an array", "an array on a GPU", "sparse rows", "a m
 
 
 def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: float | None = None) -> None:
-    """Compare what the ranks are about to do. Collective; returns at once on a single rank.
+    """Compare the next collective of all ranks. Collective; returns at once on a single rank.
 
     Parameters
     ----------
@@ -34,16 +34,16 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
     Raises
     ------
     MismatchError
-        On every rank, if they differ.
+        On every rank, if the name or the parts differ between ranks.
     """
     if topology.size > 1:
         topology.compare(operation(name, *parts), timeout_seconds)
 
 
 class refusals:
-    """Context of what prepares a collective: tells the other ranks of an error in the arguments of this one.
+    """A context that tells the other ranks of an error in this rank's arguments of a collective.
 
-    Nothing in it communicates. The error itself is raised if all ranks have one of its class.
+    The code inside it must not communicate. The error itself is raised if all ranks raise one of its class.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class refusals:
     Raises
     ------
     MismatchError
-        On every rank, if the others do not refuse.
+        On every rank, if only some of the ranks have such an error.
     """
 
     __slots__ = ("_name", "_timeout_seconds", "_topology")
@@ -76,14 +76,14 @@ class refusals:
 
 
 def kind(leaf: Any) -> str:
-    """The kind of a leaf, which decides how it is sent: one of `HOST`, `GPU`, `ROWS`."""
+    """Return the kind of a leaf, which decides how it is sent: `HOST`, `GPU` or `ROWS`."""
     if isinstance(leaf, IndexedSlices):
         return ROWS
     return GPU if arrays.on_gpu(leaf) else HOST
 
 
 def kind_across_replicas(value: Any) -> str:
-    """As `kind`; `MIRRORED` for a value that is equal on all replicas, which is not sent at all."""
+    """Return the kind of a value as `kind` does, or `MIRRORED` if it is equal on all replicas and not sent."""
     if isinstance(value, Mirrored):
         return MIRRORED
     return kind(component(value))

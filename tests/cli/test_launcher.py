@@ -29,7 +29,9 @@ def test_identify(text, family, version):
 
 @pytest.mark.parametrize("text", ["", "Usage: mpirun something\n"])
 def test_unknown_launcher(text):
-    with pytest.raises(click.ClickException, match=r"/opt/bin/mpirun belongs to no MPI .*pip install"):
+    with pytest.raises(
+        click.ClickException, match=r"/opt/bin/mpirun does not belong to an MPI .*pip install"
+    ):
         identify("/opt/bin/mpirun", text)
 
 
@@ -93,7 +95,7 @@ def test_no_launcher(monkeypatch, tmp_path):
 def test_no_library(monkeypatch):
     monkeypatch.setattr(launcher, "_LOAD", "raise RuntimeError('cannot load MPI library')")
     with pytest.raises(
-        click.ClickException, match=r"mpi4py loads no MPI .*cannot load MPI library.*pip install"
+        click.ClickException, match=r"mpi4py does not load an MPI .*cannot load MPI library.*pip install"
     ):
         find()
 

@@ -244,7 +244,7 @@ def test_mpi_of_an_unknown_library(monkeypatch):
 
 def test_mpi_of_no_python():
     assert "/no/python: No such file" in write("--python", "/no/python", "prog.py")
-    assert "loads no MPI library" in write("--python", "/bin/false", "prog.py")
+    assert "does not load an MPI library" in write("--python", "/bin/false", "prog.py")
 
 
 @pytest.mark.mpich

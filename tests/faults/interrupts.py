@@ -228,6 +228,7 @@ def made(draw, step, delay=None, nap=0.0):
         result = call() if result is None else result
     finally:
         armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
     took = time.perf_counter() - start
     found = np.asarray(read(result))
     if not (found == expected).all():

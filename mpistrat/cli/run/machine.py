@@ -1,4 +1,4 @@
-"""What this machine lends to a job: cores, memory to share, a terminal."""
+"""The resources of this machine for a job: cores, shared memory, access to the memory of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """How many cores this process may use: those of its affinity mask, or fewer if its container has a quota."""
+    """Return the number of cores in the affinity mask of this process, or fewer if its container has a quota."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -19,7 +19,7 @@ def cores() -> int:
 
 
 def _quota(groups: Path, root: Path) -> float | None:
-    """The cores that the control group of this process may use, None if it may use all."""
+    """Return the number of cores that the control group of this process may use, None if it may use all."""
     try:
         own = next(line[3:] for line in groups.read_text().splitlines() if line.startswith("0::"))
         quota, period = (root / own.strip("/") / "cpu.max").read_text().split()
@@ -29,7 +29,7 @@ def _quota(groups: Path, root: Path) -> float | None:
 
 
 def shared_memory_free() -> int | None:
-    """Bytes free in /dev/shm, None where there is none."""
+    """Return the bytes free in /dev/shm, or None if it does not exist."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
@@ -38,7 +38,7 @@ def shared_memory_free() -> int | None:
 
 
 def reads_other_processes() -> bool:
-    """Whether processes may copy from each other's memory (Linux; containers can forbid the call)."""
+    """Return whether processes may copy from each other's memory (Linux; containers can forbid the call)."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if call is None:
         return False

@@ -15,7 +15,7 @@ from mpistrat.runtime.process.launch import without_launcher
 
 
 class _PythonLike(click.Command):
-    """As with Python itself, all that follows the program, or ``-m module``, is the program's."""
+    """A command that gives all arguments after the program, or after ``-m module``, to the program, as Python does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         position = 0

@@ -1,4 +1,4 @@
-"""The processes of a job, from /proc. Where there is none (macOS) they are simply not known."""
+"""The processes of a job, read from /proc. Without /proc (macOS) the functions find no processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 60  # characters of a command
 
 
 def ranks_below(launcher: int) -> dict[int, int]:
-    """The ranks that a launcher has started: process id -> rank."""
+    """Return the ranks that a launcher has started: process id -> rank."""
     children: dict[int, list[int]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         parent = _parent(directory)
@@ -33,7 +33,7 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
 
 def rank_of(process: int) -> int | None:
-    """The rank that a process was started as, None if it was not, or is not there."""
+    """Return the rank of a process, or None if the process is not a rank or does not exist."""
     try:
         environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -43,9 +43,9 @@ def rank_of(process: int) -> int | None:
 
 
 def outputs(process: int) -> dict[str, int]:
-    """What a process has as standard output and standard error: pipes or terminals, by their names in /proc.
+    """Return the pipes or terminals of a process's standard output and standard error: name in /proc -> time.
 
-    With them stands when a terminal was made: its name is given to others later.
+    The time is that at which a terminal was made, since its name is reused later; 0 for a pipe.
     """
     found = {}
     for number in (1, 2):
@@ -56,7 +56,7 @@ def outputs(process: int) -> dict[str, int]:
 
 
 def writers(outputs: Mapping[str, int]) -> list[int]:
-    """The processes that have one of these pipes or terminals open for writing."""
+    """Return the processes that have one of these pipes or terminals open for writing."""
     found = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _made(path: str | Path) -> int:
 
 
 def command_of(process: int) -> str:
-    """The command of a process, shortened; empty if it cannot be read."""
+    """Return the command of a process, shortened; empty if it cannot be read."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -83,7 +83,7 @@ def command_of(process: int) -> str:
 
 def _parent(directory: Path) -> int | None:
     try:
-        # The name of the program stands in parentheses and may contain anything.
+        # The name of the program is in parentheses and may contain any character.
         return int((directory / "stat").read_bytes().rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""A job while it runs: its output, its input, its signals and how it ends."""
+"""The relay of a running job: its output, input, signals and exit status."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ _USUAL = (
     signal.SIGBUS,
     signal.SIGUSR1,
     signal.SIGUSR2,
-)  # what programs die of, beside others
-_TICK = 0.25  # seconds between looks at what no descriptor tells
+)  # more likely causes of a death than other signals
+_TICK = 0.25  # seconds between checks that do not depend on a descriptor
 _SHORT_TICK = 0.01  # while rank 0 waits for its input to be opened
-_PATIENCE = 0.5  # seconds that a text may be held back
-_ALL_ENDED = (
-    2.0  # seconds that a launcher may wait for other processes when its ranks have ended, and then to end
-)
+_PATIENCE = 0.5  # seconds for which a text may be held back
+_ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
 _BLOCK = 1 << 16
 _SET_PDEATHSIG = 1  # prctl
 
@@ -42,13 +40,13 @@ _SET_PDEATHSIG = 1  # prctl
 def run(job: Job, environ: dict[str, str]) -> int:
     """Run a job to its end.
 
-    Standard input goes to rank 0, signals go to the ranks, and their output passes through, without what
-    the launcher itself says about a failure.
+    Standard input goes to rank 0 and signals go to the ranks. The output of the ranks passes through, without the
+    messages of the launcher about a failure.
 
     Parameters
     ----------
     job : Job
-        What to run.
+        The job to run.
     environ : dict
         The environment, to which the job's own settings are added.
 
@@ -85,7 +83,7 @@ class _Relay:
             stderr=subprocess.PIPE,
             preexec_fn=_as_child(signal.SIGTERM if family == "openmpi" else signal.SIGKILL),
         )
-        # Descriptor -> where it goes, and what is taken out on the way.
+        # Descriptor -> the descriptor to write to, and the filter of the launcher's messages.
         self._streams: dict[int, tuple[int, banners.Filter]] = {}
         stdout, stderr = banners.of_stdout(family), banners.of_stderr(family, socket.gethostname())
         for pipe, target, unwanted in ((self._process.stdout, 1, stdout), (self._process.stderr, 2, stderr)):
@@ -152,7 +150,7 @@ class _Relay:
             self._write(target, unwanted.close())
 
     def _wait(self, next_look: float) -> float:
-        """How long nothing but news from the job has to be looked at."""
+        """Return the seconds to wait for output of the job before the next check of its processes."""
         if self._process.returncode:
             return 0
         if self._input.waits or self._of_launcher.isdisjoint(self._streams):
@@ -164,7 +162,7 @@ class _Relay:
         return len(self._ranks) < self._job.ranks
 
     def _look(self) -> dict[int, int]:
-        """The ranks that run. Who was which is kept: some launchers name only the process when one dies."""
+        """Return the running ranks, and record them: some launchers report only the process of a rank that dies."""
         ranks = processes.ranks_below(self._process.pid)
         for process in ranks.keys() - self._ranks.keys():
             self._outputs.update(processes.outputs(process))
@@ -172,7 +170,7 @@ class _Relay:
         return ranks
 
     def _watch_end(self, now: float, ended: bool) -> None:
-        """Wait only so long for other processes than ranks, which these left behind and which hold their output."""
+        """Limit the wait for processes that ranks left behind and that keep the output of ranks open."""
         ranks = {} if ended else self._ranks
         if any(processes.rank_of(process) == rank for process, rank in ranks.items()):
             self._alone_since = None
@@ -186,12 +184,12 @@ class _Relay:
                 self._release()
 
     def _holders(self) -> list[int]:
-        """The processes that keep the output of ranks open."""
+        """Return the processes that keep the output of ranks open."""
         own = processes.outputs(os.getpid())
         return processes.writers({name: self._outputs[name] for name in self._outputs.keys() - own})
 
     def _release(self) -> None:
-        """End the launcher, whose ranks have ended, and say what it waits for."""
+        """End the launcher after its ranks have ended, and report the processes for which it waits."""
         if not self._released:
             self._released = True
             for process in self._holders():
@@ -202,7 +200,7 @@ class _Relay:
         self._process.terminate()
 
     def _read(self, descriptor: int) -> bool:
-        """Pass on what came; False at its end."""
+        """Pass on the data of a descriptor; return False at its end."""
         target, unwanted = self._streams[descriptor]
         data = os.read(descriptor, _BLOCK)
         self._write(target, unwanted.feed(data) if data else unwanted.close())
@@ -220,11 +218,11 @@ class _Relay:
             select.select([], [target], [])
             self._write(target, data)
         except BrokenPipeError:
-            # Nobody reads this any more: the job learns it as it would without us.
+            # The reader of our output has ended: end the job, as without the relay.
             self._process.send_signal(signal.SIGTERM)
 
     def _pass_on(self, number: int, frame: Any) -> None:
-        """Send a signal to the ranks. Launchers differ: some pass it on, some end the job, some die of it."""
+        """Send a signal to the ranks, not the launcher: some launchers pass it on, some end the job, some die."""
         repeated = number in self._passed_on
         again = number == signal.SIGINT and repeated
         ended_before = not self._passed_on.isdisjoint(_ENDING)
@@ -242,7 +240,7 @@ class _Relay:
             _kill(rank, signal.SIGKILL if again else number)
 
     def _stop(self, number: int, frame: Any) -> None:
-        """The terminal's ^Z: stop with all ranks, and go on with them."""
+        """Stop this process and all ranks at ^Z of the terminal, and continue them together."""
         ranks = self._look()
         for rank in ranks:
             _kill(rank, signal.SIGSTOP)
@@ -251,7 +249,7 @@ class _Relay:
             _kill(rank, signal.SIGCONT)
 
     def _end_orphans(self) -> None:
-        """The launcher was killed, and with it everything that would have ended the ranks."""
+        """Kill the ranks that still run after the launcher was killed."""
         for process, rank in self._ranks.items():
             if processes.rank_of(process) == rank:
                 _kill(process, signal.SIGKILL)
@@ -268,7 +266,7 @@ class _Relay:
             self._say(f"{self._name(death)} was killed by signal {numbers}")
             return 128 + death.signal
         if self._released and self._job.launcher.family == "openmpi":
-            # It ends at once if a rank fails, so all have succeeded. Others know how their ranks ended.
+            # This launcher ends at once if a rank fails, so all ranks succeeded. Others return the ranks' status.
             return int(any(unwanted.failed for unwanted in self._filters))
         if code < 0:
             if -code not in self._passed_on:
@@ -298,10 +296,10 @@ def _kill(process: int, number: int) -> None:
 
 
 def _as_child(when_orphaned: int) -> Callable[[], None]:
-    """What the launcher does before it becomes the launcher.
+    """Return a function that the child process calls before it executes the launcher.
 
-    Signals of the terminal must reach it through this process only, so it gets a process group of its own;
-    and where that can be asked for, it dies with this process.
+    Signals of the terminal must reach the launcher through this process only, so it gets its own process group. On
+    Linux it also gets the signal ``when_orphaned`` when this process dies.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
     parent = os.getpid()
@@ -318,7 +316,7 @@ def _as_child(when_orphaned: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _handlers(pass_on: Callable[[int, Any], None], stop: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle the signals that are for the ranks. One that this process was told to ignore stays ignored."""
+    """Handle the signals that are for the ranks. A signal that this process ignores stays ignored."""
     before = {}
     for number in (*_PASSED_ON, signal.SIGTSTP):
         if signal.getsignal(number) != signal.SIG_IGN:

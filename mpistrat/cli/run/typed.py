@@ -1,4 +1,4 @@
-"""Standard input on its way to rank 0."""
+"""The way of standard input to rank 0."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import stat
 import tempfile
 from pathlib import Path
 
-# What each rank runs instead of the program: with standard input for rank 0, and without for all others.
+# Each rank runs this shell command instead of the program: rank 0 with standard input, other ranks without.
 _WITH_INPUT = (
     'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" = 0 ]; then exec "$@" <"$0"; else exec "$@" </dev/null; fi'
 )
 
 
 class Input:
-    """Copies standard input to rank 0.
+    """The copy of standard input to a named pipe that rank 0 reads.
 
-    Launchers do that badly: the one of Open MPI 5 never tells rank 0 that its input has ended, and repeats
-    parts of a long one; the one of MPICH ends the job if rank 0 reads more slowly than it does itself; and
-    none may read from a terminal that it is in the background of. So rank 0 opens a pipe of this process, or
-    the null device if there is nothing to read.
+    Launchers forward input badly. That of Open MPI 5 never ends the input of rank 0, and repeats parts of a long one.
+    That of MPICH ends the job if rank 0 reads more slowly than the launcher. A launcher in the background cannot read
+    from its terminal. So rank 0 opens a pipe of this process, or the null device without input.
 
     Attributes
     ----------
     waits : bool
-        Whether rank 0 may be waiting for this process to open that pipe.
+        Whether rank 0 may be waiting for this process to open the pipe.
     """
 
     def __init__(self) -> None:
@@ -48,12 +47,12 @@ class Input:
         return Path(self._directory or "") / "stdin"
 
     def around(self, program: list[str]) -> list[str]:
-        """What the ranks have to run instead of this program."""
+        """Return the command that the ranks run instead of this program."""
         source = os.devnull if self._directory is None else str(self._fifo)
         return ["/bin/sh", "-c", _WITH_INPUT, source, *program]
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Let a selector look for what can be done next, if anything."""
+        """Register with a selector the descriptor of the next read or write, if there is one."""
         if self.waits:
             self._open()
         wanted = None
@@ -69,11 +68,11 @@ class Input:
                 selector.unregister(descriptor)
 
     def is_mine(self, descriptor: int) -> bool:
-        """Whether a descriptor that is ready is for `step`."""
+        """Return whether a descriptor that is ready is for `step`."""
         return descriptor in (0, self._pipe)
 
     def step(self, selector: selectors.BaseSelector) -> None:
-        """Read, or write, now that this is possible."""
+        """Read or write once, when the selector reports a descriptor as ready."""
         assert self._pipe is not None
         try:
             if not self._pending:
@@ -88,7 +87,7 @@ class Input:
             self._end(selector)
 
     def close(self) -> None:
-        """The job has ended."""
+        """Close and remove the pipe, after the end of the job."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
@@ -96,7 +95,7 @@ class Input:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _open(self) -> None:
-        """Open the pipe as soon as rank 0 does."""
+        """Open the pipe if rank 0 has opened it."""
         try:
             self._pipe = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self.waits = False
@@ -122,7 +121,7 @@ class Input:
 
 
 def _kind() -> str:
-    """What standard input is: ``"nothing"``, ``"terminal"`` or ``"data"``."""
+    """Return the kind of standard input: ``"nothing"``, ``"terminal"`` or ``"data"``."""
     try:
         found = os.fstat(0)
     except OSError:

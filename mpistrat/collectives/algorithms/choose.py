@@ -1,4 +1,4 @@
-"""Which algorithm is used where: the table."""
+"""The table of all-reduce algorithms, and the choice of one for each message."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # names that arrays on GPUs can be reduced by
+GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # the names of the routes for arrays on GPUs
 
 
 def choose(
     topology: Topology, nbytes: int, dtype: np.dtype, device: Device, name: str | None = None
 ) -> Algorithm:
-    """The algorithm of that name, or the one with the lowest cost.
+    """Return the algorithm with this name, or the one with the lowest cost.
 
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If the name is unknown.
     RuntimeError
-        If none, or not the one asked for, can combine these values here.
+        If the algorithm of this name, or every algorithm, does not support these values on these ranks.
     """
     return min(
         _able(topology, dtype, device, name), key=lambda algorithm: costs.of(topology, algorithm, nbytes)
@@ -53,7 +53,7 @@ def choose(
 
 
 def piece_bytes(topology: Topology, dtype: np.dtype, device: Device, name: str | None = None) -> int:
-    """Bytes of a message that whichever algorithm is chosen takes in one piece."""
+    """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""
     return min(algorithm.piece_bytes(topology) for algorithm in _able(topology, dtype, device, name))
 
 
@@ -69,7 +69,7 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
             f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
         )
     else:
-        raise ValueError(f"{name!r} is no all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+        raise ValueError(f"{name!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
     able = [each for each in named if each.supports(topology, dtype, device)]
     if not able:
         raise RuntimeError(
@@ -81,7 +81,7 @@ def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None)
 
 
 def describe(topology: Topology) -> str:
-    """A table of what is chosen for float32 messages of growing size, and what each way is expected to cost."""
+    """Return a table of the algorithms chosen for float32 messages of growing size, and of all predicted costs."""
     dtype, device = np.dtype(np.float32), Device("cpu")
     able = _able(topology, dtype, device, None)
     lines = ["bytes        chosen              " + "".join(f"{each.name:>22}" for each in able)]

@@ -1,4 +1,4 @@
-"""What an all-reduce algorithm is."""
+"""The base class of all-reduce algorithms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
-WHOLE = 1 << 62  # bytes of a piece where an algorithm cuts its messages itself
+WHOLE = 1 << 62  # bytes of a piece for an algorithm that divides its messages itself
 
 
 def agreement_cost(topology: Topology) -> float:
-    """Seconds until all know that all are in the same operation: two barriers, and an exchange for each doubling."""
+    """Return the seconds of an agreement: two barriers, and an exchange for each doubling of the nodes."""
     return 20e-6 + math.ceil(math.log2(len(topology.nodes))) * 20e-6
 
 
@@ -24,11 +24,11 @@ class Algorithm(ABC):
     Attributes
     ----------
     name : str
-        What a user calls it by.
+        The name by which a user chooses the algorithm.
     meets : bool
-        Whether `reduce` calls `Topology.meet` before anything else that communicates.
+        Whether `reduce` calls `Topology.meet` before it communicates in any other way.
     by_name_only : bool
-        Whether it is never chosen for its cost.
+        Whether the algorithm is used only if the user names it.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Algorithm(ABC):
 
     @abstractmethod
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        """Whether it can combine arrays of this dtype that live on this kind of device."""
+        """Return whether the algorithm can combine arrays of this dtype on this kind of device."""
 
     @abstractmethod
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Predicted seconds for one array of ``nbytes`` bytes."""
+        """Return the predicted seconds for one array of ``nbytes`` bytes."""
 
     @abstractmethod
     def piece_bytes(self, topology: Topology) -> int:
-        """Bytes of the largest message that `reduce` is given."""
+        """Return the bytes of the largest message that `reduce` takes."""
 
     @abstractmethod
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the combination of all ranks' ``send`` into ``receive``. The caller holds the topology's turn.
+        """Write the combination of all ranks' ``send`` into ``receive``. The caller holds the collective lock.
 
         Parameters
         ----------
@@ -57,5 +57,5 @@ class Algorithm(ABC):
         combine : numpy.ufunc
             ``numpy.add``, ``maximum``, ``minimum`` or ``multiply``.
         send, receive : numpy.ndarray
-            Flat, contiguous, of one length; may be the same. The dtype of ``receive`` is the one to combine in.
+            Flat, contiguous, of one length; may be the same array. The values are combined in the dtype of ``receive``.
         """

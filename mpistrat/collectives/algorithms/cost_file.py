@@ -1,6 +1,6 @@
-"""What the algorithms cost on this machine, in a file for each MPI library and layout of ranks.
+"""The measured costs of the algorithms, in a file for each MPI library and layout of ranks.
 
-`mpistrat bench tune` writes it.
+`mpistrat bench tune` writes the file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 def path_of(topology: Topology) -> Path:
-    """Where measurements for this MPI library and layout are kept: in XDG_CACHE_HOME or ``~/.cache``."""
+    """Return the path of the measurements for this MPI library and layout, in XDG_CACHE_HOME or ``~/.cache``."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(json.dumps(_key(topology)).encode()).hexdigest()[:16]
     return cache / "mpistrat" / f"costs-{name}.json"
 
 
 def to_json(topology: Topology, points: Points) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
 
 
 def read(topology: Topology) -> Points | None:
-    """What was measured here; None, with a warning, if that cannot be used."""
+    """Return the measured costs; None, with a warning, if the file is missing or cannot be used."""
     path: Path | str = "what was measured"
     try:
         path = path_of(topology)
@@ -45,18 +45,19 @@ def read(topology: Topology) -> Points | None:
         _log.warning(
             "%s is set, but nothing was measured here: run mpistrat bench tune", Options.tuned.origin(rc)
         )
-    except (OSError, ValueError, OverflowError, RuntimeError) as error:  # and no rank waits for this one
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        # Not raised, since the other ranks wait for rank 0.
         _log.warning("%s is not used: %s", path, error)
     return None
 
 
 def parse(text: str, key: Sequence[object]) -> Points:
-    """The points in the text of a file.
+    """Return the points in the text of a file.
 
     Raises
     ------
     ValueError
-        If it is no such text, or one for another MPI library or layout.
+        If the text has another format, or is for another MPI library or layout.
     """
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -72,7 +73,7 @@ def parse(text: str, key: Sequence[object]) -> Points:
 def _ascending(pairs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
     points = sorted((int(nbytes), float(seconds)) for nbytes, seconds in pairs)
     if not points or not all(nbytes > 0 and 0 < seconds < math.inf for nbytes, seconds in points):
-        raise ValueError(f"its points are no positive numbers: {points}")
+        raise ValueError(f"its points are not positive numbers: {points}")
     return points
 
 

@@ -1,4 +1,4 @@
-"""What the algorithms cost: measured, where that is asked for and `mpistrat bench tune` has, else predicted."""
+"""The costs of the algorithms: measured by `mpistrat bench tune` if the user asks for it, else predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class Measured(Slot):
-    """The times that were measured here, by the name of the algorithm.
+    """The measured times of a topology, by the name of the algorithm.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Measured(Slot):
 
 
 def heed(topology: Topology) -> None:
-    """Let `choose` go by what was measured here, if ``rc.tuned`` is true on rank 0. Collective when first called."""
+    """Let `choose` use the measured costs if ``rc.tuned`` is true on rank 0. The first call is collective."""
     measured = topology.slot(Measured)
     if measured.points is None:
         found, tuned = None, rc.tuned  # read on every rank, so that all raise
@@ -38,7 +38,7 @@ def heed(topology: Topology) -> None:
 
 
 def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
-    """Seconds that a message takes: measured, where anything was measured here, else predicted."""
+    """Return the seconds that a message takes: measured if the topology has measurements, else predicted."""
     measured = topology.slot(Measured).points
     if not measured:
         return algorithm.cost(topology, nbytes)
@@ -47,7 +47,7 @@ def of(topology: Topology, algorithm: Algorithm, nbytes: int) -> float:
 
 
 def seconds(points: Sequence[tuple[int, float]], nbytes: int) -> float:
-    """What ``nbytes`` bytes take: on a straight line between two points, in proportion beyond the last.
+    """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The same bits for any order of the values: every sum is exact, and rounded once."""
+"""The exact all-reduce: the same bits for any order of the values, as each sum is exact and rounded once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _in_memory, _by_mpi = HierarchicalAllReduce(), MpiAllReduce()
 
 
 class ExactAllReduce(Algorithm):
-    """Floating point sums by `exact_sum`; integers, maxima and minima have one result in any order.
+    """The all-reduce with exact floating point sums, by `exact_sum`.
 
-    Each rank lays its values down where the node's others see them, and adds up a slice of all. Between nodes the
-    exponents of a slice (2 bytes an element, 4 of float64) and its float64 sum or its integers (8 bytes, mostly 16
-    of float64) go by a rail.
+    Sums of integers, maxima and minima have one result in any order. Each rank writes its values to its slot, and adds
+    a slice of all slots. Between nodes a rail carries the exponents of a slice, 2 bytes per element, 4 for float64.
+    It also carries the float64 sum or the integers of the slice, 8 bytes per element, mostly 16 for float64.
     """
 
     name = "exact"
@@ -47,12 +47,12 @@ class ExactAllReduce(Algorithm):
         return min(_PIECE_BYTES, topology.memory.slot_bytes)
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        """As `Algorithm.reduce`.
+        """Write the combination of all ranks' ``send`` into ``receive``, as `Algorithm.reduce` does.
 
         Raises
         ------
         ValueError
-            On every rank, for a product of floating point numbers: each of its roundings depends on the order.
+            On every rank, for a product of floating point numbers, whose roundings depend on the order.
         """
         topology.only_meets = topology.memory is not None and len(topology.nodes) == 1
         if receive.dtype.kind in "iu":
@@ -68,7 +68,7 @@ class ExactAllReduce(Algorithm):
             )
         else:
             _in_any_order(topology, combine, send, receive)
-            receive += receive.dtype.type(0)  # no -0, which compares equal to 0
+            receive += receive.dtype.type(0)  # turns -0 into 0: they compare equal, so the order would decide
             receive[np.isnan(receive)] = np.nan
 
 
@@ -81,7 +81,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
     memory = topology.memory
     if memory is None:
         if send is receive:
-            send = send.copy()  # it is read again where the first pass was not exact
+            send = send.copy()  # read again for the elements whose float64 sum is not exact
         by_mpi = _exchange(topology.world, topology.limits)
         exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, by_mpi)
         return
@@ -112,7 +112,7 @@ def _rows(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _exchange(comm: Any, limits: Limits) -> Exchange:
-    """Combine over a communicator: what is exchanged has one result in any order."""
+    """Return a function that combines arrays over a communicator; their result must not depend on the order."""
 
     def exchange(ufunc: np.ufunc, array: np.ndarray) -> None:
         if array.nbytes < limits.exact_ring_bytes:

@@ -1,10 +1,11 @@
-"""The sum of floating point numbers as if computed without error and rounded once: no order can change it.
+"""The exact sum of floating point numbers, rounded once, so that the result does not depend on the order.
 
-For every element the ranks first agree on the largest and the smallest exponent of what is summed. They say how
-many integers hold the sum without error: each value is cut into digits relative to the largest exponent, the digits
-are added as integers, and what they stand for is rounded. These are the bins of Demmel and Nguyen ("Parallel
-Reproducible Summation", IEEE Transactions on Computers, 2015), but as many as the values need, so that the result
-does not depend on the bins. Where float64 itself holds the sum of some float32 numbers without error, nothing is cut.
+For every element the ranks first agree on the largest and the smallest exponent of its values. The two exponents give
+the number of integers that hold the sum without error. Each value is cut into digits relative to the largest exponent,
+the digits are added as integers, and their total is rounded. The digits are the bins of Demmel and Nguyen ("Parallel
+Reproducible Summation", IEEE Transactions on Computers, 2015). Here there are as many bins as the values need, so that
+the result does not depend on the bins. If float64 holds the sum of float32 values without error, they are added as
+float64.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def exact_sum(
 ) -> None:
     """Write the exact sum over all rows of all blocks (of all ranks), rounded once, into ``out``.
 
-    An infinity or a NaN among the values of an element makes the sum what IEEE 754 says, in one bit pattern of NaN;
-    a sum of zero is +0.
+    With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero
+    is +0.
 
     Parameters
     ----------
@@ -53,9 +54,9 @@ def exact_sum(
     out : numpy.ndarray, shape (count,)
         float32 or float64.
     summands : int
-        How many rows there are, on all ranks together, or more.
+        The number of rows on all ranks together, or an upper bound.
     exchange : callable, optional
-        ``exchange(ufunc, array)`` combines a flat array over the ranks, in place; by default there is only this one.
+        ``exchange(ufunc, array)`` combines a flat array over the ranks, in place; by default only this rank counts.
     """
     if not len(out):
         return
@@ -89,7 +90,7 @@ def _over_rows(ufunc: np.ufunc, block: np.ndarray, dtype: type | None = None) ->
 def _exponents(
     blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The biased exponent of each element's largest value, and how far that of its smallest lies below."""
+    """Return the biased exponent of each element's largest value, and its distance to that of the smallest."""
     count = blocks[0].shape[1]
     largest = np.zeros(count, kind.bits)
     smallest = np.full(count, np.iinfo(kind.bits).max, kind.bits)
@@ -97,7 +98,7 @@ def _exponents(
         if len(block):
             bits = block.view(kind.bits) & kind.magnitude
             np.maximum(largest, _over_rows(np.maximum, bits), out=largest)
-            bits -= kind.bits.type(1)  # a zero becomes the largest
+            bits -= kind.bits.type(1)  # wraps around, so that a zero never is the smallest
             np.minimum(smallest, _over_rows(np.minimum, bits), out=smallest)
     ends = np.empty((2, count), kind.exponent)
     np.right_shift(largest, kind.mantissa_bits, out=largest)
@@ -114,7 +115,7 @@ def _exponents(
 def _sum_beyond_finite(
     blocks: Sequence[np.ndarray], where: np.ndarray, out: np.ndarray, exchange: Exchange | None
 ) -> None:
-    """Sums of infinities and NaN, which the finite values beside them cannot change."""
+    """Write the sums of elements with an infinity or a NaN; their finite values do not matter."""
     total = np.zeros(len(where), np.float64)
     for block in blocks:
         values = block[:, where]
@@ -133,10 +134,10 @@ def _sum_digits(
     dtype: np.dtype,
     exchange: Exchange | None,
 ) -> np.ndarray:
-    """Finite sums by way of integers, each ``width`` bits of every value."""
+    """Return finite sums, computed with integers that hold ``width`` bits of each value."""
     width = 62 - headroom
     count = -(-(depth + kind.precision) // width)
-    # In 64 bits, which NumPy 1 leaves if a number of 64 meets an array of 32.
+    # In 64 bits: NumPy 1 would keep an array of 32 bits if a number of 64 bits is added.
     units = [largest.astype(np.int64) - (kind.bias - 1 + width * (k + 1)) for k in range(count)]
     into, back = [_times_power(-unit) for unit in units], [_times_power(unit) for unit in units[:-1]]
     digits = np.zeros((count, len(largest)), np.int64)
@@ -153,16 +154,16 @@ def _sum_digits(
 
 
 def _times_power(exponent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Multiplication by a power of two, whether or not that is a normal float64 itself."""
+    """Return a function that multiplies by a power of two, which need not be a normal float64 itself."""
     if exponent.min() > -1023 and exponent.max() < 1024:
         return partial(np.multiply, ((exponent + 1023) << 52).view(np.float64))
     return lambda values: np.ldexp(values, exponent)
 
 
 def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """``sum(digits[k] * 2 ** (unit - k * width))``, rounded to the nearest, ties to even.
+    """Return ``sum(digits[k] * 2 ** (unit - k * width))``, rounded to the nearest, ties to even.
 
-    62 leading bits go into one integer, whose last is set if anything is left: it decides a tie.
+    The 62 leading bits go into one integer. Its last bit is set if a lower bit is set, which decides a tie.
     """
     if len(digits) == 1:
         return _times_power(unit)(digits[0].astype(dtype).astype(np.float64)).astype(dtype)
@@ -172,7 +173,7 @@ def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) 
     _carry(digits, width)
     leading, left = digits[0], np.zeros(len(unit), bool)
     for digit in digits[1:]:
-        # Without the bit behind the highest one the conversion cannot round up to the next power of two.
+        # Clear the bit after the highest one, so that the conversion cannot round up to the next power of two.
         used = np.frexp((leading & ~(leading >> 1)).astype(np.float64))[1].astype(np.int64)
         room = np.clip(62 - used, 0, width)
         behind = width - room
@@ -184,7 +185,7 @@ def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) 
 
 
 def _carry(digits: np.ndarray, width: int) -> None:
-    """Bring all digits but the first into ``[0, 2 ** width)``."""
+    """Carry between digits until all but the first are in ``[0, 2 ** width)``."""
     for k in range(len(digits) - 1, 0, -1):
         over = digits[k] >> width
         digits[k] -= over << width

@@ -1,4 +1,4 @@
-"""Inside the node through shared memory, between nodes on the rails."""
+"""The hierarchical all-reduce: shared memory inside the nodes, rails between them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
-# Below this many bytes a second barrier costs more than every rank's adding up all.
+# For fewer bytes every rank adds all values itself, which costs less than a second barrier.
 ALL_BY_EACH_BYTES = 128 << 10
 
 
 class HierarchicalAllReduce(Algorithm):
-    """Each rank lays its values down where the node's others see them, and adds up a slice of all.
+    """The all-reduce in which each rank of a node adds a slice of all slots.
 
-    The slices are combined between nodes, slice ``i`` on the rail of local rank ``i``, by a ring; then each
-    rank takes the whole result. Every node sends and receives ``2 (nodes - 1) / nodes`` times the bytes of the
-    message, whatever the number of its ranks.
+    Between nodes, slice ``i`` is combined by a ring on the rail of local rank ``i``. Then each rank copies the whole
+    result. Every node sends and receives ``2 (nodes - 1) / nodes`` times the bytes of the message, for any number of
+    ranks.
     """
 
     name = "hierarchical"
@@ -32,12 +32,12 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Copies and sums in memory, or on the wire if that is slower, and the start and steps of each piece's ring."""
+        """Return the time in memory or on the wire, the longer one, plus the latency of each piece's ring."""
         pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
         return _cost(topology, nbytes, pieces)
 
     def cost_in_place(self, topology: Topology, nbytes: int) -> float:
-        """As `cost`, of buffers, which are not cut."""
+        """Return the cost of buffers, which are reduced as one piece."""
         return _cost(topology, nbytes, 1)
 
     def piece_bytes(self, topology: Topology) -> int:
@@ -66,7 +66,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
     rows = memory.lay_down(send)
     topology.meet()
     if len(rows) == 2:
-        # The values are the same in `send`, which is nearer than a slot that others read.
+        # `send` holds the same values as the slot, and is faster to read than a slot that other ranks read too.
         pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
         combine(*pair, out=receive, dtype=receive.dtype)
         return

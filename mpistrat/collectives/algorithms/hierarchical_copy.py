@@ -1,4 +1,4 @@
-"""Reduce to each node's leader, all-reduce between leaders, copy back."""
+"""The all-reduce of two tiers by MPI: to each node's leader, between the leaders, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class HierarchicalCopy(Algorithm):
-    """The two tiers by MPI's own reduce, all-reduce and broadcast, piece by piece."""
+    """The all-reduce by ``MPI_Reduce`` to leaders, ``MPI_Allreduce`` between them and ``MPI_Bcast`` from them."""
 
     name = "hierarchical_copy"
     by_name_only = True
@@ -23,7 +23,7 @@ class HierarchicalCopy(Algorithm):
         return device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """A reduce and a broadcast inside the node, and every leader's share of the wire."""
+        """Return the time of a reduce and a broadcast inside the node, plus each leader's time on the wire."""
         largest, nodes = max(topology.ranks_per_node), len(topology.nodes)
         inside = 2 * math.ceil(math.log2(largest)) * (1e-6 + nbytes / 5e9)
         between = math.ceil(math.log2(nodes)) * 5e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9

@@ -1,4 +1,4 @@
-"""One replica: its value is the sum."""
+"""The all-reduce of a single replica, a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class Identity(Algorithm):
-    """Copies: the all-reduce of a single replica."""
+    """The all-reduce of a single replica, whose result is its value."""
 
     name = "identity"
 

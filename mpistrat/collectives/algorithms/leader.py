@@ -1,4 +1,4 @@
-"""Inside the node through shared memory, between nodes by the leaders alone."""
+"""The all-reduce of small messages: shared memory inside the nodes, leaders between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class LeaderAllReduce(Algorithm):
-    """The leader of each node adds up what its ranks laid down; the sums travel with the agreement."""
+    """The all-reduce in which each leader adds the slots of its node, and the sums travel with the agreement."""
 
     name = "leader"
     meets = True
@@ -23,7 +23,7 @@ class LeaderAllReduce(Algorithm):
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """One exchange of each piece for each doubling of the number of nodes."""
+        """Return the time of one exchange of each piece for each doubling of the number of nodes."""
         doublings = math.ceil(math.log2(len(topology.nodes)))
         pieces = math.ceil(nbytes / self.piece_bytes(topology))
         exchanges = doublings * (pieces * 10e-6 + nbytes / 5e8)

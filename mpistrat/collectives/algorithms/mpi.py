@@ -1,4 +1,4 @@
-"""The MPI library's own all-reduce."""
+"""The all-reduce by ``MPI_Allreduce``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
-# A piece that stays in the cache between the library's passes over it; it also keeps counts far below
-# 2^31, which older libraries do not go beyond.
-
 _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
 
 @cache
 def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
-    """MPI's operation that does what a ufunc does. MPI's own extremes may overlook what is not a number."""
+    """Return the MPI operation of a ufunc. Extremes are our own operation, since those of MPI may ignore NaN."""
     MPI = mpi.start()
     if combine in (np.add, np.multiply) or dtype.kind in "iu":
         return getattr(MPI, _OPERATIONS[combine.__name__])
@@ -34,7 +31,11 @@ def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
 
 
 class MpiAllReduce(Algorithm):
-    """``MPI_Allreduce`` (MPI 4.1 section 6.9.6) in pieces of the size of the cache."""
+    """The all-reduce by ``MPI_Allreduce`` (MPI 4.1 section 6.9.6).
+
+    A piece stays in the cache between the passes of the library. It also keeps counts far below 2^31, the limit of
+    older libraries.
+    """
 
     name = "mpi"
 
@@ -42,10 +43,9 @@ class MpiAllReduce(Algorithm):
         return device.kind == "cpu" and dtype.kind in "iufc"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Latency per round of a recursive doubling, then the bytes that each rank or each node must send.
+        """Return the latency of a recursive doubling plus the time for the bytes that each rank or node sends.
 
-        The libraries' defaults are near the least number of bytes between two nodes, and far from it between
-        more.
+        The defaults of the libraries send near the minimum of bytes between two nodes, and far more between more.
         """
         size, nodes = topology.size, len(topology.nodes)
         rounds = math.ceil(math.log2(size))
@@ -66,5 +66,5 @@ class MpiAllReduce(Algorithm):
         self.all_reduce(topology.world, mine, receive, mpi_operation(combine, receive.dtype))
 
     def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:
-        """The call of MPI, waited for."""
+        """Call ``MPI_Allreduce`` and wait for the result."""
         world.Allreduce(send, receive, operation)

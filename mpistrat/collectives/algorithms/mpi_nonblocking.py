@@ -1,4 +1,4 @@
-"""The MPI library's non-blocking all-reduce, waited for at once."""
+"""The all-reduce by ``MPI_Iallreduce``, waited for at once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mpistrat.runtime.topology import Topology
 
 
 class MpiNonblockingAllReduce(MpiAllReduce):
-    """``MPI_Iallreduce`` (MPI 4.1 section 6.12.7) in pieces of the size of the cache.
+    """The all-reduce by ``MPI_Iallreduce`` (MPI 4.1 section 6.12.7), in pieces of the size of the cache.
 
-    The libraries make it of point-to-point messages in a ring over all ranks. Their blocking one, by default, lets
-    one rank of a node send more than the least there can be.
+    The libraries implement it by point-to-point messages in a ring over all ranks. With their blocking all-reduce, by
+    default, one rank of a node sends more than the minimum.
     """
 
     name = "mpi_nonblocking"
 
     def cost(self, topology: Topology, nbytes: int) -> float:
-        """Steps of a ring over all ranks, made by the library, and the least bytes on the wire."""
+        """Return the latency of a ring over all ranks plus the time for the minimum of bytes on the wire."""
         nodes = len(topology.nodes)
         if nodes == 1:
             return 2 * super().cost(topology, nbytes)

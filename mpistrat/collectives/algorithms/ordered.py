@@ -1,4 +1,4 @@
-"""The same bits whatever the nodes, pieces and MPI library: values are combined in the order of ranks."""
+"""The ordered all-reduce: the same bits for any nodes, pieces and MPI library, by the order of ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 4 << 20
-_GATHERED_BYTES = 256 << 10  # of all ranks together: up to here every rank combines everything
+_GATHERED_BYTES = 256 << 10  # of all ranks together; up to this size every rank combines all values
 
 _in_memory = HierarchicalAllReduce()
 
 
 class OrderedAllReduce(Algorithm):
-    """``((rank 0 + rank 1) + rank 2) + ...`` for every element.
+    """The all-reduce that computes ``((rank 0 + rank 1) + rank 2) + ...`` for every element.
 
-    On one node through its shared memory, where the hierarchical way has this order already. Else every rank gets
-    an equal slice of all ranks' values, combines them, and the slices are gathered: a rank sends and receives
-    ``2 (size - 1) / size`` times the bytes of the message.
+    On one node it is `HierarchicalAllReduce`, which has this order already. Else every rank gets an equal slice of all
+    ranks' values and combines it, and the slices are gathered. A rank sends and receives ``2 (size - 1) / size`` times
+    the bytes of the message.
     """
 
     name = "ordered"

@@ -1,4 +1,4 @@
-"""The replicas' arrays on GPUs, one after another along an axis, by device pointers."""
+"""The all-gather of arrays on GPUs along an axis, by device pointers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _EVEN, _UNEVEN = "Allgather", "Allgatherv"
 
 
 def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """As `all_gather.all_gather`, of CuPy arrays; None on every rank if the library cannot be given pointers for it."""
+    """Gather CuPy arrays as `all_gather.all_gather` does.
+
+    Return None on every rank if the MPI library does not take device pointers for it.
+    """
     axis = checked_axis(value, axis)
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with cupy.cuda.Device(device):
@@ -43,7 +46,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
 def _gather(
     topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: Any, lengths: Sequence[int]
 ) -> None:
-    words = len(total) // sum(lengths)  # of a row
+    words = len(total) // sum(lengths)  # in a row
     starts = [0, *itertools.accumulate(length * words for length in lengths)]
     parts = [total[first:last] for first, last in itertools.pairwise(starts)]
     send, receive = (way.view(total.dtype) for way in (memory.send, memory.receive))

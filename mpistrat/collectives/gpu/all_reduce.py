@@ -1,4 +1,4 @@
-"""The all-reduce of arrays on GPUs: packed there, and each message by the first route that the ranks can go."""
+"""The all-reduce of arrays on GPUs, packed on the GPU and sent by the best route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
-# In the order of preference; the last is possible everywhere.
+# In the order of preference; the last one is always possible.
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
 
 
@@ -32,7 +32,7 @@ def all_reduce(
     timeout_seconds: float | None = None,
     form: Hashable = None,
 ) -> list[Any]:
-    """New arrays that hold the reduction of CuPy arrays over the ranks; buffers of an arena hold it themselves.
+    """Return new arrays with the reduction of CuPy arrays over the ranks; buffers are reduced in place.
 
     Parameters
     ----------
@@ -43,20 +43,20 @@ def all_reduce(
     bytes_per_pack : int
         As in `CommunicationOptions`.
     name : str, optional
-        Of the route to go; or of an algorithm of the host, to which the pinned route goes.
+        The name of a route, or of an algorithm of the host, which uses the pinned route.
     timeout_seconds : float, optional
         As in `CommunicationOptions`.
     form : str, optional
-        That of the structure whose leaves the values are. The ranks compare it.
+        The form of the structure whose leaves the values are. The ranks compare it.
 
     Raises
     ------
     TypeError
         If one of the arrays cannot be reduced by ``op``.
     ValueError
-        If they live on several GPUs; on every rank, if shapes or dtypes differ between ranks.
+        If the arrays are on several GPUs; on every rank, if shapes or dtypes differ between ranks.
     RuntimeError
-        On every rank, if they cannot go by the route of that name.
+        On every rank, if the ranks cannot use the route of this name.
     """
     if not values:
         return []
@@ -88,7 +88,7 @@ def all_reduce(
 def _jobs(
     topology: Topology, op: Op, values: Sequence[Any], key: gpu_packing.Key, bytes_per_pack: int
 ) -> tuple[list[PackedBucket], list[Any], tuple[Any, ...]]:
-    """What is to be reduced, the results as far as they are known, and where buffers of arenas lie."""
+    """Return the messages, the list of results with the buffers filled in, and the places of buffers in arenas."""
     cupy = cupy_for("an array on a GPU")
     out: list[Any] = [None] * len(values)
     jobs: list[PackedBucket] = []
@@ -107,7 +107,7 @@ def _jobs(
 def _in_place(
     topology: Topology, op: Op, values: Sequence[Any], out: list[Any], jobs: list[PackedBucket]
 ) -> tuple[list[int], tuple[Any, ...]]:
-    """Take the buffers of arenas, neighbours together; returns the places of all others."""
+    """Add the buffers to ``out`` and ``jobs``, neighbours joined; return the indices of other arrays and the places."""
     homes: dict[int, tuple[arena.Arena, list[int]]] = {}
     rest: list[int] = []
     for i, (value, home) in enumerate(zip(values, arena.homes(topology, values), strict=True)):
@@ -130,11 +130,11 @@ def _in_place(
 
 
 class Obstacles(dict[int, dict[str, str]], Slot):
-    """For each of this rank's GPUs, why arrays on it cannot go a route; empty for a route that they can go."""
+    """The reason why a route cannot be used, by GPU and name of the route; empty if it can."""
 
 
 def _obstacle(topology: Topology, device: Device, name: str) -> str:
-    """Why the ranks cannot go a route, found out when it is first needed. Collective."""
+    """Return why the ranks cannot use a route, determined at the first call. Collective."""
     known = topology.slot(Obstacles).setdefault(device.index, {})
     if name not in known:
         if type(ROUTES[name]).obstacle is Route.obstacle:
@@ -148,7 +148,7 @@ def _obstacle(topology: Topology, device: Device, name: str) -> str:
 def _by_route(
     topology: Topology, device: Device, jobs: Sequence[PackedBucket], name: str | None, op: Op
 ) -> list[tuple[Route, list[PackedBucket]]]:
-    """The jobs of each route: the first that the ranks can go, or the one of that name."""
+    """Return the jobs of each route. A job uses the first possible route, or the one with this name."""
     if topology.size == 1:
         return [(_Alone(), list(jobs))] if jobs else []
     wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
@@ -172,7 +172,7 @@ def _by_route(
 
 
 class _Alone(Route):
-    """One replica: its value is the sum."""
+    """The route of a single replica, whose result is its value."""
 
     name = "identity"
 
@@ -190,7 +190,7 @@ class _Alone(Route):
 
 
 def obstacles(topology: Topology, device: Device) -> dict[str, str]:
-    """Of each route, in the order of preference, why the ranks cannot go it; empty if they can. Collective."""
+    """Return why the ranks cannot use each route, in the order of preference; empty if they can. Collective."""
     if topology.size == 1:
         return dict.fromkeys(ROUTES, "")
     return {name: _obstacle(topology, device, name) for name in ROUTES}

@@ -1,4 +1,4 @@
-"""A replica's array on a GPU, on every replica, by device pointers."""
+"""The broadcast of an array on a GPU, by device pointers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpistrat.runtime.topology import Topology
 
 
 def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
-    """A new CuPy array that holds that of rank ``root``; the other ranks' say dtype and shape.
+    """Return a copy of the CuPy array of rank ``root``. On other ranks ``value`` gives the dtype and shape.
 
-    None on every rank if the library cannot be given pointers for it.
+    Return None on every rank if the MPI library does not take device pointers for it.
     """
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with cupy.cuda.Device(device):
@@ -30,7 +30,7 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
 
 
 def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root: int) -> None:
-    """The two pieces of memory in turn, so that what is read of one does not wait for the next to come."""
+    """Broadcast piece by piece, through two buffers in alternation, so that copies overlap with messages."""
     ways = [way.view(data.dtype) for way in (memory.send, memory.receive)]
     step = len(ways[0])
     for number, start in enumerate(range(0, len(data), step)):

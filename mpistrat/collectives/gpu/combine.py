@@ -1,4 +1,4 @@
-"""What several ranks laid side by side on a GPU, combined there."""
+"""The combination of the arrays of several ranks on one GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
 
-_TOGETHER = 8  # rows: a thread holds some elements of each
+_TOGETHER = 8  # rows in one launch: a thread holds some elements of each
 
 _sums: dict[int, EachElement] = {}
 
 
 def combine_on_gpu(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
-    """``rows[0] + rows[1] + ...`` in this order; sums in few launches, which read each row once.
+    """Write ``rows[0] + rows[1] + ...`` to ``total``, in this order; sums take few launches that read each row once.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def combine_on_gpu(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
     rows : sequence of cupy.ndarray
         Contiguous, of one length and dtype.
     total : cupy.ndarray
-        Of the same; may be the first row.
+        Of the same length and dtype; may be the first row.
     """
     if combine is not np.add:
         if total is not rows[0]:
@@ -35,7 +35,7 @@ def combine_on_gpu(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
     if dtype.kind == "c":
         dtype = np.dtype(f"f{dtype.itemsize // 2}")
     elif dtype.kind == "i":
-        dtype = np.dtype(f"u{dtype.itemsize}")  # the same bits
+        dtype = np.dtype(f"u{dtype.itemsize}")  # the sum has the same bits
     bits, into = [row.view(dtype) for row in rows], total.view(dtype)
     _sum_of(min(len(rows), _TOGETHER))([[each] for each in (*bits[:_TOGETHER], into)])
     for first in range(_TOGETHER, len(rows), _TOGETHER - 1):

@@ -1,4 +1,4 @@
-"""By moves of a CUDA-aware MPI library between the memories of GPUs, and sums by CuPy."""
+"""The route by a CUDA-aware MPI library that moves values between GPUs, with sums by CuPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class GpuDirectRoute(Route):
-    """Every rank gets its part of all ranks' values, adds it up on its GPU, and all get all parts."""
+    """The route of all-to-all, sums of one part on each rank's GPU, and all-gather."""
 
     name = "gpu_direct"
 

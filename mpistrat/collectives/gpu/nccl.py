@@ -1,4 +1,4 @@
-"""NCCL, by way of CuPy: a GPU for every rank, and the ranks' GPUs exchange by themselves."""
+"""The route by NCCL, through CuPy, for ranks that each have their own GPU."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _OPERATIONS: dict[Any, str] = {
 }
 _LONGEST_NAP = 0.001
 
-# NcclError is a RuntimeError; of a status that CuPy has no name for it cannot even be made.
+# NcclError is a RuntimeError. CuPy raises a KeyError instead for a status that it does not know.
 _ERRORS = (RuntimeError, KeyError)
 _IN_PROGRESS = 7
 
 
 def nccl_for(what: str) -> Any:
-    """The module ``cupy.cuda.nccl``.
+    """Return the module ``cupy.cuda.nccl``.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def nccl_for(what: str) -> Any:
     cupy = cupy_for(what)
     gpu_count(what)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns where it does not find it
+        warnings.simplefilter("ignore")  # CuPy warns if it does not find NCCL
         try:
             from cupy.cuda import nccl
         except ImportError as error:
@@ -65,19 +65,19 @@ def nccl_for(what: str) -> Any:
 
 
 class Communicators(dict[int, Any], Slot):
-    """NCCL's communicators, by GPU."""
+    """The communicators of NCCL, by GPU."""
 
     def close(self) -> None:
-        """Destroy them, while CUDA still runs. Collective."""
+        """Destroy the communicators while CUDA still runs. Collective."""
         while self:
             self.popitem()[1].destroy()
 
 
 class NcclRoute(Route):
-    """``ncclAllReduce`` on the caller's stream: nothing waits for it but what uses the result.
+    """The route by ``ncclAllReduce`` on the caller's stream, without waiting for the result.
 
     Half precision is widened to float32 first, as on all other routes. Maxima and minima of floating point numbers
-    go another way: NCCL's may overlook what is not a number.
+    use another route, since those of NCCL may ignore NaN.
     """
 
     name = "nccl"
@@ -87,7 +87,7 @@ class NcclRoute(Route):
         try:
             nccl = nccl_for("it")
             gpu = _identity(device)
-            # Makes CUDA's context: if that fails on one rank alone, the others would wait for it within NCCL.
+            # Make the CUDA context now: if that fails on one rank inside NCCL, the other ranks wait forever.
             _ = cupy_for("it").cuda.Device(device).mem_info
         except RuntimeError as error:
             problem = str(error)
@@ -107,7 +107,7 @@ class NcclRoute(Route):
         if topology.rank == 0:
             try:
                 made = nccl.get_unique_id()
-            except _ERRORS as error:  # no network interface, for one: the others wait to hear of it
+            except _ERRORS as error:  # for example without a network interface; other ranks wait for bcast
                 made = f"NCCL does not start: {error}"
             made = made if isinstance(made, str) else (isinstance(made, tuple), _as_bytes(made))
         made = topology.world.bcast(made)
@@ -141,7 +141,7 @@ class NcclRoute(Route):
     ) -> None:
         cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
         communicator = topology.slot(Communicators)[device]
-        _check(topology, communicator)  # what went before
+        _check(topology, communicator)  # errors of earlier operations
         stream = cupy.cuda.get_current_stream()
         for job in jobs:
             send, combine = widened(job), job.bucket.combine
@@ -163,7 +163,7 @@ class NcclRoute(Route):
 
 
 def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) -> None:
-    """Wait for the stream; what hangs is aborted, which is the only way out of it."""
+    """Wait for the stream, and abort the communicator after ``seconds``: NCCL cannot be interrupted otherwise."""
     deadline, nap = time.monotonic() + seconds, 0.0
     while not stream.done:
         _check(topology, communicator)
@@ -179,7 +179,7 @@ def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) ->
 
 
 def _check(topology: Topology, communicator: Any) -> None:
-    """Raise what NCCL noticed meanwhile: a link that broke, a rank that ended."""
+    """Raise an error that NCCL found since the last call, such as a broken link or a rank that ended."""
     try:
         communicator.check_async_error()
     except _ERRORS as error:
@@ -193,13 +193,13 @@ def _check(topology: Topology, communicator: Any) -> None:
 
 
 def _abort(topology: Topology, communicator: Any, when: str, text: str) -> None:
-    """End what NCCL still does on this GPU, which nothing else would."""
+    """Give up the topology, and end the operations of NCCL on this GPU."""
     topology.give_up(when, text)
     communicator.abort()
 
 
 def _identity(device: int) -> bytes:
-    """What tells a GPU, or a slice of one, from all others."""
+    """Return bytes that identify a GPU, or a slice of a GPU."""
     cupy = cupy_for("NCCL")
     uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
     return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()
@@ -210,7 +210,7 @@ def _node(topology: Topology, rank: int) -> int:
 
 
 def _as_bytes(unique: Any) -> bytes:
-    """An id of NCCL as it travels: CuPy before 14 has it as a tuple of signed numbers."""
+    """Return an id of NCCL as bytes. CuPy before 14 has it as a tuple of signed numbers."""
     return unique if isinstance(unique, bytes) else bytes(each & 255 for each in unique)
 
 

@@ -1,4 +1,4 @@
-"""Many arrays on a GPU, few messages: as `packing`, where copies are cheap and each message costs its latency."""
+"""The packing of arrays on a GPU into few messages: copies are cheap there, and each message costs its latency."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from mpistrat.runtime.gpu import kernels
 from mpistrat.values import ReduceOp
 
 PACK_BYTES = 64 << 20  # of a message of several arrays
-_ALONE_BYTES = 8 << 20  # from here on an array is a message of its own
-_SMALL = 1 << 10  # elements: a result that is copied rather than left to hold the memory of its message
+_ALONE_BYTES = 8 << 20  # a larger array is a message of its own
+_SMALL = 1 << 10  # elements; of a longer message a number is copied: a view would keep it all
 
 Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 
 
 class GpuBucket(NamedTuple):
-    """Arrays of one dtype that are reduced one behind the other.
+    """Arrays of one dtype that are reduced as one message.
 
     Attributes
     ----------
     members, starts : tuple of int
-        Their places in the list, and in the message.
+        The indices of the arrays in the list, and their starts in the message.
     length : int
-        Elements of all.
+        The number of elements of the message.
     source, wire, result : numpy.dtype
-        The dtype of the arrays, the one in which they are combined, and the one they are given back in.
+        The dtype of the arrays, the dtype in which they are combined, and the dtype of the results.
     combine : numpy.ufunc
     divisor : int
-        What the combination is divided by; 1 unless for a mean.
+        The number of replicas for a mean, else 1.
     """
 
     members: tuple[int, ...]
@@ -50,7 +50,7 @@ class GpuBucket(NamedTuple):
 
 
 class PackedBucket(NamedTuple):
-    """A message, flat and contiguous, and where its reduction is to be written: of one length, may be the same."""
+    """A flat message and the array for its reduction, of one length; may be the same array."""
 
     bucket: GpuBucket
     message: Any
@@ -58,7 +58,7 @@ class PackedBucket(NamedTuple):
 
 
 def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[GpuBucket, ...]:
-    """Cut a list into buckets, the last arrays first; arrays without elements are in none.
+    """Divide a list of arrays into buckets, from the last array on; leave out arrays without elements.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[GpuBucke
     filled: dict[np.dtype, int] = {}
     for i in reversed(range(len(key))):
         dtype, shape = key[i]
-        dtypes.accumulator(dtype, op)  # raises where it must before anything is sent
+        dtypes.accumulator(dtype, op)  # raises before any rank communicates
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes >= _ALONE_BYTES:
             buckets.append(bucket(op, key, [i], size))
@@ -84,7 +84,7 @@ def plan(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[GpuBucke
 
 
 def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> GpuBucket:
-    """The bucket of some arrays of one dtype, over ``size`` ranks."""
+    """Return the bucket of some arrays of one dtype, over ``size`` ranks."""
     dtype = key[members[0]][0]
     ends = [0, *itertools.accumulate(math.prod(key[i][1]) for i in members)]
     return GpuBucket(
@@ -100,7 +100,7 @@ def bucket(op: Op, key: Key, members: Sequence[int], size: int) -> GpuBucket:
 
 
 def pack(bucket: GpuBucket, arrays: Sequence[Any]) -> Any:
-    """A bucket's arrays one behind the other, copied in one launch; one array alone is not copied."""
+    """Return the arrays of a bucket as one message, copied in one launch; a single array is not copied."""
     cupy = cupy_for("an array on a GPU")
     mine = [cupy.ascontiguousarray(arrays[i]) for i in bucket.members]
     if len(mine) == 1:
@@ -111,14 +111,14 @@ def pack(bucket: GpuBucket, arrays: Sequence[Any]) -> Any:
 
 
 def unpack(bucket: GpuBucket, total: Any, shapes: Sequence[tuple[int, ...]], out: list[Any]) -> None:
-    """Put views of a flat result into the places of the bucket's members."""
+    """Put views of a flat result into ``out`` at the indices of the bucket's members."""
     for i, start in zip(bucket.members, bucket.starts, strict=True):
         part = total[start : start + math.prod(shapes[i])].reshape(shapes[i])
         out[i] = part.copy() if part.size == 1 and bucket.length > _SMALL else part
 
 
 def widened(job: PackedBucket) -> Any:
-    """The message in the dtype that it is combined in; a copy unless it is that of the total."""
+    """Return the message in the dtype in which it is combined; a copy if that is another dtype."""
     message, wire = job.message, job.bucket.wire
     if message.dtype == wire:
         return message
@@ -126,7 +126,7 @@ def widened(job: PackedBucket) -> Any:
 
 
 def finish(job: PackedBucket, wide: Any) -> None:
-    """Write the combination to the total: divided for a mean, rounded to the dtype of the result."""
+    """Write the combination to the total, divided for a mean and rounded to the dtype of the result."""
     bucket, total = job.bucket, job.total
     if bucket.divisor == 1:
         if wide is not total:

@@ -1,4 +1,4 @@
-"""Through pinned memory of the host, where the algorithms of the host combine piece by piece."""
+"""The route through pinned memory, where the algorithms of the host combine piece by piece."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mpistrat.runtime.topology import Topology
 
 
 class PinnedRoute(Route):
-    """A piece comes down while the one before is combined and the one before that goes up.
+    """The route through the host, which overlaps the copy to it, the combination, and the copy back.
 
-    Always possible: several ranks on one GPU, any MPI library, any dtype. The bits are those of the same arrays on
-    the host, reduced by the same algorithm.
+    It works for several ranks on one GPU, any MPI library and any dtype. The result has the same bits as that of the
+    same arrays on the host, reduced by the same algorithm.
     """
 
     name = "pinned"

@@ -1,8 +1,8 @@
-"""Moves between the memories of GPUs by a CUDA-aware MPI library, which is given device pointers.
+"""Moves between the memories of GPUs by a CUDA-aware MPI library, which takes device pointers.
 
-Each where it was found to work (`gpu_verdicts`), blocking, and never a reduction: libraries make these by a copy on the
-host that is not pinned, or not at all. The library maps and registers what it is given, and lets go of none of it: so
-it gets the same few pieces of memory for ever.
+Only blocking operations that were found to work are used (`verdicts`), and never a reduction. Libraries reduce through
+pageable memory of the host, or not at all. The library maps and registers the memory that it is given and never
+releases it, so it always gets the same few buffers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _idle: dict[int, list[Scratch]] = {}
 
 
 class Scratch:
-    """What the library is given.
+    """The staging buffers on a GPU that are given to the MPI library.
 
     Attributes
     ----------
     send, receive : cupy.ndarray of uint8, shape (PIECE_BYTES,)
     left : cupy.cuda.Event
-        Its last use, in whichever stream.
+        The end of the last use, in any stream.
     """
 
     def __init__(self, cupy: Any):
@@ -44,13 +44,13 @@ class Scratch:
 
 
 def _allocate(cupy: Any, nbytes: int) -> Any:
-    """Return bytes of the current GPU outside of CuPy's pool: an array that begins where its allocation does."""
+    """Allocate bytes on the current GPU outside of CuPy's pool, so that the array begins with its allocation."""
     return cupy.ndarray((nbytes,), np.uint8, memptr=cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0))
 
 
 @contextmanager
 def scratch(device: int) -> Iterator[Scratch]:
-    """The memory of one thread on the current GPU, once the stream that it was last used in has left it."""
+    """Provide staging buffers of the current GPU to one thread, after the stream of their last use has ended."""
     cupy = cupy_for("arrays on GPUs")
     waiting, stream = _idle.setdefault(device, []), cupy.cuda.get_current_stream()
     try:
@@ -66,17 +66,17 @@ def scratch(device: int) -> Iterator[Scratch]:
 
 
 def all_to_all(topology: Topology, send: Any, receive: Any) -> None:
-    """``MPI_Alltoall`` (MPI 4.1 section 6.8) of arrays on GPUs, of as many bytes for each rank."""
+    """Exchange equal parts of arrays on GPUs by ``MPI_Alltoall`` (MPI 4.1 section 6.8)."""
     topology.world.Alltoall(*_settled(send, receive))
 
 
 def all_gather(topology: Topology, send: Any, receive: Any) -> None:
-    """``MPI_Allgather`` (MPI 4.1 section 6.7) of arrays on GPUs."""
+    """Gather arrays on GPUs by ``MPI_Allgather`` (MPI 4.1 section 6.7)."""
     topology.world.Allgather(*_settled(send, receive))
 
 
 def all_gather_uneven(topology: Topology, send: Any, receive: Any, counts: Sequence[int]) -> None:
-    """``MPI_Allgatherv`` (MPI 4.1 section 6.7) of arrays on GPUs, ``counts`` elements of each rank side by side."""
+    """Gather ``counts[rank]`` elements of each rank on GPUs by ``MPI_Allgatherv`` (MPI 4.1 section 6.7)."""
     (data, _), (into, byte) = _settled(send, receive)
     topology.world.Allgatherv(
         [data, byte], [into, [count * receive.itemsize for count in counts], None, byte]
@@ -84,25 +84,25 @@ def all_gather_uneven(topology: Topology, send: Any, receive: Any, counts: Seque
 
 
 def broadcast(topology: Topology, data: Any, root: int) -> None:
-    """``MPI_Bcast`` (MPI 4.1 section 6.4) of an array on a GPU."""
+    """Broadcast an array on a GPU by ``MPI_Bcast`` (MPI 4.1 section 6.4)."""
     topology.world.Bcast(*_settled(data), root)
 
 
 def _settled(*arrays: Any) -> list[list[Any]]:
-    """Arrays as MPI takes them, once they are free of what the stream still does to them."""
+    """Return arrays as buffers of MPI, after the current stream has finished with them."""
     MPI = mpi.start()
     cupy_for("arrays on GPUs").cuda.get_current_stream().synchronize()
     return [[MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes), MPI.BYTE] for each in arrays]
 
 
 class Refusals(dict[int, dict[str, str]], Slot):
-    """For each GPU of this rank, why MPI is not given device pointers for an operation; empty if it is."""
+    """The reason why MPI does not get device pointers, by GPU and operation; empty if it does."""
 
 
 def possible(topology: Topology, device: int, *operations: str) -> bool:
-    """Whether the library may be given device pointers for these. Collective when asked for the first time.
+    """Return whether the MPI library takes device pointers for these operations. The first call is collective.
 
-    One rank alone needs none.
+    A single rank does not need device pointers.
     """
     if topology.size == 1:
         return True
@@ -113,9 +113,9 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
 
 
 def obstacles(topology: Topology, device: int) -> dict[str, str]:
-    """Of each operation why the library is not given device pointers; empty if it is.
+    """Return why each operation does not get device pointers; empty if it does.
 
-    Collective when asked for the first time, in a turn.
+    The first call is collective, and the caller holds the collective lock.
     """
     found = topology.slot(Refusals).get(device)
     if found is None:

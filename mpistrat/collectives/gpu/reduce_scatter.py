@@ -1,4 +1,4 @@
-"""To every replica its part of what the replicas' arrays on GPUs combine to: parts by device pointers, sums by CuPy."""
+"""The reduce-scatter of arrays on GPUs: parts travel by device pointers, and CuPy adds them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mpistrat.runtime.topology import Topology
 
 
 def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
-    """As `reduce_scatter.reduce_scatter`, of CuPy arrays, in the order of ranks.
+    """Reduce and scatter CuPy arrays as `reduce_scatter.reduce_scatter` does, in the order of ranks.
 
-    None on every rank if the library cannot be given pointers for it.
+    Return None on every rank if the MPI library does not take device pointers for it.
     """
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
-    bucket = gpu_packing.bucket(op, key, [0], topology.size)  # raises where the dtype has no such reduction
+    bucket = gpu_packing.bucket(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with cupy.cuda.Device(device):
         if not gpu_pointers.possible(topology, device, "Alltoall"):

@@ -1,4 +1,4 @@
-"""What a way of reducing arrays on GPUs is."""
+"""The base class of routes, the ways to reduce arrays on GPUs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from mpistrat.runtime.topology import Topology
 
 
 class Route(ABC):
-    """One way to reduce messages that live on the ranks' GPUs.
+    """One way to reduce messages on the ranks' GPUs.
 
     Attributes
     ----------
     name : str
-        What a user calls it by.
+        The name by which a user chooses the route.
     """
 
     name: str
 
     def obstacle(self, topology: Topology, device: int) -> str:
-        """Why the ranks cannot go this way at all; empty if they can. Collective, in a turn; the same on all ranks."""
+        """Return why the ranks cannot use this route, the same text on all ranks; empty if they can.
+
+        Collective. The caller holds the collective lock.
+        """
         return ""
 
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
-        """Whether it can combine values of this dtype."""
+        """Return whether the route can combine values of this dtype."""
         return True
 
     def meets(self, topology: Topology, bucket: GpuBucket, algorithm: str | None) -> bool:
-        """Whether `reduce`, given this bucket first, calls `Topology.meet` before anything else that communicates."""
+        """Return whether `reduce`, for this bucket, calls `Topology.meet` before any other communication."""
         return False
 
     @abstractmethod
@@ -44,21 +47,21 @@ class Route(ABC):
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:
-        """Write the reductions over all ranks. The caller holds the turn, and the device is current.
+        """Write the reductions over all ranks. The caller holds the collective lock, and the device is current.
 
-        What the current stream does before comes before, and what it does next comes after.
+        Work that is already in the current stream comes before the reductions, and later work comes after them.
         """
 
 
 def tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:
-    """What went wrong on the first rank where something did, told to all; and what the action returned here.
+    """Run an action on all ranks, and return the error of the first rank that failed, and the result here.
 
-    Collective.
+    Collective. The error is an empty text if the action succeeds on all ranks.
     """
     problem, done = "", None
     try:
         done = action()
-    except (RuntimeError, MemoryError, OSError) as error:  # CUDA's, and those for want of memory
+    except (RuntimeError, MemoryError, OSError) as error:  # errors of CUDA, and out of memory
         problem = f"{what}: {error}"
     for rank, text in enumerate(topology.world.allgather(problem)):
         if text:

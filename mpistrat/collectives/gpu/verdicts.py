@@ -1,7 +1,7 @@
-"""Which operations of an MPI library work on the memory of GPUs, as far as that was tried.
+"""The verdicts: which operations of an MPI library were found to work on the memory of GPUs.
 
-No library tells reliably, and a wrong yes ends the program: so each operation is tried once, by ``mpistrat check
---gpu-direct``, and what came out is kept for this MPI library, this driver, this GPU and this number of nodes.
+Libraries do not tell this reliably, and a wrong yes ends the program. So ``mpistrat check --gpu-direct`` tries each
+operation once. The result is kept for this MPI library, driver and GPU, and for one node or several.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
-# Moves only: reductions and what is not blocking are never asked for.
+# Blocking moves only: reductions and non-blocking operations are never used.
 OPERATIONS = ("Alltoall", "Allgather", "Allgatherv", "Bcast")
 WORKS, TRYING = "works", "was tried, and did not come back"
 
 
 def key(topology: Topology, device: int) -> list[Any]:
-    """What a verdict holds for. The same on all ranks of a job on nodes of one kind."""
+    """Return the conditions of a verdict, the same on all ranks of a job on nodes of one kind."""
     runtime = cupy_for("GPUs").cuda.runtime
     library: str = mpi.start().Get_library_version()
     name = runtime.getDeviceProperties(device)["name"]
@@ -36,14 +36,14 @@ def key(topology: Topology, device: int) -> list[Any]:
 
 
 def path_of(key: list[Any]) -> Path:
-    """Where verdicts are kept: in XDG_CACHE_HOME or ``~/.cache``."""
+    """Return the path of the verdicts, in XDG_CACHE_HOME or ``~/.cache``."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return cache / "mpistrat" / f"gpu-direct-{name}.json"
 
 
 def read(key: list[Any]) -> dict[str, str]:
-    """Of each operation that was tried, what came out; empty where none was."""
+    """Return the verdict of each operation that was tried; empty if the file is missing or for another key."""
     try:
         content = json.loads(path_of(key).read_text())
         if content["for"] != key:
@@ -54,7 +54,7 @@ def read(key: list[Any]) -> dict[str, str]:
 
 
 def write(key: list[Any], operations: dict[str, str]) -> None:
-    """Keep what came out, whole or not at all."""
+    """Write the verdicts to their file, which is replaced as a whole."""
     path = path_of(key)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"for": key, "operations": operations}, indent=1) + "\n"
@@ -64,7 +64,7 @@ def write(key: list[Any], operations: dict[str, str]) -> None:
 
 
 def obstacles(key: list[Any]) -> dict[str, str]:
-    """Of each operation why it is not used; empty if it works."""
+    """Return why each operation is not used; empty if it works."""
     verdicts = read(key)
     return {operation: _obstacle(operation, verdicts.get(operation)) for operation in OPERATIONS}
 

@@ -1,1 +1,1 @@
-"""The cross-device ops that a strategy is given: one class a file."""
+"""The cross-device ops that a strategy can use: one class per file."""

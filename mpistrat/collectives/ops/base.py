@@ -1,4 +1,4 @@
-"""The base of pluggable reductions."""
+"""The base class of cross-device ops, and the check of destinations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 
-IN_PAIRS = "in pairs"  # the form of what `CrossDeviceOps.batch_reduce` takes
+IN_PAIRS = "in pairs"  # the form that `CrossDeviceOps.batch_reduce` lets the ranks compare
 
 _whole = whole(attrgetter("_ranks"))
 
 
 class CrossDeviceOps:
-    """How a strategy reduces and broadcasts: subclass it to bring an algorithm of your own.
+    """The reductions and broadcasts of a strategy. Subclass it to use your own algorithm.
 
-    Override `reduce_implementation` and `batch_reduce_implementation` (and `broadcast_implementation`
-    if the default will not do); the public methods check the arguments and call them. An object works
-    once a strategy was given it: ``MirroredStrategy(cross_device_ops=MyOps())``.
+    Override `reduce_implementation` and `batch_reduce_implementation`, and `broadcast_implementation` if needed. The
+    public methods check the arguments and call them. Give an object to a strategy before use:
+    ``MirroredStrategy(cross_device_ops=MyOps())``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class CrossDeviceOps:
         self._topology: Topology | None = None
 
     def bound_to(self, topology: Topology) -> CrossDeviceOps:
-        """These ops for the ranks of a strategy; a copy if they belong to other ranks already."""
+        """Return these ops for the ranks of a strategy; a copy if they belong to other ranks already."""
         if getattr(self, "_topology", None) not in (None, topology):
             return copy.copy(self)._rebound_to(topology)
         return self._rebound_to(topology)
@@ -60,7 +60,7 @@ class CrossDeviceOps:
         topology = getattr(self, "_topology", None)
         if topology is None:
             raise RuntimeError(
-                f"{type(self).__name__} belongs to no strategy yet: give it to one, for example "
+                f"{type(self).__name__} does not belong to a strategy yet: give it to one, for example "
                 "MirroredStrategy(cross_device_ops=...)"
             )
         return topology
@@ -78,11 +78,11 @@ class CrossDeviceOps:
         Parameters
         ----------
         reduce_op : ReduceOp or str
-            ``"SUM"`` or ``"MEAN"``; further ``"MAX"``, ``"MIN"`` or ``"PROD"``.
+            ``"SUM"``, ``"MEAN"``, ``"MAX"``, ``"MIN"`` or ``"PROD"``.
         per_replica_value : PerReplica, array or number
-            A plain value is this replica's.
+            A plain value is the value of this replica.
         destinations : variable, distributed value, array or device name
-            Where the result is wanted: with one device a rank, always here.
+            Checked and given to the hook. Each rank has one device, and every rank gets the result.
         options : CommunicationOptions, optional
 
         Returns
@@ -93,9 +93,9 @@ class CrossDeviceOps:
         Raises
         ------
         ValueError
-            If ``destinations`` names nothing, or the value is mirrored and the op SUM.
+            If ``destinations`` is an empty name, or the value is mirrored and the op SUM.
         RuntimeError
-            If this object belongs to no strategy.
+            If this object does not belong to a strategy.
         """
         op = parse_op(reduce_op)
         check_destinations(destinations)
@@ -129,7 +129,7 @@ class CrossDeviceOps:
         Raises
         ------
         ValueError
-            If an element is no pair, or as `reduce`.
+            If an element is not a pair, or as `reduce`.
         """
         op = parse_op(reduce_op)
         pairs = list(value_destination_pairs)
@@ -146,7 +146,7 @@ class CrossDeviceOps:
 
     @_whole
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Replica 0's value, on every replica.
+        """Return the value of replica 0 on every replica.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class CrossDeviceOps:
     def reduce_implementation(
         self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
     ) -> Any:
-        """Hook of `reduce`: its arguments, checked. Returns an array or a Mirrored."""
+        """Reduce one value: the hook of `reduce`, called with checked arguments. Return an array or a Mirrored."""
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
@@ -172,15 +172,15 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
         options: Any,
     ) -> Sequence[Any]:
-        """Hook of `batch_reduce`: its arguments, checked. Returns an array or a Mirrored for each pair."""
+        """Reduce many values: the hook of `batch_reduce`. Return an array or a Mirrored for each pair."""
         raise NotImplementedError(f"{type(self).__name__} must override batch_reduce_implementation")
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """Hook of `broadcast`. Returns an array or a Mirrored."""
+        """Broadcast one value: the hook of `broadcast`. Return an array or a Mirrored."""
         return moves.broadcasted(self._ranks, component(tensor))
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
-        """Raise on every rank if their values differ in form or in the kinds of leaves. Collective."""
+        """Raise on every rank if the values differ between ranks in form or in the kinds of leaves. Collective."""
         kinds = tuple(map(structures.kind_across_replicas, values))
         structures.agree(
             self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
@@ -189,9 +189,9 @@ class CrossDeviceOps:
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
-        """Combine this replica's plain values: what strategies call, by way of the hooks.
+        """Combine plain values of this replica through the hooks. Strategies call this method.
 
-        ``form`` is that of the structure whose leaves the values are. The ranks compare it.
+        ``form`` is the form of the structure whose leaves the values are. The ranks compare it.
         """
         self._compare(op, form, values, options)
         pairs = [(PerReplica((value,)), value) for value in values]
@@ -208,23 +208,23 @@ class CrossDeviceOps:
         options: CommunicationOptions,
         form: Hashable = None,
     ) -> list[Any]:
-        """As `all_reduce`, of NumPy arrays and nothing else."""
+        """Combine NumPy arrays of this replica, as `all_reduce` does."""
         return self.all_reduce(op, list(values), options, form)
 
     def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> Any:
-        """As `all_reduce_arrays`, of one."""
+        """Combine one NumPy array of this replica, as `all_reduce_arrays` does."""
         return self.all_reduce(op, [value], options)[0]
 
 
 def check_destinations(destinations: Any) -> None:
-    """Raise unless ``destinations`` says where a result is wanted.
+    """Raise an error unless ``destinations`` is a variable, a value or the name of a device.
 
     Raises
     ------
     ValueError
-        For an empty name, or a name of no device.
+        If ``destinations`` is empty or is not the name of a device.
     TypeError
-        For what is neither a name nor a variable, a value or a number.
+        If ``destinations`` is of another type.
     """
     if isinstance(destinations, str):
         if not destinations:
@@ -240,7 +240,7 @@ def check_destinations(destinations: Any) -> None:
 
 
 def mirrored(value: Any) -> Mirrored:
-    """The value as Mirrored."""
+    """Return the value as a `Mirrored`."""
     return value if isinstance(value, Mirrored) else Mirrored((component(value),))
 
 

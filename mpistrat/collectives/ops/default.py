@@ -1,4 +1,4 @@
-"""The default ops: packed, and each message by the algorithm the table chooses."""
+"""The default cross-device ops: arrays are packed, and a table chooses the algorithm of each message."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ONLY_ARRAYS = {np.ndarray}
 
 
 class CollectiveAllReduce(CrossDeviceOps):
-    """All-reduce over all replicas, small arrays packed.
+    """Cross-device ops that pack small arrays and choose an algorithm for each message.
 
     Parameters
     ----------
     algorithm : str, optional
-        Name of the algorithm for all messages; by default the table chooses for each.
+        The name of the algorithm for all messages; by default a table chooses one for each message.
     """
 
     def __init__(self, algorithm: str | None = None):
@@ -46,7 +46,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         super().__init_subclass__()
         if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
             cls._compare = CrossDeviceOps._compare  # type: ignore[method-assign]
-            cls.all_reduce = CrossDeviceOps.all_reduce  # by way of the hooks
+            cls.all_reduce = CrossDeviceOps.all_reduce  # calls the hooks
             cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays
             cls.all_reduce_array = CrossDeviceOps.all_reduce_array  # type: ignore[method-assign]
 
@@ -65,14 +65,14 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self._combine(reduce_op, values, options, IN_PAIRS)
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
-        """As `CrossDeviceOps._compare`, of what the reduction itself does not compare: values that are not sent."""
+        """Compare values as `CrossDeviceOps._compare`, if one is not sent; else the reduction compares them."""
         if not values or any(isinstance(value, Mirrored) for value in values):
             super()._compare(op, form, values, options)
 
     def _combine(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
-        """Combine this replica's plain values, sparse rows by gathering them."""
+        """Combine plain values of this replica; sparse rows are gathered."""
         if set(map(type, values)) == _ONLY_ARRAYS:
             return self._reduce_arrays(op, values, options, form)
         kinds = tuple(map(structures.kind, values))
@@ -102,8 +102,8 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _reduce_on_gpu(
         self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
     ) -> None:
-        """Replace the arrays at some places, which live on a GPU, by their reductions."""
-        from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs need none of it
+        """Replace the arrays of ``out`` at the indices ``where``, which are on a GPU, by their reductions."""
+        from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs do not use a GPU
 
         values = [arrays.to_cupy(out[i]) for i in where]
         totals = gpu_all_reduce.all_reduce(
@@ -119,7 +119,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             out[i] = arrays.from_cupy(total, out[i])
 
     def _gpu_route(self, options: CommunicationOptions) -> str | None:
-        """The name of the route that arrays on GPUs go, or of the host's algorithm; None if the table may choose."""
+        """Return the name of the route for arrays on GPUs, or of an algorithm of the host; None for automatic."""
         ring = options.implementation is CommunicationImplementation.RING
         return self._algorithm or options.algorithm or ("pinned" if ring else None)
 
@@ -149,7 +149,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     all_reduce_arrays = _reduce_arrays
 
     def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> np.ndarray:
-        """As `all_reduce_arrays`, of one."""
+        """Combine one NumPy array of this replica, as `all_reduce_arrays` does."""
         algorithm = self._algorithm or options.algorithm
         small = self._small.get((op, None, options.bytes_per_pack, algorithm, value.dtype, value.shape))
         if small is None or value.base is not None or options.timeout_seconds is not None:
@@ -165,7 +165,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         form: Hashable,
     ) -> list[np.ndarray]:
         algorithm = self._algorithm or options.algorithm
-        # Two tuples hash faster than one of pairs, which matters for hundreds of small arrays.
+        # Two tuples hash faster than a tuple of pairs, which matters for hundreds of small arrays.
         key: tuple[Any, ...]
         if len(values) == 1:
             key = (op, form, options.bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
@@ -211,7 +211,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         options: CommunicationOptions,
         form: Hashable,
     ) -> list[np.ndarray]:
-        """Buffers where they are, arena by arena, then the rest."""
+        """Reduce the arrays outside arenas, then the buffers in place, arena by arena."""
         topology, out = self._ranks, list(values)
         algorithm = self._algorithm or options.algorithm
         groups: dict[int, tuple[arena.Arena, list[np.ndarray]]] = {}
@@ -226,7 +226,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             structures.agree(
                 topology, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds
             )
-        # First, since they may be parts of the buffers.
+        # The rest comes first: these arrays may be parts of the buffers.
         if rest:
             totals = self._reduce_anew(topology, op, [values[i] for i in rest], options, form)
             for i, total in zip(rest, totals, strict=True):

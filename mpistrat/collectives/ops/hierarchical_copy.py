@@ -1,4 +1,4 @@
-"""All-reduce inside the nodes first, then between their leaders."""
+"""Cross-device ops that reduce inside the nodes first, then between their leaders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mpistrat.collectives.options import CommunicationOptions
 
 
 class HierarchicalCopyAllReduce(CollectiveAllReduce):
-    """Reduce to each node's leader, all-reduce between leaders, copy back.
+    """Cross-device ops that reduce to each node's leader, all-reduce between leaders, and copy back.
 
     Parameters
     ----------
     num_packs : int
-        How many messages a list of arrays is packed into; 0 does not pack.
+        The number of messages that a list of arrays is packed into; 0 does not pack.
 
     Raises
     ------
@@ -40,5 +40,5 @@ class HierarchicalCopyAllReduce(CollectiveAllReduce):
 
     def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
         if self._num_packs == 0:
-            return 1  # every array is more than that: none shares its message
+            return 1  # every array is larger than one byte, so each gets its own message
         return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

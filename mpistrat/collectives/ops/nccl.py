@@ -1,4 +1,4 @@
-"""All-reduce by NCCL, where every rank has a GPU of its own."""
+"""Cross-device ops that reduce by NCCL, for ranks that each have their own GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mpistrat.collectives.options import CommunicationOptions
 
 
 class NcclAllReduce(CollectiveAllReduce):
-    """All-reduce of arrays on GPUs by NCCL; those on the host go the host's way.
+    """Cross-device ops that reduce arrays on GPUs by NCCL, and arrays on the host as `CollectiveAllReduce`.
 
     Parameters
     ----------
     num_packs : int
-        How many messages a list of arrays is packed into; 0 does not pack.
+        The number of messages that a list of arrays is packed into; 0 does not pack.
 
     Raises
     ------
     ValueError
         If ``num_packs`` is negative.
     RuntimeError
-        If CuPy, its NCCL or a GPU is missing: the text says which. When it first reduces, on every rank, if two ranks
-        share a GPU.
+        If CuPy, its NCCL or a GPU is missing: the text says which. On every rank at the first reduction, if two
+        ranks share a GPU.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class NcclAllReduce(CollectiveAllReduce):
     def __init__(self, num_packs: int = 1):
         if num_packs < 0:
             raise ValueError(f"num_packs must not be negative, not {num_packs}")
-        from mpistrat.collectives.gpu.nccl import nccl_for  # most programs need none of it
+        from mpistrat.collectives.gpu.nccl import nccl_for  # most programs do not use a GPU
 
         nccl_for("NcclAllReduce")
         super().__init__()
@@ -49,5 +49,5 @@ class NcclAllReduce(CollectiveAllReduce):
 
     def _bytes_per_pack(self, values: Sequence[Any], options: CommunicationOptions) -> int:
         if self._num_packs == 0:
-            return 1  # every array is more than that: none shares its message
+            return 1  # every array is larger than one byte, so each gets its own message
         return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

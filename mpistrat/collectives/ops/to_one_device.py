@@ -1,4 +1,4 @@
-"""All values to one rank, combined there, and the result to all."""
+"""Cross-device ops that gather values to one rank, combine them there, and broadcast the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, componen
 
 
 def combined(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
-    """The combination of some arrays, in order; of a mean their sum."""
+    """Return the combination of some arrays in their order; for a mean their sum."""
     total = values[0].copy()
     for value in values[1:]:
         COMBINE[op](total, value, out=total)
@@ -29,19 +29,19 @@ def combined(op: Op, values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Gather to replica 0, combine there, broadcast: slow, simple, and any function will do.
+    """Cross-device ops that combine on replica 0, by any function. Simple, but slow.
 
     Parameters
     ----------
     reduce_to_device : str, optional
-        Name of the device to combine on. Every rank has one; it must be one of this library.
+        The name of a device. Checked, but without effect: each rank has one device.
     accumulation_fn : callable, optional
-        Takes the list of the replicas' arrays, in replica order, returns one array. By default their sum.
+        A function of the list of the replicas' arrays, in replica order, that returns one array. By default the sum.
 
     Raises
     ------
     ValueError
-        If ``reduce_to_device`` names no device.
+        If ``reduce_to_device`` is not the name of a device.
     TypeError
         If ``accumulation_fn`` cannot be called.
 

@@ -1,1 +1,1 @@
-"""Rings between nodes: plain, in segments, and one for each rail."""
+"""All-reduces on rings between nodes: plain, in segments, and on each rail."""

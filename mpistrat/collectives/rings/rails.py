@@ -1,4 +1,4 @@
-"""All-reduce over several nodes: sums in shared memory, a ring on each rail, and copies meanwhile."""
+"""The all-reduce over several nodes by a ring on each rail, overlapped with copies in memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.topology import Topology
 
-_BLOCK_BYTES = 128 << 10  # copied between two looks at the wire
+_BLOCK_BYTES = 128 << 10  # copied between two waits for the wire
 
 
 def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    """Combine all ranks' ``send`` into ``receive``, as `Algorithm.reduce`, an array of any length.
+    """Combine all ranks' ``send`` of any length into ``receive``, as `Algorithm.reduce` does.
 
-    It is cut into pieces of the size of a slot. While one is on the wire, each rank lays down the next and
-    takes the one before. Local rank ``i`` combines slice ``i`` of its node's slots, and the slices of other
-    nodes by the ring.
+    The array is cut into pieces of the size of a slot. While a piece is on the wire, each rank writes the next piece to
+    its slot and copies the result of the one before. Local rank ``i`` combines slice ``i`` of the slots of its node,
+    then that of other nodes by the ring.
     """
     memory = topology.memory
     assert memory is not None
@@ -45,7 +45,7 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
 
 
 class _Pieces:
-    """Where each piece lies: in the slots of one generation after the other, its result in turn in two places."""
+    """The places of the pieces: slots of alternating generations, and two result areas in alternation."""
 
     def __init__(self, topology: Topology, send: np.ndarray, receive: np.ndarray):
         memory = topology.memory
@@ -64,7 +64,7 @@ class _Pieces:
         return slice(self._ends[i], self._ends[i + 1])
 
     def _own(self, length: int) -> slice:
-        """The slice of a piece that this rank combines."""
+        """Return the slice of a piece that this rank combines."""
         if not self.combines:
             return slice(0, 0)
         rank, slices = self._memory.rank, self._slices
@@ -79,14 +79,14 @@ class _Pieces:
         return self._memory.results[i % 2][:nbytes].view(self._receive.dtype)
 
     def lay(self, i: int) -> Iterator[None]:
-        """Copy what other ranks combine of piece ``i`` to this rank's slot, block by block."""
+        """Copy the parts of piece ``i`` that other ranks combine to this rank's slot, block by block."""
         if i >= self.count:
             return
         piece = self._send[self._piece(i)]
         yield from self._copy(self._slots(i)[self._memory.rank], piece)
 
     def take(self, i: int) -> Iterator[None]:
-        """Copy what other ranks combined of piece ``i``, block by block."""
+        """Copy the parts of the result of piece ``i`` that other ranks combined, block by block."""
         if i >= 0:
             yield from self._copy(self._receive[self._piece(i)], self._result(i))
 
@@ -99,7 +99,7 @@ class _Pieces:
                 yield
 
     def to_combine(self, i: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """This rank's slice of piece ``i`` as each rank of the node has it, and the two places of its sum."""
+        """Return this rank's slice of piece ``i`` of each rank of the node, and the two places of its sum."""
         slots, piece = self._slots(i), self._piece(i)
         own = self._own(len(slots[0]))
         slots = [*slots]

@@ -1,4 +1,4 @@
-"""All-reduce on a ring, for messages that the wire's bandwidth decides about."""
+"""The all-reduce on a ring, for messages whose time depends on the bandwidth of the wire."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def ring_all_reduce(comm: Any, combine: np.ufunc, data: np.ndarray, scratch: np.ndarray) -> None:
-    """Combine all ranks' ``data`` in place: reduce-scatter, then all-gather, each sent to the next rank.
+    """Combine all ranks' ``data`` in place, by a reduce-scatter and an all-gather on a ring.
 
-    Every rank sends ``2 (size - 1) / size`` times the bytes of ``data``, the least there can be (Patarasuk and
-    Yuan 2009). All ranks get the same bits: each part is combined once, in the order of the ring.
+    Every rank sends ``2 (size - 1) / size`` times the bytes of ``data``, which is the minimum (Patarasuk and Yuan
+    2009). All ranks get the same bits: each part is combined once, in the order of the ring.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ def ring_all_reduce(comm: Any, combine: np.ufunc, data: np.ndarray, scratch: np.
     combine : numpy.ufunc
     data : numpy.ndarray, shape (count,)
     scratch : numpy.ndarray
-        Of the same dtype, with room for ``count / size`` elements, rounded up.
+        Memory of the same dtype, with room for ``count / size`` elements, rounded up.
     """
     size, rank = comm.size, comm.rank
     if size == 1 or not len(data):

@@ -1,4 +1,4 @@
-"""All-reduce on a ring in segments: what is to be done in memory is done while others are on the wire."""
+"""The all-reduce on a ring in segments, which overlaps sums in memory with messages on the wire."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from mpistrat.runtime.memory.buffer_pool import Buffers
 
-_AHEAD = 16  # receives that wait at a time: the wire carries some while others are added up
-# Own segments overtake those that are passed on, so they are told apart.
+_AHEAD = 16  # receives posted at a time, so that the wire is busy while other segments are added
+# A rank's own segments may overtake those that it passes on, so they have different tags.
 _OWN, _PASSED_ON = 1, 2
 
 _scratch = Buffers()
-_left: list[_Ring] = []  # by an error
+_left: list[_Ring] = []  # rings that ended with an error, kept since MPI may still use their arrays
 
 
 def _nothing(where: slice) -> None:
@@ -25,18 +25,18 @@ def _nothing(where: slice) -> None:
 
 
 class InMemory(NamedTuple):
-    """What is to be done with each segment beside the ring's own sums. Each is called with its place in the array.
+    """The hooks for work in memory on each segment. Each is called with the segment's slice of the array.
 
     Attributes
     ----------
     gather
-        Before the segment is first read, to make this node's own sum.
+        Called before the segment is first read, to make this node's own sum.
     finish
-        When the segment is combined, on the rank that did it, before others get it.
+        Called when the segment is combined, on the rank that combined it, before other ranks get it.
     spread
-        When the segment is final.
+        Called when the segment is final.
     meanwhile
-        Other work in small pieces: one is taken before each wait, the rest is left.
+        An iterator of other work. One item is taken before each wait; the remaining items are left.
     """
 
     gather: Callable[[slice], object] = _nothing
@@ -48,10 +48,10 @@ class InMemory(NamedTuple):
 def segmented_ring_all_reduce(
     comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory | None = None
 ) -> None:
-    """As `ring_all_reduce`, of which it has the bits and the bytes, for messages of many segments.
+    """Combine all ranks' ``data`` in place as `ring_all_reduce` does, with the same bits, in many segments.
 
-    A segment goes on to the next rank as soon as it is combined, while the following ones arrive (a pipelined
-    ring, Patarasuk and Yuan 2009, section 4).
+    A segment is sent to the next rank as soon as it is combined, while the following segments arrive. This is the
+    pipelined ring of Patarasuk and Yuan (2009), section 4.
 
     Parameters
     ----------
@@ -65,15 +65,15 @@ def segmented_ring_all_reduce(
     try:
         ring.run()
     except BaseException:
-        _left.append(ring)  # MPI still reads and writes its arrays
+        _left.append(ring)  # MPI may still read and write its arrays
         raise
 
 
 class _Ring:
     """The segments of one call, numbered by the order in which they arrive.
 
-    Number ``step * segments + i`` is segment ``i`` of the part that comes in this step. In the first
-    ``size - 1`` steps it is combined with this rank's own and sent on; in as many more it is final.
+    Number ``step * segments + i`` is segment ``i`` of the part that arrives in this step. In the first ``size - 1``
+    steps a segment is combined with this rank's own and sent on. In the other ``size - 1`` steps it is final.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class _Ring:
         self._send = partial(comm.Isend, dest=(comm.rank + 1) % comm.size)
         self._receive = partial(comm.Irecv, source=(comm.rank - 1) % comm.size)
         self._receives: dict[int, Any] = {}
-        self._sends: dict[int, Any] = {}  # by the number of the segment's part and place when it is sent
+        self._sends: dict[int, Any] = {}  # by the number of step and segment at which each begins
         self._scratch: list[np.ndarray] = []
 
     def run(self) -> None:
@@ -145,14 +145,14 @@ class _Ring:
         if number < self._combined:
             target = self._scratch[number % len(self._scratch)][: where.stop - where.start]
         else:
-            # What this rank has sent from there, a whole round ago, must have left.
+            # This rank sent the same elements a whole round ago. The send must end before they are overwritten.
             self._sends.pop(number - self._combined).Wait()
             target = self._data[where]
         self._receives[number] = self._receive(target, tag=_OWN if number < self._segments else _PASSED_ON)
 
 
 def _cut(data: np.ndarray, size: int, segment_bytes: int) -> list[list[slice]]:
-    """Parts as `ring_all_reduce` cuts them, each in the same number of segments."""
+    """Return the parts of `ring_all_reduce`, each cut into the same number of segments."""
     ends = [len(data) * i // size for i in range(size + 1)]
     longest = max(last - first for first, last in itertools.pairwise(ends))
     count = max(1, math.ceil(longest * data.itemsize / segment_bytes))

@@ -36,7 +36,6 @@ _NUMBERS = (1 << 18) - 1
 _MEETING = 1 << 18
 _MEETINGS = (1 << 12) - 1
 _OUT_OF_STEP = 1 << 62
-_LEFT_CALL = 4099  # what a call that was left by an error adds to the number
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -269,39 +268,46 @@ class Turns:
     def left_call(self, name: str, kind: type[BaseException], sequence: int) -> None:
         """Note that a call of the program was left by an error, which began when ``sequence`` collectives were made.
 
-        If all ranks leave it, they stay in step.
+        Its last collective does not count, so that the others are told. If all ranks leave the call, they stay in step.
         """
-        if (
-            self.sequence == sequence
-            or self.size == 1
-            or self._blamed == self.sequence
-            or self._given_up
-            or issubclass(kind, MismatchError)
+        if self.taken and self._is_abandoned():
+            self._give_back(kind)
+        elif (
+            self.size > 1
+            and sequence < self.sequence != self._blamed
+            and not self._given_up
+            and not issubclass(kind, MismatchError)
         ):
-            return
-        self._interrupted = (
-            f"rank {self.rank}'s call {name}{call_site()} was interrupted by {kind.__name__} after collective "
-            f"number {self.sequence}"
-        )
-        self.sequence += _LEFT_CALL
-        self._blamed = self.sequence
+            self._interrupted = (
+                f"rank {self.rank}'s call {name}{call_site()} was interrupted by {kind.__name__} after its part in "
+                f"collective number {self.sequence}"
+            )
+            self.sequence -= 1
+            self._blamed = self.sequence
 
     def _take_over(self, operation: Operation) -> None:
-        """Take the turn although it is taken, if an interrupt left it so.
-
-        Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
-        """
-        if self._frame is None or _runs(self._frame):
+        """Take the turn although it is taken, if an interrupt left it so."""
+        if not self._is_abandoned():
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
                 "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
             )
-        self.failed(self._operation, InterruptedError, self._met, self.only_meets and len(self.nodes) == 1)
+        self._give_back(InterruptedError)
+
+    def _is_abandoned(self) -> bool:
+        """Whether the turn is taken by a `with` statement that no thread is in.
+
+        Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
+        """
+        return self._frame is not None and not _runs(self._frame)
+
+    def _give_back(self, kind: type[BaseException]) -> None:
+        self.failed(self._operation, kind, self._met, self.only_meets and len(self.nodes) == 1)
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
+        self._arrivals += 1
+        self._awaited = self.sequence
         try:
-            self._arrivals += 1
-            self._awaited = self.sequence
             arrival.wait_for_all(self.world, self._arrivals, seconds)
         except arrival.LateError as error:
             text = (
@@ -371,7 +377,7 @@ class Turns:
         if kind is None:
             self.end()
             return
-        self.failed(self._operation, kind, self._met, self.only_meets and len(self.nodes) == 1)
+        self._give_back(kind)
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""

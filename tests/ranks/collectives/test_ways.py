@@ -42,7 +42,7 @@ def test_algorithm_by_name(name):
 
 
 def test_unknown_names(strategy, monkeypatch):
-    with pytest.raises(ValueError, match=r"'fast' is no implementation.*ordered"):
+    with pytest.raises(ValueError, match=r"'fast' is not an implementation.*ordered"):
         CommunicationOptions(implementation="fast")
     with pytest.raises(ValueError, match="3"):
         CommunicationOptions(implementation=3)
