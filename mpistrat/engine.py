@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
-from mpistrat.collectives.arena import Arenas
+from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import structures
-from mpistrat.collectives.arena import buffers
+from mpistrat.collectives.arenas.arena import buffers
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device

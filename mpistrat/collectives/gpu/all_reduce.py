@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from mpistrat.collectives import arena
+from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.gpu import packing as gpu_packing
 from mpistrat.collectives.gpu.direct import GpuDirectRoute
 from mpistrat.collectives.gpu.nccl import NcclRoute

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import arena, arena_all_reduce, dtypes, packing, small_all_reduce, structures
+from mpistrat.collectives import dtypes, packing, small_all_reduce, structures
+from mpistrat.collectives.arenas import all_reduce as arena_all_reduce
+from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions

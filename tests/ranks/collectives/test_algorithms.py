@@ -11,7 +11,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
-from mpistrat.collectives.arena import Arenas
+from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.rings import segmented as segmented_ring
 from mpistrat.collectives.rings.ring import ring_all_reduce
 from mpistrat.runtime.device import Device

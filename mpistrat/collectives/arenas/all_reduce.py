@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives import arena, packing, small_all_reduce
+from mpistrat.collectives import packing, small_all_reduce
 from mpistrat.collectives.algorithms.costs import Measured
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.arena import Arena, Stretch
+from mpistrat.collectives.arenas import arena
+from mpistrat.collectives.arenas.arena import Arena, Stretch
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.operations import Op
