@@ -75,7 +75,7 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
     told : mapping
         Facts of a resolver, as `told_by` returns them.
     known : Placement
-        Facts of MPI; those that MPI does not tell are None and are not compared.
+        Facts of MPI; MPI leaves the others at None, and they are not compared.
 
     Examples
     --------

@@ -35,7 +35,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this rank among the ranks of its job. Facts that the environment does not tell are None.
+    """The place of this rank among the ranks of its job. The environment leaves unknown facts at None.
 
     Attributes
     ----------

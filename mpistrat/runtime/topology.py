@@ -207,7 +207,7 @@ class Topology(Turns):
             with self.turn(_ALL_GATHER_OBJECT):
                 return [value]
         pickle = mpi.start().pickle
-        mine = pickle.dumps(value)  # here, where nobody waits yet if that fails
+        mine = pickle.dumps(value)  # before the collective: a failure here leaves no rank waiting
         with self.turn(_ALL_GATHER_OBJECT):
             told = self.world.allgather(mine)
         return [pickle.loads(each) for each in told]
@@ -261,7 +261,7 @@ class Topology(Turns):
 
     def all_true(self, flag: Any) -> bool:
         """Whether the flag is true on all ranks."""
-        own = bool(flag)  # here, where nobody waits yet if that fails
+        own = bool(flag)  # before the collective: a failure here leaves no rank waiting
         sequence = self.sequence
         try:  # as `whole`, without its cost
             with self.turn(_AGREE):

@@ -87,5 +87,5 @@ def test_the_end_of_a_program_waits_for_the_file(run):
 
 def test_an_error_that_nobody_waits_for_is_logged(run):
     ended, value = run("cannot")
-    ended.check().shows("at its end", "was not written, and nobody waited for it")
+    ended.check().shows("at its end", "was not written, and the program did not wait for it")
     assert value == 1

@@ -10,7 +10,7 @@ from mpistrat.runtime.process.launchers import MPIRUN, LauncherVariables
 
 
 class Launched(NamedTuple):
-    """Facts that a launcher gave to this rank. Facts that it did not give are None.
+    """Facts that a launcher gave to this rank. It leaves the others at None.
 
     Attributes
     ----------

@@ -70,11 +70,11 @@ class Turns:
         What the ranks of this node share; None on all ranks if those of one node cannot.
     only_meets : bool
         Whether the ranks wait for each other in `meet` alone until this turn ends: on one node they then notice one
-        that has left it. `turn` takes it from ``meets``; for the one who holds the turn to correct.
+        that has left it. `turn` takes it from ``meets``; the thread that holds the turn may correct it.
     compares_places, compares_variables : bool
         Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
     ignoring_float_errors : callable
-        ``call(function, *arguments)`` without floating point errors. For the one who holds the turn.
+        ``call(function, *arguments)`` without floating point errors. For the thread that holds the turn.
     """
 
     # The limit is a slot: `limited` shares all else.
@@ -350,7 +350,7 @@ class Turns:
             self.disagree(self._operation)
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """`meet` with this payload, for one who has begun with `begin`: whether all ranks said the word it is given."""
+        """`meet` with this payload, for a thread that called `begin`. Return whether all ranks said the word it is given."""
         assert isinstance(self._agreement, TwoTierAgreement)
         return self._agreement.combining(payload)
 
@@ -404,7 +404,7 @@ class Turns:
         raise error
 
     def on_all_ranks(self, error: _Error) -> _Error:
-        """An error that all ranks raise in this turn, at the same place: nobody waits for one that has left."""
+        """An error that all ranks raise in this turn, at the same place, so that no rank waits for another."""
         self._met = False
         return error
 

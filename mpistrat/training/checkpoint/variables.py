@@ -206,7 +206,7 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
     places: dict[tuple[str, ...], str] = {}
     for name, variable in pairs:
         if not isinstance(variable, Variable):
-            raise TypeError(f"{variable!r} of type {type(variable).__name__} is no Variable")
+            raise TypeError(f"{variable!r} of type {type(variable).__name__} is not a Variable")
         # As HDF5 reads it: "/a//./b" is "a/b".
         place = tuple(part for part in name.split("/") if part not in ("", "."))
         if not place or "\0" in name:

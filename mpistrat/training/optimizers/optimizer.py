@@ -163,10 +163,10 @@ class Optimizer(ABC):
     def _apply(
         self, strategy: Strategy, gradients: list[Any], variables: list[Variable], form: Hashable
     ) -> None:
-        """Update the variables. Sum the gradients first unless ``form`` is None."""
+        """Update the variables. Sum the gradients first if ``form`` is given."""
         extended = strategy.extended
         step = self.iterations
-        # The user's function may fail, here where nobody waits yet.
+        # The user's function may fail. Here no rank waits yet.
         rate = float(self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate)
         if form is not None:
             gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, form)
@@ -258,7 +258,7 @@ class Optimizer(ABC):
     def _update_alone(
         self, variable: GpuVariable, gradient: Any, step: int, rate: float, state: list[Any]
     ) -> None:
-        """Update on the host if there is no kernel, and for rows: GPUs add rows in another order on each replica."""
+        """Update on the host without a kernel, and for rows: GPUs add rows in another order on each replica."""
         weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
         if isinstance(gradient, IndexedSlices):
             rows = IndexedSlices(
