@@ -350,7 +350,7 @@ class Turns:
             self.disagree(self._operation)
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """`meet` with this payload, for a thread that called `begin`. Return whether all ranks said the word it is given."""
+        """`meet` with this payload, after `begin`. Return whether all ranks said the word it is given."""
         assert isinstance(self._agreement, TwoTierAgreement)
         return self._agreement.combining(payload)
 
