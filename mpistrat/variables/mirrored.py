@@ -85,7 +85,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 self._component._update(method, self._combined_rows(method, op, value))
                 return
         mine = self._component.own_copy()
-        suits = type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape
+        suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
         if not suits or (op is ReduceOp.MEAN and not has_mean(mine.dtype)):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
