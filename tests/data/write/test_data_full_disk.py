@@ -91,13 +91,19 @@ import os, signal, sys, threading, time
 import numpy as np
 from mpistrat.data import write_hdf5
 
+def interrupt(delay, seen):
+    while not seen.wait(delay):
+        os.kill(os.getpid(), signal.SIGINT)
+        delay = 5  # and again, where Python ignored it in a callback of its own
+
 for delay in np.linspace(0.001, 0.15, 20):
+    seen = threading.Event()
     try:
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt, args=(delay, seen)).start()
         while True:
             write_hdf5(sys.argv[1] + "/x.h5", {"x": np.ones((3000, 5))}, chunk=10, compress="gzip", overwrite=True)
     except KeyboardInterrupt:
-        pass
+        seen.set()
 print("goes on")
 """
 
