@@ -229,7 +229,10 @@ def _published_together(targets: Sequence[Path], overwrite: bool) -> Iterator[li
 def _bar(rows: int | None, progress: bool) -> Any:
     from tqdm import tqdm
 
-    return tqdm(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
+    class Bar(tqdm):
+        monitor_interval = 0  # without a thread, which may outlive a program that was interrupted
+
+    return Bar(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
 
 
 def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
