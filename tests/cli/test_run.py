@@ -338,6 +338,19 @@ def test_no_orphans(write, victim):
         assert gone(pids)
 
 
+@pytest.mark.fault
+@pytest.mark.skipif(FAMILY != "openmpi", reason="Open MPI names its files after a process id")
+def test_a_killed_launcher_is_not_in_the_way_of_the_next(write, tmp_path, monkeypatch):
+    # A launcher with the process id of one whose files are left refuses to start.
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with waiting(write(WAIT)) as (job, _):
+        launcher = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(launcher[0]), signal.SIGKILL)
+        job.communicate(timeout=LIMIT)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 @pytest.mark.full
 def test_ranks_are_found_by_process(write):
     with waiting(write(WAIT), "SIGUSR1", ranks=3) as (job, pids):

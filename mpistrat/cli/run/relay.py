@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ _PATIENCE = 0.5  # seconds for which a text may be held back
 _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
 _BLOCK = 1 << 16
 _SET_PDEATHSIG = 1  # prctl
+_SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
 def run(job: Job, environ: dict[str, str]) -> int:
@@ -55,7 +57,23 @@ def run(job: Job, environ: dict[str, str]) -> int:
     int
         The exit status: 128 + signal if a rank was killed by one, and never 0 if the job failed.
     """
-    return _Relay(job, {**environ, **{name: value for name, value, _ in job.settings}}).run()
+    environ = {**environ, **{name: value for name, value, _ in job.settings}}
+    with _session_directory(environ):
+        return _Relay(job, environ).run()
+
+
+@contextlib.contextmanager
+def _session_directory(environ: dict[str, str]) -> Iterator[None]:
+    """Give Open MPI 5 a directory of this job for its files, unless the user chose one.
+
+    It names them after the process id of its launcher. A launcher that was killed leaves them behind, and one that
+    gets the same process id later refuses to start ("The PMIx server's listener thread failed to start").
+    """
+    if _SESSIONS in environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="mpistrat-", ignore_cleanup_errors=True) as environ[_SESSIONS]:
+        yield
 
 
 class _Relay:
