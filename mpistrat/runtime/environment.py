@@ -169,7 +169,7 @@ class Options:
         Whether MPI gets pointers to GPU memory. With ``"auto"`` it does if ``mpistrat check --gpu-direct`` has found
         that this works.
     progress : bool or None
-        Whether `mpistrat.training.progress` shows its bar; None for only where standard error is a terminal.
+        Whether `mpistrat.training.progress` shows its bar; None for a bar on a terminal and lines in a log.
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
 

@@ -1,19 +1,29 @@
-"""The progress bar of a training loop."""
+"""The progress of a training loop: a bar on a terminal or in a notebook, lines in a log."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from mpistrat.runtime.environment import rc
+from mpistrat.runtime.process import mpi
 from mpistrat.strategy import get_strategy
+from mpistrat.version import __version__
+
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
-def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None = None) -> Any:
-    """Iterate with a progress bar on replica 0 of the current strategy.
+def progress(
+    iterable: Iterable[Any], desc: str | None = None, total: int | None = None, every: float = 30.0
+) -> Any:
+    """Iterate and show the progress, on replica 0 of the current strategy.
 
-    The bar is shown only if there is a terminal.
+    A terminal or a notebook shows a bar. A log gets a line now and then: steps done, the time passed and left, the
+    rate, and what ``set_postfix`` was given. The first of these lines follows one that describes the job. A loop
+    that is shorter than ``every`` writes nothing to a log. ``MPISTRAT_PROGRESS=0`` turns all of it off.
 
     Parameters
     ----------
@@ -22,6 +32,8 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
         Text before the bar.
     total : int, optional
         Number of elements. Needed only if the iterable does not know its length; a distributed dataset does.
+    every : float, default 30
+        Seconds between lines in a log.
 
     Returns
     -------
@@ -37,13 +49,43 @@ def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None
     >>> progress(mpistrat.MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)).total
     3
     """
-    from tqdm import tqdm
-
     steps = getattr(iterable, "cardinality", None)  # a distributed dataset has no len()
     if total is None and isinstance(steps, int) and steps >= 0:
         total = steps
-    # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
-    terminal = sys.stderr.isatty() if rc.progress is None else rc.progress
-    return tqdm(
-        iterable, desc=desc, total=total, disable=not (terminal and get_strategy().is_chief), leave=False
-    )
+    shown = rc.progress is not False and get_strategy().is_chief
+    if "ipykernel" in sys.modules:
+        from tqdm.auto import tqdm
+    else:
+        from tqdm import tqdm
+
+        # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
+        if shown and not (sys.stderr.isatty() or rc.progress):
+            log = {"file": _Log(), "delay": every, "mininterval": every, "miniters": 1, "ncols": 0}
+            return tqdm(iterable, desc=desc, total=total, **log)
+    return tqdm(iterable, desc=desc, total=total, disable=not shown, leave=False)
+
+
+class _Log(io.TextIOBase):
+    """Standard error for tqdm: a header, then one line for each number of steps."""
+
+    def __init__(self) -> None:
+        self._steps = ""
+
+    def write(self, text: str) -> int:
+        line = text.strip()
+        steps = line.partition("[")[0]
+        if line and steps != self._steps:  # tqdm writes its last state twice
+            header = "" if self._steps else f"{_job()}\n"
+            self._steps = steps
+            print(f"{header}{line}", file=sys.stderr, flush=True)
+        return len(text)
+
+
+def _job() -> str:
+    """Describe the job in one line: version, ranks, nodes, device, MPI library, job of the scheduler."""
+    engine = get_strategy().extended.engine
+    ranks, nodes = engine.topology.size, len(engine.topology.ranks_per_node)
+    library = " ".join(mpi.start().Get_library_version().partition("\n")[0].partition(",")[0].split())
+    words = [f"mpistrat {__version__}", f"{ranks} rank(s) on {nodes} node(s)", *engine.devices, library]
+    words += [f"{name}={os.environ[name]}" for name in _JOBS if name in os.environ]
+    return ", ".join(words)
