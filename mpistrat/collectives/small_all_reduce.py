@@ -81,9 +81,8 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
 
     def reduce(values: Any) -> np.ndarray:
         word = begin(operation)
-        generation = memory.generation
         try:
-            rows = messages[generation]
+            rows = messages[memory.generation]
             lay_down(rows[rank], ..., values)
             if not meet_saying(word):
                 disagree(operation)
@@ -95,7 +94,7 @@ def _on_one_node(topology: Topology, plan: Plan, lay_down: LayDown, shape: tuple
             topology.taken = False
             return total
         except BaseException as error:
-            failed(operation, type(error), memory.generation != generation, noticed=True)
+            failed(type(error))
             raise
 
     return reduce
@@ -124,10 +123,8 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
 
     def reduce(values: Any) -> np.ndarray:
         word = begin(operation)
-        met = False
         try:
             lay_down(mine[memory.generation], ..., values)
-            met = True
             if not ignoring_float_errors(agree, word):
                 topology.disagree(operation)
             total = new()
@@ -137,7 +134,7 @@ def _between_nodes(topology: Topology, plan: Plan, lay_down: LayDown, shape: tup
             topology.taken = False
             return total
         except BaseException as error:
-            failed(operation, type(error), met, noticed=False)
+            failed(type(error))
             raise
 
     return reduce

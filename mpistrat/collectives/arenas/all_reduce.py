@@ -164,21 +164,18 @@ def _short(topology: Topology, plan: InPlace) -> Callable[[], None]:
 
     def reduce() -> None:
         word = begin(operation)
-        generation = memory.generation
-        met = False
         try:
             if not plan.slices:
                 _cut(topology, plan)
             # The words that `Topology.meet` passes in its first and second call.
             if not meet_saying(word):
                 disagree(operation)
-            met = True
             topology.ignoring_float_errors(_combine_on_node, plan)
             if not meet_saying(later_word(word, 1)):
                 disagree(operation)
             topology.taken = False
         except BaseException as error:
-            failed(operation, type(error), met or memory.generation != generation, noticed=True)
+            failed(type(error))
             raise
 
     return reduce

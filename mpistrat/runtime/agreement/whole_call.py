@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def whole(ranks_of: Callable[[Any], Turns]) -> Callable[[_Function], _Function]:
+def whole(ranks_of: Callable[[Any], CollectiveLock]) -> Callable[[_Function], _Function]:
     """Decorate a method that communicates. ``ranks_of`` returns the topology of the method's object.
 
-    `Turns` notices an error in the middle of a collective. A signal handler may also raise between two collectives of a
-    call, or after the last one. If the program repeats the call, this rank is one call behind the others. Its sequence
+    `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
+    collectives of a call, or after the last one. If the program repeats the call, this rank is one call behind the others. Its sequence
     number must then differ from theirs, so that all ranks raise. Errors that all ranks raise leave them in step.
     """
 

@@ -10,7 +10,7 @@ import mpistrat
 from mpistrat import data, training
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.training import PendingSave
 from mpistrat.training.checkpoint import variables as checkpoint
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable
@@ -299,7 +299,7 @@ def test_interrupt_before_the_wait(size, monkeypatch):
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
     if RANK == SIZE - 1:
         with monkeypatch.context() as patch:
-            patch.setattr(Turns, "_begin_with_care", interrupted)
+            patch.setattr(CollectiveLock, "_begin_with_care", interrupted)
             with pytest.raises(InterruptError):
                 strategy.reduce("SUM", np.ones(size), axis=None)
     for _ in range(2):
