@@ -151,9 +151,9 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
-            return self._strategy.extended.engine.all_reduce_array(op, value, options)
+            return self._strategy.extended.engine.all_reduce(op, [value], options)[0]
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
-            return self._strategy.extended.engine.all_reduce_arrays(op, value, options, nest.IN_A_LIST)
+            return self._strategy.extended.engine.all_reduce(op, value, options, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
     @_whole

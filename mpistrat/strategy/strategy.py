@@ -235,7 +235,7 @@ class Strategy(FormerNames):
         op = ReduceOp.parse(reduce_op)
         require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
-            return self._extended.engine.all_reduce_array(op, value, None)
+            return self._extended.engine.all_reduce(op, [value])[0]
         return self._reduce(op, value, axis)
 
     @_whole

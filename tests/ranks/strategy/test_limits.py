@@ -178,8 +178,6 @@ LOCAL = [
     "StrategyExtended.variable_created_in_scope",
     "ReplicaContext.merge_call",
     "CrossDeviceOps.all_reduce",
-    "CrossDeviceOps.all_reduce_array",
-    "CrossDeviceOps.all_reduce_arrays",
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
