@@ -94,7 +94,7 @@ def short_steps(topology: Topology, message: Message, meeting: Meeting) -> Short
 
     def give_back(values: Sequence[np.ndarray]) -> list[Any]:
         total = new(length, dtype)
-        ignoring_float_errors(take[memory.generation ^ 1], total)
+        ignoring_float_errors(take[memory.generation ^ 1], out=total)
         if divisor != 1:
             ignoring_float_errors(divide, total, divisor, total)
         if is_flat:

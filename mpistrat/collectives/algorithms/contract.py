@@ -32,12 +32,12 @@ class Meeting(NamedTuple):
     meet : callable
         Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
     take : sequence of callable
-        Writes the combination of all ranks' values to an array, by the generation before the meeting.
+        Writes the combination of all ranks' values to an array, its keyword ``out``; by the generation before the meeting.
     """
 
     slots: Sequence[np.ndarray]
     meet: Callable[[int], bool]
-    take: Sequence[Callable[[np.ndarray], object]]
+    take: Sequence[Callable[..., object]]
 
 
 class Algorithm(ABC):

@@ -62,8 +62,8 @@ class LeaderAllReduce(Algorithm):
         def fill(total: np.ndarray) -> None:
             combine_rows(combine, generations[memory.generation ^ 1][1], total)
 
-        def take(total: np.ndarray) -> None:
-            total[...] = result
+        def take(out: np.ndarray) -> None:
+            out[...] = result
 
         agree = topology.combining(Payload(dtype, length, combine, fill))
         meet = partial(topology.ignoring_float_errors, agree)
