@@ -32,7 +32,7 @@ class Meeting(NamedTuple):
     meet : callable
         Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
     take : sequence of callable
-        Writes the combination of all ranks' values to an array, its keyword ``out``; by the generation before the meeting.
+        Writes the combination of all ranks' values to its keyword ``out``, by the generation before the meeting.
     """
 
     slots: Sequence[np.ndarray]

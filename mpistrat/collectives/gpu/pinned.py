@@ -58,7 +58,10 @@ def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]
 
     def work(down: np.ndarray, up: np.ndarray) -> np.ndarray:
         send = down.view(source)
-        into = down if source is message.wire is result else up[: len(send) * result.itemsize]
+        if source is message.wire is result:
+            reduce_piece(topology, message, algorithm, send, send)
+            return down
+        into = up[: len(send) * result.itemsize]
         reduce_piece(topology, message, algorithm, send, into.view(result))
         return into
 
