@@ -139,6 +139,9 @@ class Reduction:
         self._only_for = only_for
         self._short = None if topology.compares_places else short
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reduction:
+        return self  # it belongs to the ranks, which are not copied
+
     def is_for(self, values: Sequence[Any]) -> bool:
         """Return whether a reduction of certain objects was prepared for these."""
         return len(values) == len(self._only_for) and all(map(is_, map(_target, self._only_for), values))

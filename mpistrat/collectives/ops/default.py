@@ -46,6 +46,8 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._has_own_hooks = any(
             getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS
         )
+        # What `all_reduce` may run at once: with hooks of its own, it runs none.
+        self._known = {} if self._has_own_hooks else self._reductions
         return super()._rebound_to(topology)
 
     def reduce_implementation(
@@ -70,6 +72,13 @@ class CollectiveAllReduce(CrossDeviceOps):
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
+        if len(values) == 1 and type(values[0]) is np.ndarray:  # each further function takes 60 ns
+            (value,) = values
+            algorithm = self._algorithm or options.algorithm
+            key = (op, form, algorithm, options.bytes_per_pack, self._num_packs, value.dtype, value.shape)
+            found = self._known.get(key)
+            if found is not None and (value.base is None or not self._arenas):
+                return found.run(values, options.timeout_seconds)
         if self._has_own_hooks:
             return super().all_reduce(op, values, options, form)
         return self._combine(op, values, options, form)
