@@ -56,7 +56,7 @@ class _Stack(threading.local):
         self.stack: list[Mode] = []
 
 
-_local = _Stack()
+local = _Stack()  # read directly where a call would take too long
 _default: Callable[[], Mode] | None = None
 
 
@@ -68,12 +68,12 @@ def set_default(default: Callable[[], Mode]) -> None:
 
 def stack() -> list[Mode]:
     """Return the modes of this thread, the current mode last."""
-    return _local.stack
+    return local.stack
 
 
 def current() -> Mode:
     """Return the current mode."""
-    modes = _local.stack
+    modes = local.stack
     if modes:
         return modes[-1]
     assert _default is not None
@@ -82,4 +82,4 @@ def current() -> Mode:
 
 def is_default() -> bool:
     """Return whether this thread is in the default mode: it has not entered a strategy."""
-    return not _local.stack
+    return not local.stack

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
-
-import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.runtime import arrays
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import Mirrored, ReduceOp, reducible, snapshot
-
-_whole = whole(attrgetter("topology"))
 
 
 class Engine:
@@ -100,28 +94,8 @@ class Engine:
             on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
             if on_gpu:
                 arrays.require_one_device(on_gpu, self.device)
-        return self.ops.all_reduce(op, values, self.merged(options), form)
-
-    def all_reduce_array(
-        self, op: ReduceOp, value: np.ndarray, options: CommunicationOptions | None = None
-    ) -> Any:
-        """Combine one NumPy array. Fast path of `all_reduce`."""
-        merged = self.options if options is None else self.options.merge(options)
-        topology = self.topology
-        sequence = topology.sequence
-        try:  # as `whole`, without its cost
-            return self.ops.all_reduce_array(op, value, merged)
-        except BaseException as error:
-            topology.left_call("all_reduce", type(error), sequence)
-            raise
-
-    @_whole
-    def all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
-    ) -> list[Any]:
-        """Combine NumPy arrays only. Fast path of `all_reduce`."""
-        merged = self.options if options is None else self.options.merge(options)
-        return self.ops.all_reduce_arrays(op, values, merged, form)
+        options = self.options if options is None else self.options.merge(options)
+        return self.ops.all_reduce(op, values, options, form)
 
     def contributions(self, op: ReduceOp, leaves: list[Any], form: Hashable) -> list[Any]:
         """Return what this replica contributes to a reduction.
@@ -165,15 +139,6 @@ class DefaultEngine(Engine):
         options: CommunicationOptions | None = None,
         form: Hashable = None,
     ) -> list[Any]:
-        """Return copies of the values."""
-        return [self.all_reduce_array(op, value, options) for value in values]
-
-    def all_reduce_array(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return a copy of the value, or a buffer itself: buffers are reduced where they are."""
-        return value if id(getattr(value, "base", None)) in self.arenas else snapshot(value)
-
-    def all_reduce_arrays(
-        self, op: ReduceOp, values: Sequence[np.ndarray], options: CommunicationOptions | None, form: Hashable
-    ) -> list[Any]:
-        """Return copies of the values."""
-        return self.all_reduce(op, list(values), options)
+        """Return copies of the values, and buffers themselves: buffers are reduced where they are."""
+        arenas = self.arenas
+        return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]

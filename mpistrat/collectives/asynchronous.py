@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import packing, structures
+from mpistrat.collectives import dtypes, structures
 from mpistrat.collectives.algorithms.mpi import mpi_operation
+from mpistrat.collectives.division import finish
+from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.operations import Op
+from mpistrat.collectives.packing import Key, Message, unpack
+from mpistrat.collectives.reduction import Reduction, Steps, keep, prepared
 from mpistrat.runtime.agreement.operation import Operation, call_site
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
@@ -139,47 +144,70 @@ def all_reduce_async(
 ) -> PendingAllReduce:
     """Begin an all-reduce of copies of some arrays. Collective: waits until all ranks begin it.
 
-    Each bucket is one message of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9). ``form`` is the form of the structure
+    Each message is one call of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9). ``form`` is the form of the structure
     whose leaves the arrays are. The ranks compare it.
     """
     for pending in list(topology.slot(InFlight)):
         pending.test()  # releases finished all-reduces even if the program never calls wait()
     key = tuple((value.dtype, value.shape) for value in values)
-    with structures.refusals("all_reduce_async", topology, timeout_seconds):
-        plan = packing.plan(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
-    packed = [packing.packed(bucket, values) for bucket in plan.buckets]
-    requests: list[Any] = []
+    reductions = prepared(topology)
+    found = reductions.get(("asynchronous", op, form, bytes_per_pack, key))
+    if found is None:
+        with structures.refusals("all_reduce_async", topology, timeout_seconds):
+            found = _reduction(topology, op, key, bytes_per_pack, form)
+        keep(reductions, ("asynchronous", op, form, bytes_per_pack, key), found)
+    return found.run((values, rebuild), timeout_seconds)
+
+
+def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: Hashable) -> Reduction:
+    """Prepare an asynchronous all-reduce. Its values are the arrays and the function that rebuilds the structure."""
+    messages = packed_for_host(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
+    empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
     operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
 
-    def finish() -> Any:
-        out: list[Any] = [None] * len(values)
-        for bucket, message in zip(plan.buckets, packed, strict=True):
-            total = message if bucket.wire is bucket.result else np.empty(bucket.length, bucket.result)
-            packing.finish(bucket, message, total)
-            packing.unpack(bucket, total, out)
-        for i, dtype in plan.empty:
-            out[i] = np.empty(values[i].shape, dtype)
-        return rebuild(out)
+    def lay_down(values: Sequence[Any]) -> tuple[list[np.ndarray], Callable[[list[Any]], Any]]:
+        arrays, rebuild = values
+        return [joined(message, arrays) for message in messages], rebuild
 
-    with topology.turn(operation, timeout_seconds=timeout_seconds):
+    def combine(
+        laid: tuple[list[np.ndarray], Callable[[list[Any]], Any]], timeout_seconds: float | None
+    ) -> PendingAllReduce:
+        packed, rebuild = laid
+        requests: list[Any] = []
+
+        def end() -> Any:
+            out: list[Any] = [None] * len(key)
+            for message, flat in zip(messages, packed, strict=True):
+                total = flat if message.wire is message.result else np.empty(message.length, message.result)
+                finish(flat, message.divisor, total)
+                unpack(message, total, out)
+            for i, dtype in empty:
+                out[i] = np.empty(key[i][1], dtype)
+            return rebuild(out)
+
         what = f"{operation} (collective number {topology.sequence})"
-        pending = PendingAllReduce(topology, what, requests, finish, timeout_seconds)
+        pending = PendingAllReduce(topology, what, requests, end, timeout_seconds)
         if topology.size > 1:
             # Kept before it begins: MPI writes to the messages even if a signal handler leaves this call.
             topology.slot(InFlight).add(pending)
-            for bucket, message in zip(plan.buckets, packed, strict=True):
-                _begin(topology, bucket, message, requests)
-    if not requests:
-        pending._complete()
-    return pending
+            for message, flat in zip(messages, packed, strict=True):
+                _begin(topology, message, flat, requests)
+        return pending
+
+    def give_back(pending: PendingAllReduce) -> PendingAllReduce:
+        if not pending._requests:
+            pending._complete()
+        return pending
+
+    return Reduction(topology, operation, Steps(lay_down, combine, give_back, meets=False))
 
 
-def _begin(topology: Topology, bucket: packing.Bucket, message: np.ndarray, requests: list[Any]) -> None:
-    """Begin the messages of a bucket, and add them to ``requests``."""
+def _begin(topology: Topology, message: Message, flat: np.ndarray, requests: list[Any]) -> None:
+    """Begin a message, piece by piece, and add them to ``requests``."""
     MPI = mpi.start()
-    operation = mpi_operation(bucket.combine, message.dtype)
-    step = _REQUEST_BYTES // message.itemsize
+    operation = mpi_operation(message.combine, flat.dtype)
+    step = _REQUEST_BYTES // flat.itemsize
     requests.extend(
-        topology.world.Iallreduce(MPI.IN_PLACE, message[start : start + step], operation)
-        for start in range(0, len(message), step)
+        topology.world.Iallreduce(MPI.IN_PLACE, flat[start : start + step], operation)
+        for start in range(0, len(flat), step)
     )

@@ -15,9 +15,9 @@ def combine_rows(combine: np.ufunc, rows: Sequence[np.ndarray], out: np.ndarray)
     Parameters
     ----------
     combine : numpy.ufunc
-    rows : sequence of numpy.ndarray, shape (count,)
-    out : numpy.ndarray, shape (count,)
-        May be one of the rows.
+    rows : sequence of numpy.ndarray
+    out : numpy.ndarray
+        Of the shape of the rows. May be one of the rows.
     """
     if len(rows) == 2:
         combine(rows[0], rows[1], out=out, dtype=out.dtype)
@@ -27,6 +27,12 @@ def combine_rows(combine: np.ufunc, rows: Sequence[np.ndarray], out: np.ndarray)
             out[...] = rows[0]
         return
     step = max(1, _BLOCK_BYTES // out.itemsize)
+    if out.size <= step:
+        total = combine(rows[0], rows[1], dtype=out.dtype)
+        for row in rows[2:]:
+            combine(total, row, out=total, dtype=out.dtype)
+        out[...] = total
+        return
     for start in range(0, len(out), step):
         block = slice(start, start + step)
         total = combine(rows[0][block], rows[1][block], dtype=out.dtype)

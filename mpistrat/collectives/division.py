@@ -1,4 +1,4 @@
-"""The division of a sum by a count, as a mean needs it."""
+"""The division of a sum by a count, and the end of a reduction: the mean, rounded to the dtype of the result."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def divide(total: Any, count: Any, out: Any = None) -> Any:
         return out
     divisor = count if kind in "iu" else total.dtype.type(count)
     return np.divide(total, divisor) if out is None else np.divide(total, divisor, out)
+
+
+def finish(wide: Any, divisor: int, total: Any) -> None:
+    """Write a combination to ``total``: divide for a mean, and round to the dtype of the result.
+
+    Parameters
+    ----------
+    wide : array of NumPy or CuPy
+        The combination. A floating point array is divided in place.
+    divisor : int
+        The number of replicas for a mean, else 1.
+    total : array
+        The result; may be ``wide``.
+    """
+    if divisor != 1:
+        if wide.dtype.kind in "iu":
+            divide(wide, divisor, total)
+            return
+        divide(wide, divisor, wide)
+    if wide is not total:
+        total[...] = wide

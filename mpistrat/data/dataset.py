@@ -14,7 +14,7 @@ from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
 from mpistrat.data.pipeline.chain import Chain
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.plan import PipelinePlan
-from mpistrat.data.pipeline.prefetch import Prefetched, Turns
+from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
@@ -55,7 +55,7 @@ class Dataset(Chain):
     ):
         super().__init__(source, transforms, options)
         self._iterations = itertools.count()
-        self._turns = Turns()
+        self._making = MakingLock()
 
     # --- making one -----------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Dataset(Chain):
         prefetch = self.options().prefetch
         if not prefetch:
             return Elements(elements)
-        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, turns=self._turns)
+        return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, making=self._making)
 
     # --- inside the package ---------------------------------------------------------------
 

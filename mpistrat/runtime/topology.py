@@ -23,7 +23,7 @@ import numpy as np
 
 from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.limits import Limits
@@ -52,7 +52,7 @@ class Key:
     """What is kept for the ranks of a communicator is kept under one of these, in a dictionary with weak keys."""
 
 
-class Topology(Turns):
+class Topology(CollectiveLock):
     """The ranks of a communicator and where they live.
 
     Get one by `Topology.of`: all users of one communicator share it, and with it the private communicators.
@@ -328,7 +328,7 @@ class Alone(Topology):
     """One replica that needs no MPI: `parent` starts it if it is asked for."""
 
     def __init__(self) -> None:
-        Turns.__init__(self)
+        CollectiveLock.__init__(self)
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.key = Key()
         self._slots = {}

@@ -2,12 +2,13 @@
 
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component, reducible
-from mpistrat.values.enums import ReduceOp, VariableAggregation, VariableSynchronization
+from mpistrat.values.enums import OPS, ReduceOp, VariableAggregation, VariableSynchronization
 from mpistrat.values.indexed_slices import IndexedSlices
 from mpistrat.values.snapshot import snapshot
 from mpistrat.values.value_context import ValueContext
 
 __all__ = [
+    "OPS",
     "ArrayLike",
     "DistributedValues",
     "IndexedSlices",

@@ -113,7 +113,7 @@ class ReduceOp(enum.Enum):
         if type(op) is ReduceOp:
             return op
         if isinstance(op, str):
-            found = _BY_NAME.get(op) or _BY_NAME.get(op.upper())
+            found = OPS.get(op) or OPS.get(op.upper())
             if found is None:
                 raise ValueError(f"{op!r} is not a reduction: use 'SUM' or 'MEAN'")
             return found
@@ -122,5 +122,5 @@ class ReduceOp(enum.Enum):
         raise TypeError(f"a reduction is a ReduceOp, 'SUM' or 'MEAN', not {op!r}")
 
 
-# A dict: lookups of enum attributes are slow.
-_BY_NAME = {op.name: op for op in ReduceOp}
+# The reductions by themselves and by name, for callers that cannot afford a call of `ReduceOp.parse`.
+OPS: dict[object, ReduceOp] = {each: op for op in ReduceOp for each in (op, op.name)}

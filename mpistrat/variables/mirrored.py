@@ -63,16 +63,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
         component: Any = self._component
         return component.__dlpack__
 
+    @whole(ranks_of)
     def _update_in_replica(self, method: str, value: Any) -> None:
-        topology = self._engine.topology
-        sequence = topology.sequence
-        try:  # as `whole`, without its cost
-            self._combine(method, value)
-        except BaseException as error:
-            topology.left_call(method, type(error), sequence)
-            raise
-
-    def _combine(self, method: str, value: Any) -> None:
         engine, op = self._engine, self._reduction
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
@@ -103,7 +95,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if type(value) is np.ndarray:
-            total = engine.ops.all_reduce_array(op, value, engine.options)
+            (total,) = engine.ops.all_reduce(op, [value], engine.options)
         else:
             total = engine.all_reduce(op, [value])[0]
         self._component._update(method, total)

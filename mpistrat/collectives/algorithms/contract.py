@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,26 @@ def agreement_cost(topology: Topology) -> float:
     return 20e-6 + math.ceil(math.log2(len(topology.nodes))) * 20e-6
 
 
+class Meeting(NamedTuple):
+    """The steps of a small all-reduce in which the ranks meet once, prepared for one dtype and length.
+
+    A rank writes its values to a slot, meets the others, and takes the combination.
+
+    Attributes
+    ----------
+    slots : sequence of numpy.ndarray
+        This rank's place for its values, by the generation of the node's memory before the meeting.
+    meet : callable
+        Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
+    take : sequence of callable
+        Writes the combination of all ranks' values to its keyword ``out``, by the generation before the meeting.
+    """
+
+    slots: Sequence[np.ndarray]
+    meet: Callable[[int], bool]
+    take: Sequence[Callable[..., object]]
+
+
 class Algorithm(ABC):
     """One way to combine arrays over the ranks of a topology.
 
@@ -29,11 +51,15 @@ class Algorithm(ABC):
         Whether `reduce` calls `Topology.meet` before it communicates in any other way.
     by_name_only : bool
         Whether the algorithm is used only if the user names it.
+    in_place : bool
+        Whether buffers that the ranks of a node share may be combined where they are in place of `reduce`, by a slice
+        of each rank: the sums then have the same bits.
     """
 
     name: str
     meets: bool = False
     by_name_only: bool = False
+    in_place: bool = False
 
     @abstractmethod
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
@@ -59,3 +85,10 @@ class Algorithm(ABC):
         send, receive : numpy.ndarray
             Flat, contiguous, of one length; may be the same array. The values are combined in the dtype of ``receive``.
         """
+
+    def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
+        """Return prepared steps for a small message, which do what `reduce` does with less work in Python.
+
+        None if the algorithm does not have them for this length. Send and receive have one dtype.
+        """
+        return None

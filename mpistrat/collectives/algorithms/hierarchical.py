@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, agreement_cost
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Meeting, agreement_cost
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.collectives.rings.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
@@ -14,7 +15,7 @@ from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
 # For fewer bytes every rank adds all values itself, which costs less than a second barrier.
-ALL_BY_EACH_BYTES = 128 << 10
+_ALL_BY_EACH_BYTES = 128 << 10
 
 
 class HierarchicalAllReduce(Algorithm):
@@ -27,6 +28,7 @@ class HierarchicalAllReduce(Algorithm):
 
     name = "hierarchical"
     meets = True
+    in_place = True
 
     def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
         return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
@@ -50,6 +52,17 @@ class HierarchicalAllReduce(Algorithm):
         else:
             all_reduce_on_rails(topology, combine, send, receive)
 
+    def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
+        memory = topology.memory
+        assert memory is not None
+        if len(topology.nodes) > 1 or memory.size * length * dtype.itemsize > _ALL_BY_EACH_BYTES:
+            return None
+        generations = [memory.slots(dtype, length, generation) for generation in (0, 1)]
+        # A ufunc is called directly, without a function of Python around it.
+        add = combine if memory.size == 2 else partial(combine_rows, combine)
+        take = [partial(add, *rows) if memory.size == 2 else partial(add, rows) for _, rows in generations]
+        return Meeting([own for own, _ in generations], memory.meet_saying, take)
+
 
 def _cost(topology: Topology, nbytes: int, pieces: int) -> float:
     nodes = len(topology.nodes)
@@ -70,7 +83,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
         pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
         combine(*pair, out=receive, dtype=receive.dtype)
         return
-    if len(rows) * receive.nbytes <= ALL_BY_EACH_BYTES:
+    if len(rows) * receive.nbytes <= _ALL_BY_EACH_BYTES:
         combine_rows(combine, rows, receive)
         return
     result = memory.total(receive.dtype, len(receive))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm, Meeting
 from mpistrat.collectives.combine_rows import combine_rows
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.device import Device
@@ -49,3 +50,21 @@ class LeaderAllReduce(Algorithm):
                 fill(memory.total(receive.dtype, len(receive)))
             topology.meet()
         receive[...] = memory.total(receive.dtype, len(receive))
+
+    def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
+        memory = topology.memory
+        assert memory is not None
+        if len(topology.nodes) == 1 or length * dtype.itemsize > self.piece_bytes(topology):
+            return None
+        generations = [memory.slots(dtype, length, generation) for generation in (0, 1)]
+        result = memory.total(dtype, length)
+
+        def fill(total: np.ndarray) -> None:
+            combine_rows(combine, generations[memory.generation ^ 1][1], total)
+
+        def take(out: np.ndarray) -> None:
+            out[...] = result
+
+        agree = topology.combining(Payload(dtype, length, combine, fill))
+        meet = partial(topology.ignoring_float_errors, agree)
+        return Meeting([own for own, _ in generations], meet, [take, take])

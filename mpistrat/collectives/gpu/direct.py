@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.division import finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
-from mpistrat.collectives.gpu.packing import PackedBucket, finish, widened
+from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
@@ -31,7 +32,7 @@ class GpuDirectRoute(Route):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[PackedBucket],
+        jobs: Sequence[Laid],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:
@@ -43,8 +44,8 @@ class GpuDirectRoute(Route):
                 step = gpu_pointers.PIECE_BYTES // topology.size // message.itemsize * topology.size
                 for start in range(0, len(message), step):
                     part = slice(start, start + step)
-                    _reduce_piece(topology, memory, job.bucket.combine, message[part], wide[part])
-                finish(job, wide)
+                    _reduce_piece(topology, memory, job.message.combine, message[part], wide[part])
+                finish(wide, job.message.divisor, job.total)
 
 
 def _reduce_piece(

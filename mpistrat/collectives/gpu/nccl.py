@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu.packing import PackedBucket, finish, widened
+from mpistrat.collectives.division import finish
+from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.device import cupy_for, gpu_count
@@ -135,7 +136,7 @@ class NcclRoute(Route):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[PackedBucket],
+        jobs: Sequence[Laid],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:
@@ -144,7 +145,7 @@ class NcclRoute(Route):
         _check(topology, communicator)  # errors of earlier operations
         stream = cupy.cuda.get_current_stream()
         for job in jobs:
-            send, combine = widened(job), job.bucket.combine
+            send, combine = widened(job), job.message.combine
             wide = job.total if job.total.dtype == send.dtype else cupy.empty_like(send)
             reals, words = send.dtype, 1
             if reals.kind == "c":
@@ -152,12 +153,12 @@ class NcclRoute(Route):
             communicator.allReduce(
                 int(send.data.ptr),
                 int(wide.data.ptr),
-                job.bucket.length * words,
+                job.message.length * words,
                 getattr(nccl, _TYPES[reals]),
                 getattr(nccl, _OPERATIONS[combine]),
                 stream.ptr,
             )
-            finish(job, wide)
+            finish(wide, job.message.divisor, job.total)
         if timeout_seconds is not None:
             _wait(topology, communicator, stream, timeout_seconds)
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.choose import choose
 from mpistrat.collectives.algorithms.contract import Algorithm
-from mpistrat.collectives.division import divide
-from mpistrat.collectives.gpu.packing import GpuBucket, PackedBucket
+from mpistrat.collectives.gpu.packing import Laid
 from mpistrat.collectives.gpu.route import Route
+from mpistrat.collectives.on_host import reduce_piece
+from mpistrat.collectives.packing import Message
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.runtime.topology import Topology
@@ -25,57 +26,51 @@ class PinnedRoute(Route):
 
     name = "pinned"
 
-    def meets(self, topology: Topology, bucket: GpuBucket, algorithm: str | None) -> bool:
-        return _algorithm(topology, bucket, algorithm).meets
+    def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
+        return _algorithm(topology, message, algorithm).meets
 
     def reduce(
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[PackedBucket],
+        jobs: Sequence[Laid],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:
         pieces: list[StagedCopy] = []
         for job in jobs:
             pieces += _pieces(topology, job, algorithm)
-        with np.errstate(all="ignore"), staging(device) as stage:
+        with staging(device) as stage:
             through_host(stage, pieces)
 
 
-def _algorithm(topology: Topology, bucket: GpuBucket, name: str | None) -> Algorithm:
-    return choose(topology, bucket.length * bucket.wire.itemsize, bucket.wire, Device("cpu"), name)
+def _algorithm(topology: Topology, message: Message, name: str | None) -> Algorithm:
+    return choose(topology, message.length * message.wire.itemsize, message.wire, Device("cpu"), name)
 
 
-def _pieces(topology: Topology, job: PackedBucket, name: str | None) -> list[StagedCopy]:
-    bucket = job.bucket
-    algorithm = _algorithm(topology, bucket, name)
-    widest = max(each.itemsize for each in (bucket.source, bucket.wire, bucket.result))
+def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]:
+    message = job.message
+    algorithm = _algorithm(topology, message, name)
+    source, result = message.source, message.result
+    widest = max(each.itemsize for each in (source, message.wire, result))
     step = max(1, min(algorithm.piece_bytes(topology), CHUNK_BYTES) // widest)
-    source, target = int(job.message.data.ptr), int(job.total.data.ptr)
+    start_of_source, start_of_total = int(job.send.data.ptr), int(job.total.data.ptr)
 
     def work(down: np.ndarray, up: np.ndarray) -> np.ndarray:
-        send = down.view(bucket.source)
-        if bucket.wire == bucket.source:
-            wide = send
-        else:
-            wide = np.empty(len(send), bucket.wire)
-        algorithm.reduce(topology, bucket.combine, send, wide)
-        if bucket.divisor != 1 and wide.dtype.kind not in "iu":
-            divide(wide, bucket.divisor, wide)
-        if wide is send and bucket.result == bucket.source:
+        send = down.view(source)
+        if source is message.wire is result:
+            reduce_piece(topology, message, algorithm, send, send)
             return down
-        total = up[: len(wide) * bucket.result.itemsize].view(bucket.result)
-        if bucket.divisor != 1 and wide.dtype.kind in "iu":
-            divide(wide, bucket.divisor, total)
-        else:
-            total[...] = wide
-        return up[: total.nbytes]
+        into = up[: len(send) * result.itemsize]
+        reduce_piece(topology, message, algorithm, send, into.view(result))
+        return into
 
-    size, result = bucket.source.itemsize, bucket.result.itemsize
     return [
         StagedCopy(
-            source + start * size, min(step, bucket.length - start) * size, work, target + start * result
+            start_of_source + start * source.itemsize,
+            min(step, message.length - start) * source.itemsize,
+            work,
+            start_of_total + start * result.itemsize,
         )
-        for start in range(0, bucket.length, step)
+        for start in range(0, message.length, step)
     ]

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu import packing as gpu_packing
+from mpistrat.collectives.division import finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
+from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.operations import Op
+from mpistrat.collectives.packing import message
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
@@ -27,7 +29,7 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
     """
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
-    bucket = gpu_packing.bucket(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
+    whole = message(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with cupy.cuda.Device(device):
         if not gpu_pointers.possible(topology, device, "Alltoall"):
@@ -36,20 +38,20 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
         width = math.prod(value.shape[1:])
         ends = [0, *itertools.accumulate([each * width for each in rows])]
         own = ends[topology.rank + 1] - ends[topology.rank]
-        total = cupy.empty((rows[topology.rank], *value.shape[1:]), bucket.result)
-        job = gpu_packing.PackedBucket(bucket, flat, total.reshape(-1))
+        total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
+        job = Laid(whole, flat, total.reshape(-1))
         what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
         with topology.turn(what, timeout_seconds=timeout_seconds):
-            message = gpu_packing.widened(job)
-            wide = job.total if bucket.result == bucket.wire else cupy.empty(own, bucket.wire)
-            parts = [message[first:last] for first, last in itertools.pairwise(ends)]
+            wide_send = widened(job)
+            wide = job.total if whole.result == whole.wire else cupy.empty(own, whole.wire)
+            parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]
             if topology.size == 1:
-                wide[...] = message
+                wide[...] = wide_send
             else:
                 with gpu_pointers.scratch(device) as memory:
-                    _scatter(topology, memory, bucket.combine, parts, wide)
+                    _scatter(topology, memory, whole.combine, parts, wide)
         if own:
-            gpu_packing.finish(job, wide)
+            finish(wide, whole.divisor, job.total)
     return total
 
 

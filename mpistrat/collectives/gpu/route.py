@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.gpu.packing import GpuBucket, PackedBucket
+from mpistrat.collectives.gpu.packing import Laid
+from mpistrat.collectives.packing import Message
 from mpistrat.runtime.topology import Topology
 
 
@@ -34,8 +35,8 @@ class Route(ABC):
         """Return whether the route can combine values of this dtype."""
         return True
 
-    def meets(self, topology: Topology, bucket: GpuBucket, algorithm: str | None) -> bool:
-        """Return whether `reduce`, for this bucket, calls `Topology.meet` before any other communication."""
+    def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
+        """Return whether `reduce`, for this message, calls `Topology.meet` before any other communication."""
         return False
 
     @abstractmethod
@@ -43,7 +44,7 @@ class Route(ABC):
         self,
         topology: Topology,
         device: int,
-        jobs: Sequence[PackedBucket],
+        jobs: Sequence[Laid],
         algorithm: str | None,
         timeout_seconds: float | None,
     ) -> None:

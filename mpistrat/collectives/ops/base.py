@@ -7,8 +7,6 @@ from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
 from mpistrat.collectives import moves, structures
 from mpistrat.collectives.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
@@ -19,7 +17,10 @@ from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, 
 
 IN_PAIRS = "in pairs"  # the form that `CrossDeviceOps.batch_reduce` lets the ranks compare
 
+HOOKS = ("reduce_implementation", "batch_reduce_implementation")  # what `CrossDeviceOps.all_reduce` calls
+
 _whole = whole(attrgetter("_ranks"))
+whole_all_reduce = whole(attrgetter("_ranks"), "all_reduce")
 
 
 class CrossDeviceOps:
@@ -42,12 +43,14 @@ class CrossDeviceOps:
     2.0
     """
 
+    _topology: Topology | None = None  # a subclass may not call __init__
+
     def __init__(self) -> None:
-        self._topology: Topology | None = None
+        pass
 
     def bound_to(self, topology: Topology) -> CrossDeviceOps:
         """Return these ops for the ranks of a strategy; a copy if they belong to other ranks already."""
-        if getattr(self, "_topology", None) not in (None, topology):
+        if self._topology not in (None, topology):
             return copy.copy(self)._rebound_to(topology)
         return self._rebound_to(topology)
 
@@ -57,7 +60,7 @@ class CrossDeviceOps:
 
     @property
     def _ranks(self) -> Topology:
-        topology = getattr(self, "_topology", None)
+        topology = self._topology
         if topology is None:
             raise RuntimeError(
                 f"{type(self).__name__} does not belong to a strategy yet: give it to one, for example "
@@ -186,6 +189,7 @@ class CrossDeviceOps:
             self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
         )
 
+    @_whole
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
@@ -200,20 +204,6 @@ class CrossDeviceOps:
         if len(pairs) == 1:
             return [component(self.reduce_implementation(op, *pairs[0], options))]
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
-
-    def all_reduce_arrays(
-        self,
-        op: Op,
-        values: Sequence[np.ndarray],
-        options: CommunicationOptions,
-        form: Hashable = None,
-    ) -> list[Any]:
-        """Combine NumPy arrays of this replica, as `all_reduce` does."""
-        return self.all_reduce(op, list(values), options, form)
-
-    def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> Any:
-        """Combine one NumPy array of this replica, as `all_reduce_arrays` does."""
-        return self.all_reduce(op, [value], options)[0]
 
 
 def check_destinations(destinations: Any) -> None:

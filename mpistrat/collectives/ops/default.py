@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes, packing, small_all_reduce, structures
-from mpistrat.collectives.arenas import all_reduce as arena_all_reduce
+from mpistrat.collectives import dtypes, reduction, structures
 from mpistrat.collectives.arenas import arena
+from mpistrat.collectives.arenas.all_reduce import reduction_in_place
+from mpistrat.collectives.on_host import reduction_of_arrays
 from mpistrat.collectives.operations import Op
-from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
+from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, whole_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
@@ -32,25 +34,21 @@ class CollectiveAllReduce(CrossDeviceOps):
         The name of the algorithm for all messages; by default a table chooses one for each message.
     """
 
+    _num_packs: int | None = None
+
     def __init__(self, algorithm: str | None = None):
         super().__init__()
         self._algorithm = algorithm
-        self._plans: dict[Any, packing.Plan] = {}
-        self._small: dict[Any, small_all_reduce.Reduce] = {}
-        self._plans_in_place: dict[Any, arena_all_reduce.InPlace] = {}
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
-        self._plans, self._plans_in_place, self._small = {}, {}, {}
+        self._reductions = reduction.prepared(topology)
         self._arenas = topology.slot(arena.Arenas)
+        self._has_own_hooks = any(
+            getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS
+        )
+        # What `all_reduce` may run at once: with hooks of its own, it runs none.
+        self._known = {} if self._has_own_hooks else self._reductions
         return super()._rebound_to(topology)
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if {"reduce_implementation", "batch_reduce_implementation"} & cls.__dict__.keys():
-            cls._compare = CrossDeviceOps._compare  # type: ignore[method-assign]
-            cls.all_reduce = CrossDeviceOps.all_reduce  # calls the hooks
-            cls.all_reduce_arrays = CrossDeviceOps.all_reduce_arrays
-            cls.all_reduce_array = CrossDeviceOps.all_reduce_array  # type: ignore[method-assign]
 
     def reduce_implementation(
         self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
@@ -68,15 +66,119 @@ class CollectiveAllReduce(CrossDeviceOps):
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Compare values as `CrossDeviceOps._compare`, if one is not sent; else the reduction compares them."""
-        if not values or any(isinstance(value, Mirrored) for value in values):
+        if self._has_own_hooks or not values or any(isinstance(value, Mirrored) for value in values):
             super()._compare(op, form, values, options)
+
+    def all_reduce(
+        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
+    ) -> list[Any]:
+        if len(values) == 1 and type(values[0]) is np.ndarray:  # each further function takes 60 ns
+            (value,) = values
+            algorithm = self._algorithm or options.algorithm
+            key = (op, form, algorithm, options.bytes_per_pack, self._num_packs, value.dtype, value.shape)
+            found = self._known.get(key)
+            if found is not None and (value.base is None or not self._arenas):
+                return found.run(values, options.timeout_seconds)
+        if self._has_own_hooks:
+            return super().all_reduce(op, values, options, form)
+        return self._combine(op, values, options, form)
 
     def _combine(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
         """Combine plain values of this replica; sparse rows are gathered."""
         if set(map(type, values)) == _ONLY_ARRAYS:
-            return self._reduce_arrays(op, values, options, form)
+            return self._combine_arrays(op, values, options, form)
+        return self._combine_kinds(op, values, options, form)
+
+    def _combine_arrays(
+        self, op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
+    ) -> list[np.ndarray]:
+        key: tuple[Any, ...] = (op, form, self._algorithm or options.algorithm)
+        if self._arenas and not (len(values) == 1 and values[0].base is None):
+            done = self._reduce_in_place(key, op, values, options, form)
+            if done is not None:
+                return done
+        if len(values) == 1:
+            key += (options.bytes_per_pack, self._num_packs, values[0].dtype, values[0].shape)
+        else:  # two tuples hash faster than a tuple of pairs, which matters for hundreds of small arrays
+            key += (
+                options.bytes_per_pack,
+                self._num_packs,
+                tuple(map(_dtype, values)),
+                tuple(map(_shape, values)),
+            )
+        found = self._reductions.get(key)
+        if found is None:
+            with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+                found = reduction_of_arrays(
+                    self._ranks,
+                    op,
+                    tuple((value.dtype, value.shape) for value in values),
+                    self._bytes_per_pack(values, options),
+                    self._algorithm or options.algorithm,
+                    form,
+                )
+            reduction.keep(self._reductions, key, found)
+        return found.run(values, options.timeout_seconds)
+
+    def _reduce_in_place(
+        self,
+        key: tuple[Any, ...],
+        op: Op,
+        values: list[np.ndarray],
+        options: CommunicationOptions,
+        form: Hashable,
+    ) -> list[np.ndarray] | None:
+        """Reduce a list with buffers; None if none of them can be reduced where it is."""
+        key = (*key, *map(id, values))
+        found = self._reductions.get(key)
+        if found is not None and found.is_for(values):
+            return found.run(values, options.timeout_seconds)
+        topology = self._ranks
+        homes = arena.homes(topology, values)
+        groups: dict[int | None, list[int]] = {}
+        for i, (value, home) in enumerate(zip(values, homes, strict=True)):
+            stays = dtypes.result(value.dtype, op) == value.dtype
+            groups.setdefault(home.number if home is not None and stays else None, []).append(i)
+        if list(groups) == [None]:
+            return None
+        if len(groups) > 1:
+            return self._reduce_groups(op, values, options, form, groups)
+        home = homes[0]
+        assert home is not None
+        with structures.refusals("all_reduce", topology, options.timeout_seconds):
+            found = reduction_in_place(topology, op, home, values, self._algorithm or options.algorithm, form)
+        reduction.keep(self._reductions, key, found)
+        return found.run(values, options.timeout_seconds)
+
+    @whole_all_reduce
+    def _reduce_groups(
+        self,
+        op: Op,
+        values: list[np.ndarray],
+        options: CommunicationOptions,
+        form: Hashable,
+        groups: Mapping[int | None, list[int]],
+    ) -> list[np.ndarray]:
+        """Reduce the arrays outside arenas, then the buffers in place, arena by arena: several operations."""
+        places = tuple(("elsewhere" if arena is None else arena, *where) for arena, where in groups.items())
+        structures.agree(
+            self._ranks, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds
+        )
+        out = list(values)
+        # The rest comes first: these arrays may be parts of the buffers.
+        for _, where in sorted(groups.items(), key=lambda group: group[0] is not None):
+            totals = self._combine_arrays(op, [values[i] for i in where], options, form)
+            for i, total in zip(where, totals, strict=True):
+                out[i] = total
+        return out
+
+    @whole_all_reduce
+    def _combine_kinds(
+        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable
+    ) -> list[Any]:
+        """Combine values of which some are not NumPy arrays."""
         kinds = tuple(map(structures.kind, values))
         hosted, on_gpu, sparse = (
             [i for i, each in enumerate(kinds) if each == kind]
@@ -92,14 +194,12 @@ class CollectiveAllReduce(CrossDeviceOps):
         if on_gpu:
             self._reduce_on_gpu(op, on_gpu, out, options, form)
         if hosted or not values:
-            totals = self._reduce_arrays(op, on_host, options, form)
+            totals = self._combine_arrays(op, on_host, options, form)
             for i, total in zip(hosted, totals, strict=True):
                 out[i] = arrays.from_host(total, values[i])
         for i in sparse:
             out[i] = all_reduce_slices(self._ranks, op, values[i], options.timeout_seconds)
         return out
-
-    all_reduce = _combine
 
     def _reduce_on_gpu(
         self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
@@ -108,16 +208,17 @@ class CollectiveAllReduce(CrossDeviceOps):
         from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs do not use a GPU
 
         values = [arrays.to_cupy(out[i]) for i in where]
-        totals = gpu_all_reduce.all_reduce(
-            self._ranks,
-            op,
-            values,
-            self._bytes_per_pack(values, options),
-            self._gpu_route(options),
-            options.timeout_seconds,
-            form,
-        )
-        for i, total in zip(where, totals, strict=True):
+        device, route, packs = arrays.require_one_device(values), self._gpu_route(options), self._num_packs
+        shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
+        objects = tuple(map(id, values)) if any(arena.homes(self._ranks, values)) else None
+        key = (op, form, route, options.bytes_per_pack, packs, device.index, *shapes, objects)
+        found = self._reductions.get(key)
+        if found is None or (objects is not None and not found.is_for(values)):
+            found = gpu_all_reduce.reduction_on_gpu(
+                self._ranks, op, values, device, self._bytes_per_pack(values, options), route, form
+            )
+            reduction.keep(self._reductions, key, found)
+        for i, total in zip(where, found.run(values, options.timeout_seconds), strict=True):
             out[i] = arrays.from_cupy(total, out[i])
 
     def _gpu_route(self, options: CommunicationOptions) -> str | None:
@@ -126,121 +227,8 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self._algorithm or options.algorithm or ("pinned" if ring else None)
 
     def _bytes_per_pack(self, values: Sequence[Any], options: CommunicationOptions) -> int:
-        return options.bytes_per_pack
-
-    def _reduce_arrays(
-        self,
-        op: Op,
-        values: Sequence[np.ndarray],
-        options: CommunicationOptions,
-        form: Hashable = None,
-    ) -> list[np.ndarray]:
-        topology = self._topology or self._ranks
-        if self._arenas and not (len(values) == 1 and values[0].base is None):
-            plan = self._plans_in_place.get(
-                (op, form, self._algorithm or options.algorithm, *map(id, values))
-            )
-            if plan is not None and plan.is_for(values):
-                arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
-                return list(values)
-            homes = arena.homes(topology, values)
-            if any(homes):
-                return self._reduce_by_home(op, values, homes, options, form)
-        return self._reduce_anew(topology, op, values, options, form)
-
-    all_reduce_arrays = _reduce_arrays
-
-    def all_reduce_array(self, op: Op, value: np.ndarray, options: CommunicationOptions) -> np.ndarray:
-        """Combine one NumPy array of this replica, as `all_reduce_arrays` does."""
-        algorithm = self._algorithm or options.algorithm
-        small = self._small.get((op, None, options.bytes_per_pack, algorithm, value.dtype, value.shape))
-        if small is None or value.base is not None or options.timeout_seconds is not None:
-            return self._reduce_arrays(op, (value,), options)[0]
-        return small(value)
-
-    def _reduce_anew(
-        self,
-        topology: Topology,
-        op: Op,
-        values: Sequence[np.ndarray],
-        options: CommunicationOptions,
-        form: Hashable,
-    ) -> list[np.ndarray]:
-        algorithm = self._algorithm or options.algorithm
-        # Two tuples hash faster than a tuple of pairs, which matters for hundreds of small arrays.
-        key: tuple[Any, ...]
-        if len(values) == 1:
-            key = (op, form, options.bytes_per_pack, algorithm, values[0].dtype, values[0].shape)
-            small = self._small.get(key)
-            if small is not None and options.timeout_seconds is None:
-                return [small(values[0])]
-        else:
-            key = (
-                op,
-                form,
-                options.bytes_per_pack,
-                algorithm,
-                tuple(map(_dtype, values)),
-                tuple(map(_shape, values)),
-            )
-            small = self._small.get(key)
-            if small is not None and options.timeout_seconds is None:
-                return small(values)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) > 1024:
-                self._plans.clear()
-                self._small.clear()
-            with structures.refusals("all_reduce", topology, options.timeout_seconds):
-                plan = packing.plan(
-                    topology,
-                    op,
-                    tuple((value.dtype, value.shape) for value in values),
-                    self._bytes_per_pack(values, options),
-                    algorithm,
-                    form,
-                )
-            self._plans[key] = plan
-            if small_all_reduce.supports(topology, plan):
-                self._small[key] = small_all_reduce.prepare(topology, plan, tuple(map(_shape, values)))
-        return packing.reduce_in_turn(topology, plan, values, options.timeout_seconds)
-
-    def _reduce_by_home(
-        self,
-        op: Op,
-        values: Sequence[np.ndarray],
-        homes: Sequence[arena.Arena | None],
-        options: CommunicationOptions,
-        form: Hashable,
-    ) -> list[np.ndarray]:
-        """Reduce the arrays outside arenas, then the buffers in place, arena by arena."""
-        topology, out = self._ranks, list(values)
-        algorithm = self._algorithm or options.algorithm
-        groups: dict[int, tuple[arena.Arena, list[np.ndarray]]] = {}
-        rest = []
-        for i, (value, home) in enumerate(zip(values, homes, strict=True)):
-            if home is None or dtypes.result(value.dtype, op) != value.dtype:
-                rest.append(i)
-            else:
-                groups.setdefault(home.number, (home, []))[1].append(value)
-        if len(groups) + bool(rest) > 1:  # several operations
-            places = tuple("elsewhere" if home is None else f"buffer of {home.number}" for home in homes)
-            structures.agree(
-                topology, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds
-            )
-        # The rest comes first: these arrays may be parts of the buffers.
-        if rest:
-            totals = self._reduce_anew(topology, op, [values[i] for i in rest], options, form)
-            for i, total in zip(rest, totals, strict=True):
-                out[i] = total
-        for home, buffers in groups.values():
-            key = (op, form, algorithm, *map(id, buffers))
-            plan = self._plans_in_place.get(key)
-            if plan is None or not plan.is_for(buffers):
-                with structures.refusals("all_reduce", topology, options.timeout_seconds):
-                    plan = arena_all_reduce.plan(topology, op, home, buffers, algorithm, form)
-                if len(self._plans_in_place) > 1024:
-                    self._plans_in_place.clear()
-                self._plans_in_place[key] = plan
-            arena_all_reduce.reduce(topology, plan, options.timeout_seconds)
-        return out
+        if self._num_packs is None:
+            return options.bytes_per_pack
+        if self._num_packs == 0:
+            return 1  # every array is larger than one byte, so each gets its own message
+        return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

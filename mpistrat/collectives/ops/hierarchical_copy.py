@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-import numpy as np
-
 from mpistrat.collectives.ops.default import CollectiveAllReduce
-from mpistrat.collectives.options import CommunicationOptions
 
 
 class HierarchicalCopyAllReduce(CollectiveAllReduce):
@@ -37,8 +31,3 @@ class HierarchicalCopyAllReduce(CollectiveAllReduce):
             raise ValueError(f"num_packs must not be negative, not {num_packs}")
         super().__init__(algorithm="hierarchical_copy")
         self._num_packs = num_packs
-
-    def _bytes_per_pack(self, values: Sequence[np.ndarray], options: CommunicationOptions) -> int:
-        if self._num_packs == 0:
-            return 1  # every array is larger than one byte, so each gets its own message
-        return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

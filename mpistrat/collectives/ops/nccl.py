@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
-
 from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 
@@ -46,8 +42,3 @@ class NcclAllReduce(CollectiveAllReduce):
 
     def _gpu_route(self, options: CommunicationOptions) -> str | None:
         return "nccl"
-
-    def _bytes_per_pack(self, values: Sequence[Any], options: CommunicationOptions) -> int:
-        if self._num_packs == 0:
-            return 1  # every array is larger than one byte, so each gets its own message
-        return math.ceil(sum(value.nbytes for value in values) / self._num_packs)

@@ -102,7 +102,7 @@ class DistributedIterator(NextAsOptional):
             batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.turns)
+            self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.making)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:

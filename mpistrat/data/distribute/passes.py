@@ -9,7 +9,7 @@ from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.distribute.throughput_log import ThroughputLog
 from mpistrat.data.options import AUTOTUNE
-from mpistrat.data.pipeline.prefetch import Turns
+from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.device import Device
@@ -46,7 +46,7 @@ class Passes:
         As above.
     device : Device
         The device to which batches are fetched.
-    turns : Turns
+    making : MakingLock
         A lock: one thread at a time runs the functions of the program.
     at_once : bool
         Whether the program asked for each batch of the last epoch at once, with hardly any work in between.
@@ -56,7 +56,7 @@ class Passes:
         self.division = division
         self.device = Device("cpu")
         self.prefetch = AUTOTUNE if prefetch is None else prefetch
-        self.turns = Turns()
+        self.making = MakingLock()
         self.at_once = False
         self._peers = peers
         # Equal on all replicas, because making a distributed dataset is collective.

@@ -23,7 +23,7 @@ _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each 
 _OFTEN = 4
 
 
-class Turns:
+class MakingLock:
     """A lock for making elements, so that functions of the program never run in two threads at once.
 
     The thread of an abandoned iterator may still make an element when the next iterator begins. A forked child
@@ -41,8 +41,8 @@ class Turns:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
-        return Turns, ()
+    def __reduce__(self) -> tuple[type[MakingLock], tuple[()]]:
+        return MakingLock, ()
 
 
 class Prefetched(NextAsOptional):
@@ -63,7 +63,7 @@ class Prefetched(NextAsOptional):
         How many elements may wait.
     at_once : bool
         Whether the caller is expected to ask for the next element at once. The thread starts when it does not.
-    turns : Turns, optional
+    making : MakingLock, optional
         A lock shared with iterators whose elements must not be made at the same time.
 
     Examples
@@ -73,9 +73,11 @@ class Prefetched(NextAsOptional):
     [0, 1, 4, 9]
     """
 
-    def __init__(self, elements: Iterator[Any], most: int, at_once: bool = False, turns: Turns | None = None):
+    def __init__(
+        self, elements: Iterator[Any], most: int, at_once: bool = False, making: MakingLock | None = None
+    ):
         self._pid = os.getpid()
-        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()), turns or Turns())
+        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()), making or MakingLock())
         self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
         _end_with_program(self._hand_over, self._thread)
         weakref.finalize(self, self._hand_over.close).atexit = False
@@ -112,12 +114,12 @@ class _HandOver:
     """
 
     def __init__(
-        self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode], turns: Turns
+        self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode], making: MakingLock
     ):
         self._pid = os.getpid()
         self._elements = elements
         self._modes = modes
-        self._turns = turns
+        self._making = making
         self._room: SimpleQueue[None] = SimpleQueue()
         self._waiting: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._closed = False
@@ -143,7 +145,7 @@ class _HandOver:
         before = modes[:]
         modes[:] = self._modes
         try:
-            with self._turns, threads.without_collectives():
+            with self._making, threads.without_collectives():
                 return next(self._elements), None
         except BaseException as error:
             return None, error

@@ -57,7 +57,7 @@ class Agreement(ABC):
 
     @abstractmethod
     def agree(self, word: int) -> bool:
-        """Return whether all ranks call this with the same word, made by `Turns.begin`. Waits for all ranks."""
+        """Return whether all ranks give the same word, made by `CollectiveLock.begin`. Waits for all ranks."""
 
 
 class MpiAgreement(Agreement):

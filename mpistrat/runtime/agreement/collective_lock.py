@@ -1,8 +1,8 @@
 """One collective of a communicator at a time, and all ranks in the same one.
 
-A thread that makes a collective takes the turn with `Turns.begin`, which hands out the *word* of its first meeting:
-the checksum of the operation and the number of the collective. Every meeting of every algorithm compares words, so
-that a rank which is a call behind, or has left one, cannot be taken for one that is in step.
+A thread that makes a collective takes the lock with `CollectiveLock.begin`, which returns the *word* of its first
+meeting: the checksum of the operation and the number of the collective. Every meeting of every algorithm compares
+words. A rank that is a call behind, or has left a call, thus differs from the others.
 
 A collective that was interrupted before other ranks could meet this one is not counted, and may be repeated. After one
 that was interrupted later the rank is out of step: its next meeting tells the others, and all ranks raise.
@@ -51,7 +51,7 @@ def _runs(frame: FrameType) -> bool:
     return False
 
 
-class Turns:
+class CollectiveLock:
     """What the collectives of a communicator have in common.
 
     Attributes
@@ -91,8 +91,9 @@ class Turns:
     timeout_seconds: float | None
     _agreement: Agreement
     _pending = False
-    _met = False
+    _in_mpi = False  # whether this rank has begun to agree by MPI
     _operation: Operation
+    _before = 0  # meetings of this rank's node before this collective
     _word = 0
     _meetings = 0  # of this turn, after the first
     _given_up = ""
@@ -121,7 +122,9 @@ class Turns:
         other.timeout_seconds = timeout_seconds
         return other
 
-    def turn(self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None) -> Turns:
+    def turn(
+        self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None
+    ) -> CollectiveLock:
         """Context in which this thread makes the collective that ``operation`` describes.
 
         The ranks compare checksums of the description first, which makes those that disagree raise instead of
@@ -145,7 +148,7 @@ class Turns:
         """
         frame = sys._getframe(1)
         word = self.begin(operation, timeout_seconds)
-        self._frame, self._operation = frame, operation
+        self._frame = frame
         if self.size > 1:
             if self.compares_places:
                 operation = Operation(
@@ -158,7 +161,7 @@ class Turns:
                 self._pending = True
                 return self
             try:
-                self._met = True
+                self._in_mpi = self.memory is None
                 if not self._agreement.agree(word):
                     self.disagree(operation)
             except BaseException as error:
@@ -202,15 +205,20 @@ class Turns:
             self._take_over(operation)
         self.taken = True
         self.sequence = number = self.sequence + 1
+        self._operation = operation
+        memory = self.memory
+        self._before = 0 if memory is None else memory.meetings
         word = operation.word | number & _NUMBERS
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
         if timeout_seconds is not None or self._given_up:
+            self.only_meets = False  # the wait with a limit is by messages
             try:
-                return self._begin_with_care(operation, word, timeout_seconds)
+                word = self._begin_with_care(operation, word, timeout_seconds)
             except BaseException as error:  # also of a signal handler, where that function begins
-                self.failed(operation, type(error), met=False, noticed=False)
+                self.failed(type(error))
                 raise
+        self.only_meets = True
         return word
 
     def _begin_with_care(self, operation: Operation, word: int, timeout_seconds: float | None) -> int:
@@ -232,32 +240,33 @@ class Turns:
 
     def end(self) -> None:
         """Give the turn back that `begin` took: this rank has completed the collective."""
-        self._pending = self._met = False
+        self._pending = self._in_mpi = False
         self._frame = None
         self.taken = False
 
-    def failed(self, operation: Operation, kind: type[BaseException], met: bool, noticed: bool) -> None:
-        """Give the turn back after an error: this rank has not completed the collective.
+    def failed(self, kind: type[BaseException]) -> None:
+        """Release the lock after an error of class ``kind``: this rank has not completed the collective.
 
-        Parameters
-        ----------
-        operation : Operation
-        kind : type
-            Of the error.
-        met : bool
-            Whether other ranks may have met this one, so that it cannot repeat the collective.
-        noticed : bool
-            Whether they will notice in their next meeting, rather than wait inside MPI.
+        It may repeat the collective if no other rank has met it. Else it is out of step. On one node, the other ranks
+        notice that in their next meeting, unless they wait inside MPI.
         """
         if not issubclass(kind, MismatchError):
-            met = met or self._awaited == self.sequence
-            if met and self.size > 1 and not self._given_up:
-                self._leave(operation, kind.__name__, noticed)
+            if self.size > 1 and self._has_met() and not self._given_up:
+                self._leave(kind.__name__, noticed=self.only_meets and len(self.nodes) == 1)
             self.sequence -= 1
         self.end()
 
-    def _leave(self, operation: Operation, why: str, noticed: bool) -> None:
-        text = f"rank {self.rank}'s call {operation}{call_site()} (collective number {self.sequence})"
+    def _has_met(self) -> bool:
+        """Return whether other ranks may have met this one in its collective."""
+        memory = self.memory
+        return (
+            self._in_mpi
+            or self._awaited == self.sequence
+            or (memory is not None and memory.meetings != self._before)
+        )
+
+    def _leave(self, why: str, noticed: bool) -> None:
+        text = f"rank {self.rank}'s call {self._operation}{call_site()} (collective number {self.sequence})"
         text += f" was interrupted by {why}"
         self._interrupted = text
         self._tells = noticed
@@ -271,7 +280,7 @@ class Turns:
         Its last collective does not count, so that the others are told. If all ranks leave the call, they stay in step.
         """
         if self.taken and self._is_abandoned():
-            self._give_back(kind)
+            self.failed(kind)
         elif (
             self.size > 1
             and sequence < self.sequence != self._blamed
@@ -292,7 +301,7 @@ class Turns:
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
                 "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
             )
-        self._give_back(InterruptedError)
+        self.failed(InterruptedError)
 
     def _is_abandoned(self) -> bool:
         """Whether the turn is taken by a `with` statement that no thread is in.
@@ -300,9 +309,6 @@ class Turns:
         Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
         """
         return self._frame is not None and not _runs(self._frame)
-
-    def _give_back(self, kind: type[BaseException]) -> None:
-        self.failed(self._operation, kind, self._met, self.only_meets and len(self.nodes) == 1)
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         self._arrivals += 1
@@ -336,8 +342,6 @@ class Turns:
         MismatchError
             As `turn`.
         """
-        if self._pending:
-            self._met = True
         if payload is not None:
             agreed = self.combining(payload)(self._word if self._pending else self._next_word())
         elif self._pending:
@@ -370,14 +374,14 @@ class Turns:
         """The word of a meeting after the first of a turn."""
         return word + (meetings & _MEETINGS) * _MEETING
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> CollectiveLock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if kind is None:
             self.end()
-            return
-        self._give_back(kind)
+        else:
+            self.failed(kind)
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
@@ -405,7 +409,9 @@ class Turns:
 
     def on_all_ranks(self, error: _Error) -> _Error:
         """An error that all ranks raise in this turn, at the same place, so that no rank waits for another."""
-        self._met = False
+        self._in_mpi = False
+        if self.memory is not None:
+            self._before = self.memory.meetings
         return error
 
 

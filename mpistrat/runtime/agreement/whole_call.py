@@ -6,17 +6,27 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def whole(ranks_of: Callable[[Any], Turns]) -> Callable[[_Function], _Function]:
-    """Decorate a method that communicates. ``ranks_of`` returns the topology of the method's object.
+def whole(
+    ranks_of: Callable[[Any], CollectiveLock], name: str | None = None
+) -> Callable[[_Function], _Function]:
+    """Decorate a method that communicates.
 
-    `Turns` notices an error in the middle of a collective. A signal handler may also raise between two collectives of a
-    call, or after the last one. If the program repeats the call, this rank is one call behind the others. Its sequence
-    number must then differ from theirs, so that all ranks raise. Errors that all ranks raise leave them in step.
+    Parameters
+    ----------
+    ranks_of : callable
+        Returns the topology of the method's object.
+    name : str, optional
+        What messages call the method; by default its name.
+
+    `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
+    collectives of a call, or after the last one. If the program repeats the call, this rank is one call behind the
+    others. Its sequence number must then differ from theirs, so that all ranks raise. Errors that all ranks raise
+    leave them in step.
     """
 
     def decorate(method: _Function) -> _Function:
@@ -27,7 +37,7 @@ def whole(ranks_of: Callable[[Any], Turns]) -> Callable[[_Function], _Function]:
             try:
                 return method(self, *args, **kwargs)
             except BaseException as error:
-                ranks.left_call(method.__name__, type(error), sequence)
+                ranks.left_call(name or method.__name__, type(error), sequence)
                 raise
 
         return call  # type: ignore[return-value]

@@ -32,6 +32,8 @@ class NodeMemory:
         The first of ``results``.
     generation : int
         The slot, 0 or 1, that each rank may write to now.
+    meetings : int
+        The number of barriers that this rank entered. An error before a barrier leaves the number as it is.
     verdict : memoryview of int
         One number, written after one barrier and read after the next.
     """
@@ -54,7 +56,7 @@ class NodeMemory:
         self._views: dict[_Key, tuple[np.ndarray, list[np.ndarray]]] = {}
         self._totals: dict[tuple[np.dtype, int], np.ndarray] = {}
         self.generation = 0
-        self._meetings = 0
+        self.meetings = 0
         self._barrier = node.Barrier
 
     def slots(
@@ -92,7 +94,7 @@ class NodeMemory:
         place = stride = 0
         if values.nbytes > self._same_place_bytes:
             stride = -(-values.nbytes // _LINE) * _LINE
-            place = (self._meetings >> 1) % max(1, self.slot_bytes // stride)
+            place = (self.meetings >> 1) % max(1, self.slot_bytes // stride)
         key = (self.generation, values.dtype, len(values), place)
         found = self._views.get(key)
         if found is None:
@@ -103,7 +105,7 @@ class NodeMemory:
     def meet(self) -> None:
         """Wait for all ranks of the node. Their slots may be read afterwards."""
         self.generation ^= 1
-        self._meetings += 1
+        self.meetings += 1
         self._barrier()
 
     def meet_saying(self, word: int) -> bool:
@@ -115,7 +117,7 @@ class NodeMemory:
         said = self._said[self.generation]
         said[self.rank] = word
         self.generation ^= 1
-        self._meetings += 1
+        self.meetings += 1
         self._barrier()
         return said.tolist() == [word] * self.size
 

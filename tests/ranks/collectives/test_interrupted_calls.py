@@ -7,7 +7,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat import training
 from mpistrat.collectives.asynchronous import InFlight
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.variables import SyncOnReadVariable
 
@@ -100,7 +100,7 @@ class Behind:
 @pytest.mark.parametrize("name", [*TURNS, *READS])
 def test_call_is_not_repeated_alone(name, tmp_path, monkeypatch):
     case = Case(tmp_path)
-    where = (Turns, "__exit__") if name in TURNS else (SyncOnReadVariable, "_read")
+    where = (CollectiveLock, "__exit__") if name in TURNS else (SyncOnReadVariable, "_read")
     call = TURNS.get(name) or READS[name]
     with monkeypatch.context() as patch:
         behind = Behind(patch, *where)

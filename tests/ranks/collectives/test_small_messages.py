@@ -44,7 +44,7 @@ def reduced(strategy, op, arrays, timeout_seconds=None):
     options = CommunicationOptions(
         timeout_seconds=timeout_seconds, implementation="leader" if by_leaders else "AUTO"
     )
-    return strategy.extended.engine.ops.all_reduce_arrays(op, arrays, options)
+    return strategy.extended.engine.ops.all_reduce(op, arrays, options)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -162,5 +162,5 @@ def test_a_communicator_that_was_freed():
 def test_more_kinds_of_messages_than_are_kept():
     ops = mpistrat.MultiWorkerMirroredStrategy().extended.engine.ops
     for length in [*range(1, 1030), *range(1, 3)]:
-        (total,) = ops.all_reduce_arrays(ReduceOp.SUM, [np.full(length, 1.0)], CommunicationOptions())
+        (total,) = ops.all_reduce(ReduceOp.SUM, [np.full(length, 1.0)], CommunicationOptions())
         assert total[-1] == SIZE

@@ -10,7 +10,7 @@ import mpistrat
 from mpistrat import data, training
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime.agreement.collective_lock import Turns
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.training import PendingSave
 from mpistrat.training.checkpoint import variables as checkpoint
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable
@@ -178,8 +178,6 @@ LOCAL = [
     "StrategyExtended.variable_created_in_scope",
     "ReplicaContext.merge_call",
     "CrossDeviceOps.all_reduce",
-    "CrossDeviceOps.all_reduce_array",
-    "CrossDeviceOps.all_reduce_arrays",
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
@@ -299,7 +297,7 @@ def test_interrupt_before_the_wait(size, monkeypatch):
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
     if RANK == SIZE - 1:
         with monkeypatch.context() as patch:
-            patch.setattr(Turns, "_begin_with_care", interrupted)
+            patch.setattr(CollectiveLock, "_begin_with_care", interrupted)
             with pytest.raises(InterruptError):
                 strategy.reduce("SUM", np.ones(size), axis=None)
     for _ in range(2):

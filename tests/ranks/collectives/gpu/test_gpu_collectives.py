@@ -6,8 +6,9 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives.gpu import packing as gpu_packing
+from mpistrat.collectives import packing
 from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
+from mpistrat.collectives.gpu.packing import Laid
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
@@ -111,10 +112,10 @@ def test_nccl_with_one_rank(cupy):
         for op in (ReduceOp.SUM, ReduceOp.MEAN):
             (mine,) = values_of(RANK, dtype, [1001])
             message = cupy.asarray(mine).reshape(-1)
-            bucket = gpu_packing.bucket(op, ((mine.dtype, mine.shape),), [0], 1)
-            job = gpu_packing.PackedBucket(bucket, message, cupy.empty(bucket.length, bucket.result))
-            route.reduce(topology, device, [job], None, 60.0)
-            np.testing.assert_array_equal(job.total.get(), mine.reshape(-1).astype(bucket.result))
+            whole = packing.message(op, ((mine.dtype, mine.shape),), [0], 1)
+            laid = Laid(whole, message, cupy.empty(whole.length, whole.result))
+            route.reduce(topology, device, [laid], None, 60.0)
+            np.testing.assert_array_equal(laid.total.get(), mine.reshape(-1).astype(whole.result))
     comm.Free()
 
 

@@ -1,0 +1,203 @@
+"""One all-reduce, prepared once for the dtypes, shapes and places of its values, and then run for many values.
+
+`Reduction.run` is the one place where a rank lays down its values, meets the others, and takes the result. What these
+steps do depends on the kind of values, and each kind has its constructor: ``on_host`` for arrays on the host,
+``arenas.all_reduce`` for buffers in place, ``gpu.all_reduce`` for arrays on a GPU, and ``asynchronous``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.collectives.algorithms.contract import Meeting
+from mpistrat.collectives.division import divide
+from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
+from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.slot import Slot
+from mpistrat.runtime.topology import Topology
+
+_MOST = 1024  # reductions that are kept
+_target = weakref.ref.__call__
+
+
+class Steps(NamedTuple):
+    """What a rank does in an all-reduce.
+
+    Attributes
+    ----------
+    lay_down : callable
+        Gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
+    combine : callable
+        Gets that and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks, divides
+        for a mean, and returns what `give_back` gets.
+    give_back : callable
+        Gets that, and returns the results in the order of the values. Does not communicate.
+    meets : bool
+        Whether `combine` calls `Topology.meet` before it communicates in any other way.
+    """
+
+    lay_down: Callable[[Sequence[Any]], Any]
+    combine: Callable[[Any, float | None], Any]
+    give_back: Callable[[Any], Any]
+    meets: bool
+
+
+class ShortSteps(NamedTuple):
+    """The same for an all-reduce of so little work that each call of Python counts.
+
+    Attributes
+    ----------
+    lay_down : callable
+        Writes the values to memory that other ranks read after the meeting.
+    meet : callable
+        Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
+    give_back : callable
+        Gets the values. Combines those of all ranks, divides for a mean, and returns the results.
+    meets_again : bool
+        Whether `give_back` writes to memory that other ranks read, so that they meet once more.
+    """
+
+    lay_down: Callable[[Sequence[Any]], object]
+    meet: Callable[[int], bool]
+    give_back: Callable[[Sequence[Any]], Any]
+    meets_again: bool = False
+
+
+def short_steps(topology: Topology, message: Message, meeting: Meeting) -> ShortSteps:
+    """Return the steps of a list of arrays that is one message, and whose ranks meet once.
+
+    They make the same barriers and the same sums as the general steps, which take several microseconds more. In this
+    time the ranks of a node could pass five barriers. The difference is larger where several processes share a core.
+    """
+    memory, ignoring_float_errors = topology.memory, topology.ignoring_float_errors
+    assert memory is not None
+    slots, meet, take = meeting
+    length, dtype, divisor, axis = message.length, message.result, message.divisor, message.axis
+    shape = message.runs[0].shape if len(message.members) == 1 else None
+    if shape is not None:
+        slots = [each.reshape(shape) for each in slots]
+    new = np.empty if length <= SMALL else new_array
+    is_flat = shape is not None and len(shape) == 1
+
+    def lay_down(values: Sequence[np.ndarray]) -> None:
+        slot = slots[memory.generation]
+        if shape is None:
+            np.concatenate(values, axis, slot)
+        else:
+            slot[...] = values[0]
+
+    def give_back(values: Sequence[np.ndarray]) -> list[Any]:
+        total = new(length, dtype)
+        ignoring_float_errors(take[memory.generation ^ 1], out=total)
+        if divisor != 1:
+            ignoring_float_errors(divide, total, divisor, total)
+        if is_flat:
+            return [total]
+        if shape is not None:
+            return [total.reshape(shape)]
+        out: list[Any] = [None] * len(values)
+        unpack(message, total, out)
+        return out
+
+    return ShortSteps(lay_down, meet, give_back)
+
+
+class Reduction:
+    """A prepared all-reduce.
+
+    Parameters
+    ----------
+    topology : Topology
+    operation : Operation
+        The description that the ranks compare.
+    steps : Steps
+    short : ShortSteps, optional
+        Used instead of ``steps`` where the call does not have a limit of its own.
+    only_for : tuple of weakref.ref, optional
+        The values, where the reduction is prepared for these objects and not for others of their shapes.
+    """
+
+    __slots__ = ("_only_for", "_operation", "_short", "_steps", "_topology")
+
+    def __init__(
+        self,
+        topology: Topology,
+        operation: Operation,
+        steps: Steps,
+        short: ShortSteps | None = None,
+        only_for: tuple[weakref.ref[Any], ...] = (),
+    ):
+        self._topology = topology
+        self._operation = operation
+        self._steps = steps
+        self._only_for = only_for
+        self._short = None if topology.compares_places else short
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reduction:
+        return self  # it belongs to the ranks, which are not copied
+
+    def is_for(self, values: Sequence[Any]) -> bool:
+        """Return whether a reduction of certain objects was prepared for these."""
+        return len(values) == len(self._only_for) and all(map(is_, map(_target, self._only_for), values))
+
+    def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
+        """Return the reductions of the values over all ranks.
+
+        Raises
+        ------
+        MismatchError, TimeoutError, RuntimeError
+            As `Topology.turn`.
+        """
+        short = self._short
+        if short is None or timeout_seconds is not None:
+            return self._run(values, timeout_seconds)
+        topology = self._topology
+        lay_down, meet, give_back, meets_again = short
+        word = topology.begin(self._operation)
+        try:
+            lay_down(values)
+            if not meet(word):
+                topology.disagree(self._operation)
+            out = give_back(values)
+            if meets_again and not meet(topology.later_word(word, 1)):
+                topology.disagree(self._operation)
+            topology.taken = False
+            return out
+        except BaseException as error:
+            topology.failed(type(error))
+            raise
+
+    @whole(attrgetter("_topology"), "all_reduce")
+    def _run(self, values: Sequence[Any], timeout_seconds: float | None) -> Any:
+        topology = self._topology
+        lay_down, combine, give_back, meets = self._steps
+        laid = lay_down(values)
+        with topology.turn(self._operation, meets, timeout_seconds):
+            done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
+        return give_back(done)
+
+
+class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):
+    """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for."""
+
+    def close(self) -> None:
+        self.clear()
+
+
+def prepared(topology: Topology) -> dict[Hashable, Reduction]:
+    """Return the dictionary of the reductions that were prepared for these ranks."""
+    return topology.slot(Reductions).setdefault(topology.timeout_seconds, {})
+
+
+def keep(reductions: dict[Hashable, Reduction], key: Hashable, reduction: Reduction) -> Reduction:
+    """Keep a reduction for further calls, and return it."""
+    if len(reductions) > _MOST:
+        reductions.clear()
+    reductions[key] = reduction
+    return reduction
