@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
 from mpistrat.cli.check.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
-from mpistrat.cli.check.checks.mailbox import Inbox, Outbox
+from mpistrat.runtime.process.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
 _GATHER = 3.0  # seconds to wait for letters of other ranks
