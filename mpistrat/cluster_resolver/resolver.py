@@ -33,7 +33,7 @@ class ClusterResolver(ABC):
     """
 
     reason: str = ""
-    _asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
+    asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
     _task_type: str | None = None
     _task_id: int | None = None
 

@@ -23,7 +23,7 @@ class Streams:
 
     Input: the launcher of Open MPI 5 never ends the input of rank 0, and repeats parts of a long one. That of MPICH
     ends the job if rank 0 reads more slowly than the launcher. So rank 0 reads from a named pipe, into which a thread
-    of this process copies. Rank 0 reads the null device without input, or in the background of a terminal.
+    of this process copies. Without input, or in the background of a terminal, it reads the null device.
 
     Output: the launcher of MPICH waits until every process has closed the output of a rank. Its ranks therefore write
     to the output of this process. Other launchers forward output: that of Open MPI keeps lines together.

@@ -47,7 +47,7 @@ class GCEClusterResolver(ClusterResolver):
     {'worker': ['10.0.0.3:7000']}
     """
 
-    _asks_a_service = True
+    asks_a_service = True
 
     def __init__(
         self,

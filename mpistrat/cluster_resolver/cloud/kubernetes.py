@@ -58,7 +58,7 @@ class KubernetesClusterResolver(ClusterResolver):
     {'worker': ['10.0.0.1:8470', '10.0.0.2:8470']}
     """
 
-    _asks_a_service = True
+    asks_a_service = True
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Step:
     node_of_rank : tuple of int or None
         Index in ``nodes`` of the node of each task; None if the environment does not tell.
     why : str
-        Source of ``node_of_rank``, or the reason why it is None.
+        Source of ``node_of_rank``, or the reason for its absence.
     of_nodes, of_local_rank : str
         Sources of ``nodes`` and ``local_rank``.
     """
