@@ -105,6 +105,7 @@ def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
     assert ways_of(rows)["plain array"] == PLAIN
 
 
+@pytest.mark.full
 def test_input(run_alone, tmp_path):
     pytest.importorskip("hdf5plugin")
     rows = tmp_path / "rows.json"

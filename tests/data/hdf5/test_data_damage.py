@@ -101,7 +101,12 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("file", FILES)
+def core(names, *quick):
+    """The names as parameters. The core has the quick ones."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.full) for name in names]
+
+
+@pytest.mark.parametrize("file", core(FILES, "words"))
 def test_every_byte_flipped_once(tmp_path, file):
     """Where rows are wrong, HDF5 itself reads the same ones without an error."""
     data = bytearray(create(tmp_path / "whole.h5", **FILES[file]).read_bytes())
@@ -136,7 +141,7 @@ INDEXES = {
 }
 
 
-@pytest.mark.parametrize("kind", INDEXES)
+@pytest.mark.parametrize("kind", core(INDEXES, "fixed array", "B-tree of version 2"))
 def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     """Rows are right or refused, but for one thing: where no checksum is, a chunk may be said to lie elsewhere."""
     signature, storage = INDEXES[kind]
@@ -195,6 +200,7 @@ def test_every_replica_names_the_damaged_file(tmp_path, replica_errors, place):
         assert "fix: " in str(error)
 
 
+@pytest.mark.full
 def test_damaged_inputs_of_shard_are_named(tmp_path):
     data = bytearray(create(tmp_path / "whole.h5").read_bytes())
     refused = 0
