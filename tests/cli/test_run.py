@@ -80,21 +80,22 @@ def run(*arguments, stdin=b"", cwd=None, **environ):
 
 
 def gone(pids, patience=10.0):
-    """Whether these processes end soon."""
+    """Whether these processes, with the times of their starts, end soon."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
-        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]
-        if not alive:
+        if all(start_of(pid) != start for pid, start in pids.items()):
             return True
         time.sleep(0.05)
     return False
 
 
-def is_zombie(pid):
+def start_of(pid):
+    """When a process started, which tells it from a later one of the same number; None if it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
+        return None
+    return None if state == "Z" else fields[18]
 
 
 @contextlib.contextmanager
@@ -108,17 +109,19 @@ def waiting(program, *handled, ranks=2):
         env=environment(),
         text=True,
     ) as job:
-        pids = []
+        pids = {}
         try:
             while len(pids) < ranks:
                 line = job.stdout.readline()
                 assert line, job.stderr.read()
-                pids += map(int, re.findall(r"process (\d+)", line))
+                pids |= {int(pid): start_of(pid) for pid in re.findall(r"process (\d+)", line)}
             yield job, pids
         finally:
-            for pid in (job.pid, *pids):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            job.kill()
+            for pid, start in pids.items():
+                if start is not None and start_of(pid) == start:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def test_success(write):
@@ -349,7 +352,7 @@ def test_ranks_are_found_by_process(write):
         launcher = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
         assert sorted(processes.ranks_below(launcher)) == sorted(pids)
         assert sorted(processes.ranks_below(launcher).values()) == [0, 1, 2]
-        assert processes.ranks_below(pids[0]) == {}
+        assert processes.ranks_below(next(iter(pids))) == {}
         job.send_signal(signal.SIGUSR1)
         job.communicate(timeout=LIMIT)
 

@@ -393,12 +393,11 @@ def test_error_in_the_scope_is_not_held_up(strategy):
 def test_a_directory_that_cannot_be_written_to_is_found_at_once(strategy, tmp_path):
     with strategy.scope():
         v = mpistrat.Variable(1.0, name="v")
-    folder = strategy.extended.engine.topology.broadcast_object(tmp_path)
-    (folder / "file").touch()
+    (tmp_path / "file").touch()
     for name in ("file", "file/inside"):
         with pytest.raises(OSError, match="so checkpoints could not be written; give another checkpoint_dir"):
-            PreemptionCheckpointHandler(None, [v], folder / name)
-    PreemptionCheckpointHandler(None, [v], folder / "to" / "be" / "made")
+            PreemptionCheckpointHandler(None, [v], tmp_path / name)
+    PreemptionCheckpointHandler(None, [v], tmp_path / "to" / "be" / "made")
 
 
 def test_wrong_arguments(strategy, tmp_path):
