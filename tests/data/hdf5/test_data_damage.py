@@ -6,6 +6,7 @@ import warnings
 import h5py
 import numpy as np
 import pytest
+from selection import core
 
 from mpistrat.data import (
     DataFileError,
@@ -99,11 +100,6 @@ FILES = {
     "through h5py": {"filters": ("lzf",)},
     "words": {"rows": np.array([[b"a", b"bc"], [b"", b"def"]], "S3"), "chunk": (1, 2)},
 }
-
-
-def core(names, *quick):
-    """The names as parameters. The core has the quick ones."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.full) for name in names]
 
 
 @pytest.mark.parametrize("file", core(FILES, "words"))
