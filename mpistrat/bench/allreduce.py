@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mpistrat.bench import launch, sizes
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,10 +78,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
         ways = {**_ways(comm, strategy, count, named), **rivals(comm, count)}
-        fault = _fault(comm, ways)
-        if fault:
-            if comm.rank == 0:
-                print(fault, file=sys.stderr)
+        if any_fault(comm, _faults(comm, ways)):
             return 1
         timed = {way: each.times for way, each in ways.items()}
         seconds = interleaved_for(comm, timed, arguments.repetitions, arguments.seconds)
@@ -93,9 +90,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
                 BOUND, WIRE, 4 * count, least_bytes(topology.ranks_per_node, 4 * count) / arguments.wire
             )
     if comm.rank == 0:
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
         if arguments.plot:
             from mpistrat.bench.reduction.chart import plot
 
@@ -131,18 +126,12 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
         return {way: median(each) for way, each in seconds.items()}
 
     report = Report("allreduce", comm.size)
-    fault = on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers)
+    if not on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers):
+        return 1
     if comm.rank == 0:
-        if fault:
-            print(fault, file=sys.stderr)
-        else:
-            print(report.table())
-            print("\n".join(on_gpu.bandwidths(report, report.rows[-1].bytes)))
-            for name, text in found.items():
-                print(f"route {name}: {text or 'possible'}")
-            if arguments.json:
-                report.write_json(arguments.json)
-    return 1 if fault else 0
+        routes = [f"route {name}: {text or 'possible'}" for name, text in found.items()]
+        report.show(arguments.json, *on_gpu.bandwidths(report, report.rows[-1].bytes), *routes)
+    return 0
 
 
 class ArrayWay(NamedTuple):
@@ -225,8 +214,8 @@ def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
         target[...] = source
 
 
-def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
-    """Return the wrong sums of all ways and ranks as text, or None. Set arrays to zero, and so their sums."""
+def _faults(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> list[str]:
+    """Return the wrong sums of all ways. Set arrays to zero, and so their sums."""
     import numpy as np
 
     faults = []
@@ -240,8 +229,7 @@ def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
             i = int(np.flatnonzero(got != expected)[0])
             faults.append(f"{case}, {way}: element {i} is {got[i]:g}, not {expected[i]:g}")
         each.send[...] = 0
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+    return faults
 
 
 def interleaved_for(

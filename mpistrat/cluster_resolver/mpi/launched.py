@@ -12,8 +12,8 @@ from mpistrat.cluster_resolver.mpi.launcher import Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.cluster_resolver.slurm.hostlist import expand_hostlist
-from mpistrat.cluster_resolver.variables import own_host, parsed, position_of
+from mpistrat.cluster_resolver.variables import own_host, position_of
+from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
-from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
-from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
+from mpistrat.cluster_resolver.variables import integer, position_of, required
+from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import SRUN
 from mpistrat.runtime.process.left_over_step import groups, left_over
 
