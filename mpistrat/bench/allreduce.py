@@ -55,7 +55,6 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
         "that is not CUDA-aware crashes",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth by size")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
@@ -91,10 +90,6 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             )
     if comm.rank == 0:
         report.show(arguments.json)
-        if arguments.plot:
-            from mpistrat.bench.reduction.chart import plot
-
-            plot(report.rows, topology.ranks_per_node, arguments.plot)
     return 0
 
 
