@@ -306,6 +306,27 @@ def test_signals_that_no_rank_handles(write, name):
 
 
 @pytest.mark.fault
+@pytest.mark.skipif(FAMILY != "openmpi", reason="MPICH does not tell a status from a signal")
+def test_status_of_ranks_that_a_signal_ends_by_their_own_choice(write):
+    program = write(WAIT + "sys.exit(received[0])")
+    with waiting(program, "SIGINT") as (job, _):
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=LIMIT)
+        assert job.returncode == signal.SIGINT
+
+
+@pytest.mark.full
+@pytest.mark.skipif(FAMILY != "openmpi", reason="the directory of Open MPI")
+def test_directory_that_the_user_chose(write, tmp_path):
+    chosen = tmp_path / "to" / "be made"
+    program = write("tell(os.environ['PMIX_SERVER_TMPDIR'])")
+    status, out, _ = run("-n", 1, program, PRTE_MCA_prte_tmpdir_base=str(chosen))
+    assert status == 0
+    assert out.startswith(str(chosen))
+    assert list(chosen.iterdir()) == []
+
+
+@pytest.mark.fault
 def test_interrupt_twice_ends_ranks_that_do_not_listen(write):
     program = write(WAIT + "while True: time.sleep(0.1)")
     with waiting(program, "SIGINT") as (job, pids):

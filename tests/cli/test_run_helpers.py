@@ -99,8 +99,8 @@ def test_job_that_failed_tells_its_status(start):
 # Without the limit after which the command ends the job itself.
 PATIENT = """
 import runpy
-from mpistrat.cli.run import relay
-relay._ALL_ENDED = float("inf")
+from mpistrat.cli.run import running_job
+running_job._ALL_ENDED = float("inf")
 runpy.run_module("mpistrat", run_name="__main__")
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli.run import launcher, machine, relay
+from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.runtime.process.launch import without_launcher
 
@@ -82,7 +82,7 @@ def command(
         _show(job)
         return
     sys.stdout.flush()
-    sys.exit(relay.run(job, environ))
+    sys.exit(running_job.run(job, environ))
 
 
 def _show(job: Job) -> None:

@@ -42,23 +42,25 @@ def run(job: Job, environ: dict[str, str]) -> int:
     Returns
     -------
     int
-        The exit status: 128 + signal if the launcher was killed by one, else that of the launcher.
+        The exit status of the launcher, or 128 + signal if a signal killed the launcher.
     """
     started = time.time()
     environ = {**environ, **{name: value for name, value, _ in job.settings}}
     # Open MPI 5 names its files after the process id of its launcher. A launcher that was killed leaves them behind,
     # and one that gets the same process id later refuses to start. So its files lie in a directory of the job.
-    with tempfile.TemporaryDirectory(
-        prefix="mpistrat-", dir=environ.get(_SESSIONS), ignore_cleanup_errors=True
-    ) as folder:
+    parent = environ.get(_SESSIONS, tempfile.gettempdir())
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
         environ[_SESSIONS] = folder
-        status = _Relay(job, environ, Path(folder)).run()
+        status = _RunningJob(job, environ, Path(folder)).run()
     if status:
         leftovers.remove(started)
     return status
 
 
-class _Relay:
+class _RunningJob:
+    """A launcher and its ranks, from the start of the launcher to its end."""
+
     def __init__(self, job: Job, environ: dict[str, str], folder: Path):
         self._job = job
         self._folder = folder
@@ -168,7 +170,7 @@ class _Relay:
     def _status(self, code: int) -> int:
         if self._released and self._open_mpi:
             return 0  # this launcher ends at once if a rank fails, so all ranks succeeded
-        if code in self._passed_on:
+        if not self._open_mpi and code in self._passed_on:
             return 128 + code  # MPICH returns the number of the signal that ended a rank
         if code < 0 and -code not in self._passed_on:
             _say(f"{self._job.launcher.path} was killed by signal {-code} ({signal.Signals(-code).name})")
