@@ -153,7 +153,7 @@ class ArrayWay(NamedTuple):
 def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:
     import numpy as np
 
-    from mpistrat.experimental import CommunicationOptions
+    from mpistrat.bench.reduction.by_library import all_reduces
 
     def array() -> np.ndarray:
         return np.zeros(count, np.float32)
@@ -161,11 +161,10 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
     ways: dict[tuple[str, str], ArrayWay] = {}
 
     def library(case: str, send: np.ndarray, name: str | None = None) -> None:
-        options = None if name is None else CommunicationOptions(implementation=name)
         totals: list[np.ndarray] = []
-        times = partial(strategy.run, partial(_all_reduce, send, options, totals))
+        times = all_reduces(strategy, send, totals, name)
         way = LIBRARY if name is None else f"{LIBRARY}, {name}"
-        ways[case, way] = ArrayWay([case], lambda k: times((k,)), send, lambda: totals[0])
+        ways[case, way] = ArrayWay([case], times, send, lambda: totals[0])
 
     buffer = strategy.experimental_buffers_like(array())
     library(PLAIN, array())
@@ -183,16 +182,6 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
 
 
 _IN_PLACE = ("hierarchical",)  # algorithms that reduce a buffer without a copy
-
-
-def _all_reduce(send: np.ndarray, options: Any, totals: list[Any], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        total = replica.all_reduce("SUM", send, options)
-    totals[:] = [total]
 
 
 def _one_call(comm: Any, send: np.ndarray, receive: np.ndarray, k: int) -> None:

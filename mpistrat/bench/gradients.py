@@ -83,16 +83,13 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
     import numpy as np
 
     import mpistrat
+    from mpistrat.bench.reduction.by_library import all_reduces
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 
     def library(gradients: list[np.ndarray]) -> GradientsWay:
-        totals: list[np.ndarray] = []
-
-        def times(k: int) -> None:
-            strategy.run(_all_reduce, (gradients, totals, k))
-
-        return GradientsWay(gradients, times, lambda: totals)
+        totals: list[list[np.ndarray]] = []
+        return GradientsWay(gradients, all_reduces(strategy, gradients, totals), lambda: totals[0])
 
     def arrays() -> list[np.ndarray]:
         return [np.zeros(shape, np.float32) for shape in shapes]
@@ -112,15 +109,6 @@ def _one_call(comm: Any, flat: np.ndarray, total: np.ndarray, k: int) -> None:
     """Call MPI's own all-reduce k times for the same number of bytes."""
     for _ in range(k):
         comm.Allreduce(flat, total)
-
-
-def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        totals[:] = replica.all_reduce("SUM", gradients)
 
 
 def _faults(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +84,7 @@ def _ways(
 ) -> dict[tuple[str, str], GpuWay]:
     import cupy
 
-    from mpistrat.experimental import CommunicationOptions
+    from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.runtime.process import mpi
 
     MPI = mpi.start()
@@ -93,12 +92,12 @@ def _ways(
     wait = cupy.cuda.get_current_stream().synchronize
 
     def library(name: str | None) -> None:
-        options = None if name is None else CommunicationOptions(implementation=name)
         send = cupy.zeros(count, np.float32)
         totals: list[Any] = []
+        reduce = all_reduces(strategy, send, totals, name)
 
         def times(k: int) -> None:
-            strategy.run(partial(_all_reduce, send, options, totals), args=(k,))
+            reduce(k)
             wait()
 
         ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = GpuWay(
@@ -157,16 +156,6 @@ def _pattern(count: int) -> np.ndarray:
 
 def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
     return down
-
-
-def _all_reduce(send: Any, options: Any, totals: list[Any], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        total = replica.all_reduce("SUM", send, options)
-    totals[:] = [total]
 
 
 def _faults(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> list[str]:
