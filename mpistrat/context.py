@@ -39,8 +39,8 @@ class AnyStrategy(Protocol):
 class Mode:
     """A strategy, in cross-replica context or in a replica context.
 
-    ``replica_context`` is None in cross-replica context. ``update_replica_id`` is the replica whose component an update
-    function may write; None outside updates.
+    ``replica_context`` has the value None in cross-replica context. ``update_replica_id`` is the replica whose
+    component an update function may write; None outside updates.
     """
 
     __slots__ = ("replica_context", "strategy", "update_replica_id")

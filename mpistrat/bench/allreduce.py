@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mpistrat.bench import launch, sizes
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,6 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
         "that is not CUDA-aware crashes",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bandwidth by size")
     arguments = parser.parse_args(argv)
     status = launch.launched(program, arguments, argv)
     return _measure(arguments, rivals) if status is None else status
@@ -78,10 +77,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
         ways = {**_ways(comm, strategy, count, named), **rivals(comm, count)}
-        fault = _fault(comm, ways)
-        if fault:
-            if comm.rank == 0:
-                print(fault, file=sys.stderr)
+        if any_fault(comm, _faults(comm, ways)):
             return 1
         timed = {way: each.times for way, each in ways.items()}
         seconds = interleaved_for(comm, timed, arguments.repetitions, arguments.seconds)
@@ -93,13 +89,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
                 BOUND, WIRE, 4 * count, least_bytes(topology.ranks_per_node, 4 * count) / arguments.wire
             )
     if comm.rank == 0:
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
-        if arguments.plot:
-            from mpistrat.bench.reduction.chart import plot
-
-            plot(report.rows, topology.ranks_per_node, arguments.plot)
+        report.show(arguments.json)
     return 0
 
 
@@ -131,18 +121,12 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
         return {way: median(each) for way, each in seconds.items()}
 
     report = Report("allreduce", comm.size)
-    fault = on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers)
+    if not on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers):
+        return 1
     if comm.rank == 0:
-        if fault:
-            print(fault, file=sys.stderr)
-        else:
-            print(report.table())
-            print("\n".join(on_gpu.bandwidths(report, report.rows[-1].bytes)))
-            for name, text in found.items():
-                print(f"route {name}: {text or 'possible'}")
-            if arguments.json:
-                report.write_json(arguments.json)
-    return 1 if fault else 0
+        routes = [f"route {name}: {text or 'possible'}" for name, text in found.items()]
+        report.show(arguments.json, *on_gpu.bandwidths(report, report.rows[-1].bytes), *routes)
+    return 0
 
 
 class ArrayWay(NamedTuple):
@@ -169,7 +153,7 @@ class ArrayWay(NamedTuple):
 def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:
     import numpy as np
 
-    from mpistrat.experimental import CommunicationOptions
+    from mpistrat.bench.reduction.by_library import all_reduces
 
     def array() -> np.ndarray:
         return np.zeros(count, np.float32)
@@ -177,11 +161,10 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
     ways: dict[tuple[str, str], ArrayWay] = {}
 
     def library(case: str, send: np.ndarray, name: str | None = None) -> None:
-        options = None if name is None else CommunicationOptions(implementation=name)
         totals: list[np.ndarray] = []
-        times = partial(strategy.run, partial(_all_reduce, send, options, totals))
+        times = all_reduces(strategy, send, totals, name)
         way = LIBRARY if name is None else f"{LIBRARY}, {name}"
-        ways[case, way] = ArrayWay([case], lambda k: times((k,)), send, lambda: totals[0])
+        ways[case, way] = ArrayWay([case], times, send, lambda: totals[0])
 
     buffer = strategy.experimental_buffers_like(array())
     library(PLAIN, array())
@@ -201,16 +184,6 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
 _IN_PLACE = ("hierarchical",)  # algorithms that reduce a buffer without a copy
 
 
-def _all_reduce(send: np.ndarray, options: Any, totals: list[Any], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        total = replica.all_reduce("SUM", send, options)
-    totals[:] = [total]
-
-
 def _one_call(comm: Any, send: np.ndarray, receive: np.ndarray, k: int) -> None:
     """Call MPI's own all-reduce k times."""
     from mpi4py import MPI
@@ -225,8 +198,8 @@ def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
         target[...] = source
 
 
-def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
-    """Return the wrong sums of all ways and ranks as text, or None. Set arrays to zero, and so their sums."""
+def _faults(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> list[str]:
+    """Return the wrong sums of all ways. Set arrays to zero, and so their sums."""
     import numpy as np
 
     faults = []
@@ -240,8 +213,7 @@ def _fault(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> str | None:
             i = int(np.flatnonzero(got != expected)[0])
             faults.append(f"{case}, {way}: element {i} is {got[i]:g}, not {expected[i]:g}")
         each.send[...] = 0
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+    return faults
 
 
 def interleaved_for(

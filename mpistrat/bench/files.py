@@ -72,16 +72,15 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     for way, count in opened.items():
         report.add(OPENED, way, count, 0.0)
     if comm.rank == 0:
-        print(report.table())
+        lines = []
         for way in starts:
             spent = {row.case: row.seconds for row in report.rows if row.way == way}
             share = spent[_COLLECTIVES] / spent[_START]
-            print(
+            lines.append(
                 f"{way}: {opened[way]} opens of {arguments.files} files by {comm.size} ranks together, "
                 f"{share:.0%} of the start in collectives, which wait for the slowest rank"
             )
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json, *lines)
     return 0 if opened == {LIBRARY: arguments.files, _KEPT: 0} else 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.reduction.networks import NETWORKS
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,10 +58,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     for network in arguments.network or NETWORKS:
         shapes = NETWORKS[network]()[:: arguments.part]
         ways = {**_ways(comm, shapes), **rivals(comm, shapes)}
-        fault = _fault(comm, ways)
-        if fault:
-            if comm.rank == 0:
-                print(fault, file=sys.stderr)
+        if any_fault(comm, _faults(comm, ways)):
             return 1
         seconds = interleaved(comm, {name: way.times for name, way in ways.items()}, arguments.repetitions)
         nbytes = sum(each.nbytes for each in ways[PLAIN, LIBRARY].gradients)
@@ -69,9 +66,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             report.add(f"{network}, {kind}", way, nbytes, median(samples))
         del ways
     if comm.rank == 0:
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
     return 0
 
 
@@ -88,16 +83,13 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
     import numpy as np
 
     import mpistrat
+    from mpistrat.bench.reduction.by_library import all_reduces
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 
     def library(gradients: list[np.ndarray]) -> GradientsWay:
-        totals: list[np.ndarray] = []
-
-        def times(k: int) -> None:
-            strategy.run(_all_reduce, (gradients, totals, k))
-
-        return GradientsWay(gradients, times, lambda: totals)
+        totals: list[list[np.ndarray]] = []
+        return GradientsWay(gradients, all_reduces(strategy, gradients, totals), lambda: totals[0])
 
     def arrays() -> list[np.ndarray]:
         return [np.zeros(shape, np.float32) for shape in shapes]
@@ -119,17 +111,8 @@ def _one_call(comm: Any, flat: np.ndarray, total: np.ndarray, k: int) -> None:
         comm.Allreduce(flat, total)
 
 
-def _all_reduce(gradients: list[np.ndarray], totals: list[np.ndarray], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        totals[:] = replica.all_reduce("SUM", gradients)
-
-
-def _fault(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> str | None:
-    """Return the wrong sums of all ways and ranks as text, or None. Set gradients to zero, and so their sums."""
+def _faults(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> list[str]:
+    """Return the wrong sums of all ways. Set gradients to zero, and so their sums."""
     import numpy as np
 
     faults = []
@@ -144,8 +127,7 @@ def _fault(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> str | None:
                 break
         for gradient in way.gradients:
             gradient[...] = np.float32(0)
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+    return faults
 
 
 if __name__ == "__main__":

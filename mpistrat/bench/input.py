@@ -84,11 +84,8 @@ class Measurement:
         self._step()
         self.further()
         self._memory()
-        print(self.report.table())
-        if not cold:
-            print("nothing is measured cold: this system does not drop files from the page cache on request")
-        if self.arguments.json:
-            self.report.write_json(self.arguments.json)
+        warm = "nothing is measured cold: this system does not drop files from the page cache on request"
+        self.report.show(self.arguments.json, *([] if cold else [warm]))
         return 0
 
     def rivals(self, paths: list[str], decoded: bool) -> dict[str, Callable[[], object]]:

@@ -117,9 +117,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         },
     )
     if comm.rank == 0:
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
     return 0
 
 

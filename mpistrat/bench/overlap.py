@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,10 +51,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     comm = MPI.COMM_WORLD.Dup()
     network = Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)
     ways, totals = _ways(comm, network, rivals)
-    fault = _fault(comm, network, ways, totals)
-    if fault:
-        if comm.rank == 0:
-            print(fault, file=sys.stderr)
+    if any_fault(comm, _faults(comm, network, ways, totals)):
         return 1
     medians = {
         way: median(samples) for way, samples in interleaved(comm, ways, arguments.repetitions).items()
@@ -64,11 +61,9 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         nbytes = sum(each.nbytes for each in network.gradients)
         for way, seconds in medians.items():
             report.add(f"{arguments.layers} layers", way, nbytes, seconds)
-        print(report.table())
-        for way in (way for way in totals if way != ONE_LIST):
-            print(f"{way} hides {hidden(medians, way):.0%} of the time of reducing alone")
-        if arguments.json:
-            report.write_json(arguments.json)
+        ours = [way for way in totals if way != ONE_LIST]
+        lines = [f"{way} hides {hidden(medians, way):.0%} of the time of reducing alone" for way in ours]
+        report.show(arguments.json, *lines)
     return 0
 
 
@@ -161,13 +156,13 @@ def _ways(
     return ways, totals
 
 
-def _fault(
+def _faults(
     comm: Any,
     network: Network,
     ways: Mapping[str, Callable[[int], object]],
     totals: Mapping[str, Sequence[np.ndarray]],
-) -> str | None:
-    """Return the wrong totals of all ways and ranks as text, or None."""
+) -> list[str]:
+    """Return the wrong totals of all ways."""
     import numpy as np
 
     ways[COMPUTING](1)
@@ -178,8 +173,7 @@ def _fault(
         for i, (want, total) in enumerate(zip(expected, got, strict=True)):
             if not np.allclose(total, want, rtol=1e-4, atol=1e-3):
                 faults.append(f"{way}: the total of gradient {i} is off by {np.abs(total - want).max():g}")
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+    return faults
 
 
 if __name__ == "__main__":

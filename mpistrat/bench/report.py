@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LIBRARY = "mpistrat"
 
@@ -104,9 +106,20 @@ class Report:
             return ""
         return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{difference}"
 
-    def write_json(self, path: str | Path) -> None:
-        """Write the rows as a JSON list of objects."""
-        Path(path).write_text(json.dumps([row._asdict() for row in self.rows], indent=1) + "\n")
+    def show(self, json_file: str | None, *more: str) -> None:
+        """Print the table and more lines. Write the rows to ``json_file`` as a JSON list of objects."""
+        print("\n".join([self.table(), *more]))
+        if json_file:
+            Path(json_file).write_text(json.dumps([row._asdict() for row in self.rows], indent=1) + "\n")
+
+
+def any_fault(comm: Any, faults: Sequence[str]) -> bool:
+    """Return whether any rank has faults. Rank 0 prints those of all ranks. Collective."""
+    told = comm.allgather(list(faults))
+    lines = [f"rank {rank}: {fault}" for rank, each in enumerate(told) for fault in each]
+    if lines and comm.rank == 0:
+        print("\n".join(lines), file=sys.stderr)
+    return bool(lines)
 
 
 def _group(row: Row) -> tuple[str, int]:

@@ -49,9 +49,7 @@ def main(argv: list[str]) -> int | None:
             report.add(case, way, 4, median(start[what] for start in measured))
     for way, measured in starts.items():
         report.add("memory", way, round(median(start.peak for start in measured)), 0.0)
-    print(report.table())
-    if arguments.json:
-        report.write_json(arguments.json)
+    report.show(arguments.json)
     return 0
 
 

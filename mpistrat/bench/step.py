@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,10 +63,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         for program in programs.values():
             program.step(*batch)
     fault = difference({way: program.parameters for way, program in programs.items()})
-    faults = [f"rank {rank}: {text}" for rank, text in enumerate(comm.allgather(fault)) if text]
-    if faults:
-        if comm.rank == 0:
-            print("\n".join(faults), file=sys.stderr)
+    if any_fault(comm, [fault] if fault else []):
         return 1
 
     ways = {way: partial(_steps, program, batches[0]) for way, program in programs.items()}
@@ -76,9 +73,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         for way, samples in seconds.items():
             case = f"sgd, momentum {momentum:g}" if momentum else "sgd"
             report.add(case, way, sum(value.nbytes for value in initial), median(samples))
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
     return 0
 
 

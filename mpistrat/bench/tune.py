@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from mpistrat.bench import launch, sizes
@@ -35,6 +33,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
+    from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.bench.timing import median
     from mpistrat.collectives.algorithms import cost_file
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, choose
@@ -55,7 +54,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         "bytes         built-in choice     fastest             " + "".join(f"{name:>20}" for name in names)
     ]
     for nbytes in sorted(set(arguments.sizes)):
-        ways = {name: _all_reduce(strategy, nbytes, name) for name in names}
+        value = np.zeros(max(1, nbytes // 4), np.float32)
+        ways = {name: all_reduces(strategy, value, [], name) for name in names}
         for name, samples in interleaved_for(comm, ways, arguments.repetitions, arguments.seconds).items():
             points[name].append((nbytes, median(samples)))
         chosen = choose(topology, nbytes, np.dtype(np.float32), Device("cpu")).name
@@ -70,24 +70,6 @@ def _measure(arguments: argparse.Namespace) -> int:
         if arguments.json:
             _keep(arguments.json, cost_file.to_json(topology, points))
     return 0
-
-
-def _all_reduce(strategy: Any, nbytes: int, name: str) -> Callable[[int], object]:
-    import numpy as np
-
-    import mpistrat
-    from mpistrat.experimental import CommunicationOptions
-
-    value = np.zeros(max(1, nbytes // 4), np.float32)
-    options = CommunicationOptions(implementation=name)
-
-    def times(k: int) -> None:
-        replica = mpistrat.get_replica_context()
-        assert replica is not None
-        for _ in range(k):
-            replica.all_reduce("SUM", value, options)
-
-    return lambda k: strategy.run(partial(times, k))
 
 
 def _keep(path: Any, text: str) -> None:

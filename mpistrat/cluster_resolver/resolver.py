@@ -13,27 +13,27 @@ from mpistrat.cluster_resolver.placement import Placement, placement_of_task
 class ClusterResolver(ABC):
     """The tasks of a cluster, and the task of this process.
 
-    A subclass defines `cluster_spec` and `master`, and sets `task_type` and `task_id`.
+    A subclass defines `cluster_spec`, and sets `task_type` and `task_id`.
 
     Attributes
     ----------
     reason : str
         Why `resolve` chose this resolver; empty for a resolver that the program made.
+    rpc_layer : str or None
+        Protocol of the addresses that `master` returns.
 
     Examples
     --------
     >>> class Fixed(ClusterResolver):
     ...     def cluster_spec(self):
     ...         return ClusterSpec({"worker": ["a:1", "b:1"]})
-    ...
-    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
-    ...         return self.cluster_spec().task_address(task_type or "worker", task_id or 0)
     >>> Fixed().master("worker", 1)
     'b:1'
     """
 
     reason: str = ""
-    _asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
+    rpc_layer: str | None = None
+    asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
     _task_type: str | None = None
     _task_id: int | None = None
 
@@ -41,11 +41,23 @@ class ClusterResolver(ABC):
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of the cluster, as they are now."""
 
-    @abstractmethod
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set."""
+        """Return the address of a task, by default this one; an empty string if the task is unknown.
+
+        Raises
+        ------
+        ValueError
+            If the cluster has no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return with_protocol(
+            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
+        )
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None

@@ -59,7 +59,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._master = master
         self._environment = environment
         self._num_accelerators = num_accelerators
-        self._rpc_layer = rpc_layer
+        self.rpc_layer = rpc_layer
         self.task_type = task_type
         self.task_id = task_id
 
@@ -80,7 +80,7 @@ class SimpleClusterResolver(ClusterResolver):
         address = self._master
         if task_type is not None and task_id is not None:
             address = self._cluster_spec.task_address(task_type, task_id)
-        return with_protocol(address, rpc_layer or self._rpc_layer)
+        return with_protocol(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
@@ -92,12 +92,3 @@ class SimpleClusterResolver(ClusterResolver):
     def environment(self) -> str | None:
         """Name of the environment."""
         return self._environment
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """Protocol of the addresses that `master` returns."""
-        return self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer

@@ -52,7 +52,7 @@ class UnionResolver(ClusterResolver):
             if not isinstance(resolver, ClusterResolver):
                 raise TypeError(f"UnionResolver takes cluster resolvers, not {resolver!r}")
         self._resolvers = resolvers
-        self._asks_a_service = any(resolver._asks_a_service for resolver in resolvers)
+        self.asks_a_service = any(resolver.asks_a_service for resolver in resolvers)
         self._rpc_layer = rpc_layer
         self.task_type = task_type
         self.task_id = task_id

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
-Value = TypeVar("Value")
 _MOST_DIGITS = 18
 
 
@@ -40,23 +38,6 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
     if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
         raise ValueError(f"the environment variable {name} must be a number from 0 on, not {value!r:.60}")
     return int(value)
-
-
-def parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
-    """Return the value of a variable as ``parse`` reads it, or None if it is not set or empty.
-
-    Raises
-    ------
-    ValueError
-        If ``parse`` raises ValueError. The message names the variable.
-    """
-    value = environ.get(name, "")
-    if not value:
-        return None
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise ValueError(f"the environment variable {name} cannot be read: {error}") from None
 
 
 def first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | None, str]:

@@ -79,7 +79,7 @@ class IndexedSlices:
         Raises
         ------
         ValueError
-            If ``dense_shape`` is None.
+            If ``dense_shape`` was left out.
         """
         if self.dense_shape is None:
             raise ValueError(

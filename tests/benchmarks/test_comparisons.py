@@ -105,6 +105,28 @@ def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
     assert ways_of(rows)["plain array"] == PLAIN
 
 
+@pytest.mark.full
+def test_chart(run_alone, tmp_path):
+    pytest.importorskip("matplotlib")
+    ways = [
+        ("plain array", "mpistrat"),
+        ("buffer", "mpistrat"),
+        ("plain array", "one call"),
+        ("bound", "the wire"),
+    ]
+    rows = [
+        {"subject": "allreduce", "case": case, "way": way, "bytes": nbytes, "seconds": 1e-8 * nbytes, "n": 4}
+        for case, way in ways
+        for nbytes in (1024, 1 << 20)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    chart = tmp_path / "chart.png"
+    arguments = [FOLDER / "allreduce_chart.py", tmp_path / "rows.json", chart, "--ranks-per-node", "2,2"]
+    run_alone(*arguments, limit=100).check()
+    assert chart.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.full
 def test_input(run_alone, tmp_path):
     pytest.importorskip("hdf5plugin")
     rows = tmp_path / "rows.json"

@@ -65,7 +65,7 @@ def test_after_a_job_that_was_killed(tmp_path):
         timeout=60,
         check=False,
     )
-    assert done.returncode == 128 + 9
+    assert done.returncode in (128 + 9, 9)  # MPICH tells the signal
     names = {
         name for name in done.stdout.split() if Path(name).name.startswith(("mpich_shm_", "sm_segment."))
     }

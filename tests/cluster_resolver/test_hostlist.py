@@ -193,6 +193,7 @@ def scontrol(tmp_path_factory):
     return hostnames
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(lists(suffix=False), min_size=12, max_size=18))

@@ -70,7 +70,13 @@ def damage(draw, length):
     return apply
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.full
+@settings(
+    max_examples=600,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_damage_anywhere_is_refused_or_harmless(whole, tmp_path, draw):
     before, places = whole

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 from mpistrat.runtime.gpu.bounds import bounds
 
 ARRAY, BOUND = "array on a GPU", "bound"
@@ -32,8 +31,8 @@ def measure(
     names: Sequence[str],
     timed: Callable[[dict[tuple[str, str], Callable[[int], object]]], dict[tuple[str, str], float]],
     device_pointers: bool,
-) -> str | None:
-    """Add the rows of all sizes to a report. Return an error about a wrong sum, or None. Collective.
+) -> bool:
+    """Add the rows of all sizes to a report. Return whether all sums are right. Collective.
 
     Parameters
     ----------
@@ -54,9 +53,8 @@ def measure(
     for nbytes in sizes:
         count = max(1, nbytes // 4)
         ways = _ways(comm, strategy, count, names, device_pointers)
-        fault = _fault(comm, ways)
-        if fault:
-            return fault
+        if any_fault(comm, _faults(comm, ways)):
+            return False
         seconds = timed({name: way.times for name, way in ways.items()})
         for (case, way), each in seconds.items():
             report.add(case, way, 4 * count, each)
@@ -66,7 +64,7 @@ def measure(
             report.add(
                 BOUND, "memory read and written, as the GPU says", 4 * count, 8 * count / limits.memory
             )
-    return None
+    return True
 
 
 def bandwidths(report: Report, nbytes: int) -> list[str]:
@@ -86,7 +84,7 @@ def _ways(
 ) -> dict[tuple[str, str], GpuWay]:
     import cupy
 
-    from mpistrat.experimental import CommunicationOptions
+    from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.runtime.process import mpi
 
     MPI = mpi.start()
@@ -94,12 +92,12 @@ def _ways(
     wait = cupy.cuda.get_current_stream().synchronize
 
     def library(name: str | None) -> None:
-        options = None if name is None else CommunicationOptions(implementation=name)
         send = cupy.zeros(count, np.float32)
         totals: list[Any] = []
+        reduce = all_reduces(strategy, send, totals, name)
 
         def times(k: int) -> None:
-            strategy.run(partial(_all_reduce, send, options, totals), args=(k,))
+            reduce(k)
             wait()
 
         ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = GpuWay(
@@ -160,17 +158,7 @@ def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
     return down
 
 
-def _all_reduce(send: Any, options: Any, totals: list[Any], k: int) -> None:
-    import mpistrat
-
-    replica = mpistrat.get_replica_context()
-    assert replica is not None
-    for _ in range(k):
-        total = replica.all_reduce("SUM", send, options)
-    totals[:] = [total]
-
-
-def _fault(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> str | None:
+def _faults(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> list[str]:
     import cupy
 
     faults = []
@@ -185,5 +173,4 @@ def _fault(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> str | None:
             i = int(np.flatnonzero(got != want)[0])
             faults.append(f"{case}, {name}: element {i} is {got[i]:g}, not {want[i]:g}")
         way.send[...] = 0
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, each in enumerate(told) for fault in each) or None
+    return faults

@@ -51,15 +51,16 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
         raise SystemExit(_probe(limit))
     from mpistrat.cli.check.checks import CHECKS
     from mpistrat.cli.check.checks.finding import CheckOptions, Verdict
-    from mpistrat.cli.check.checks.mailbox import key_of
     from mpistrat.cli.check.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
+    from mpistrat.runtime.process.mailbox import key_of
 
     try:
         placement = resolve().placement
     except (RuntimeError, ValueError) as error:
         raise click.ClickException(f"the environment of this process cannot be read: {error}") from error
-    key = key_of(os.environ, placement) if placement.size > 1 else None
+    one_node = placement.local_size == placement.size
+    key = key_of(os.environ, one_node=one_node) if placement.size > 1 else None
     with Watcher(CheckOptions(data, limit), placement.rank, placement.size, key) as watcher:
         job = watcher.run()
         if job is None:

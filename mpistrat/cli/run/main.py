@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli.run import launcher, machine, relay
+from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.runtime.process.launch import without_launcher
 
@@ -58,8 +58,8 @@ def command(
     mpistrat run -n 4 train.py --epochs 10
     mpistrat run -n 4 -m mypackage.train --epochs 10
 
-    Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the first rank
-    that failed, and 128 + signal if it was killed.
+    Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the launcher: that of
+    the first rank that failed. 128 + signal means that a signal killed the rank (MPICH: the signal).
     """
     if module is not None:
         program = ["-m", module, *arguments]
@@ -82,7 +82,7 @@ def command(
         _show(job)
         return
     sys.stdout.flush()
-    sys.exit(relay.run(job, environ))
+    sys.exit(running_job.run(job, environ))
 
 
 def _show(job: Job) -> None:

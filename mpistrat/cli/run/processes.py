@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
@@ -17,10 +14,10 @@ _LONGEST = 60  # characters of a command
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the ranks that a launcher has started: process id -> rank."""
     children: dict[int, list[int]] = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        parent = _parent(directory)
+    for process in _all():
+        parent = _parent(process)
         if parent is not None:
-            children.setdefault(parent, []).append(int(directory.name))
+            children.setdefault(parent, []).append(process)
     found, pending = {}, [launcher]
     while pending:
         for process in children.get(pending.pop(), []):
@@ -34,56 +31,43 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
 def rank_of(process: int) -> int | None:
     """Return the rank of a process, or None if the process is not a rank or does not exist."""
-    try:
-        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    value = next((each.partition(b"=")[2] for each in environ if each.startswith(_RANKS)), b"")
+    value = next((each.partition(b"=")[2] for each in _environ(process) if each.startswith(_RANKS)), b"")
     return int(value) if value.isdigit() else None
 
 
-def outputs(process: int) -> dict[str, int]:
-    """Return the pipes or terminals of a process's standard output and standard error: name in /proc -> time.
-
-    The time is that at which a terminal was made, since its name is reused later; 0 for a pipe.
-    """
-    found = {}
-    for number in (1, 2):
-        path = f"/proc/{process}/fd/{number}"
-        with contextlib.suppress(OSError):
-            found[os.readlink(path)] = _made(path)
-    return found
-
-
-def writers(outputs: Mapping[str, int]) -> list[int]:
-    """Return the processes that have one of these pipes or terminals open for writing."""
-    found = set()
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            made = outputs.get(os.readlink(descriptor))
-            if made is not None and descriptor.lstat().st_mode & stat.S_IWUSR and _made(descriptor) == made:
-                found.add(int(descriptor.parts[2]))
-    return sorted(found)
-
-
-def _made(path: str | Path) -> int:
-    status = os.stat(path)
-    return status.st_ctime_ns if stat.S_ISCHR(status.st_mode) else 0
+def started_by_ranks(folder: Path) -> list[int]:
+    """Return the processes with the environment of a rank whose variables name the folder of its job."""
+    return [
+        process
+        for process in _all()
+        if rank_of(process) is not None and any(bytes(folder) in each for each in _environ(process))
+    ]
 
 
 def command_of(process: int) -> str:
     """Return the command of a process, shortened; empty if it cannot be read."""
-    try:
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    text = os.fsdecode(b" ".join(words).strip())
+    text = os.fsdecode(b" ".join(_words(process, "cmdline")).strip())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _parent(directory: Path) -> int | None:
+def _all() -> list[int]:
+    return sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+
+
+def _environ(process: int) -> list[bytes]:
+    return _words(process, "environ")
+
+
+def _words(process: int, name: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _parent(process: int) -> int | None:
     try:
         # The name of the program is in parentheses and may contain any character.
-        return int((directory / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return None

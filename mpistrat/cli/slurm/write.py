@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import click
 
 from mpistrat.cli.run import launcher
 from mpistrat.cli.slurm.script import Resources, Script, text
+from mpistrat.runtime.atomic_file import appearing
 from mpistrat.runtime.process.launch import srun_plugin
 
 _COUNT = click.IntRange(min=1)
@@ -177,7 +176,8 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
         click.echo(text(script), nl=False)
         return
     try:
-        _write_new(out, text(script))
+        with appearing(out, replace=False) as temporary:
+            temporary.write_text(text(script), encoding="utf-8")
     except FileExistsError:
         raise click.ClickException(f"{out} exists: remove it, or choose another --out") from None
     except OSError as error:
@@ -262,21 +262,3 @@ def _seconds(time: str) -> int:
     else:
         hours, minutes, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: tuple(parts)}[len(parts)]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _write_new(path: Path, content: str) -> None:
-    """Write a new file, whole or not at all. Raise FileExistsError if it exists."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

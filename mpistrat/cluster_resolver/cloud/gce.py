@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.resolver import ClusterResolver
 
 
 class GCEClusterResolver(ClusterResolver):
@@ -47,7 +47,7 @@ class GCEClusterResolver(ClusterResolver):
     {'worker': ['10.0.0.3:7000']}
     """
 
-    _asks_a_service = True
+    asks_a_service = True
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GCEClusterResolver(ClusterResolver):
         self._instance_group = instance_group
         self._port = port
         self._service = _service(credentials) if service is None else service
-        self._rpc_layer = rpc_layer
+        self.rpc_layer = rpc_layer
         self._task_type = task_type
         self.task_id = task_id
 
@@ -96,33 +96,6 @@ class GCEClusterResolver(ClusterResolver):
                 addresses.append(f"{details['networkInterfaces'][0]['networkIP']}:{self._port}")
             request = groups.listInstances_next(previous_request=request, previous_response=response)
         return ClusterSpec({"worker" if self._task_type is None else self._task_type: sorted(addresses)})
-
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
-        """Return the address of a task, by default this one.
-
-        Raises
-        ------
-        ValueError
-            If the cluster has no such task.
-        """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return with_protocol(
-            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer
-        )
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """Protocol of the addresses that `master` returns."""
-        return self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
 
     @property
     def task_type(self) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.resolver import ClusterResolver
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -58,7 +58,7 @@ class KubernetesClusterResolver(ClusterResolver):
     {'worker': ['10.0.0.1:8470', '10.0.0.2:8470']}
     """
 
-    _asks_a_service = True
+    asks_a_service = True
 
     def __init__(
         self,
@@ -86,24 +86,6 @@ class KubernetesClusterResolver(ClusterResolver):
                 job: [address for selector in selectors for address in self._addresses(selector)]
                 for job, selectors in self._selectors.items()
             }
-        )
-
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
-        """Return the address of a task, by default this one; an empty string if the task is unknown.
-
-        Raises
-        ------
-        ValueError
-            If the cluster has no such task.
-        """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return with_protocol(
-            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
         )
 
     def _addresses(self, selector: str) -> list[str]:

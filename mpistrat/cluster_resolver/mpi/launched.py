@@ -10,10 +10,10 @@ from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.mpi.launcher import Launched
 from mpistrat.cluster_resolver.placement import Placement
-from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.cluster_resolver.slurm.hostlist import expand_hostlist
-from mpistrat.cluster_resolver.variables import own_host, parsed, position_of
+from mpistrat.cluster_resolver.variables import own_host, position_of
+from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
 
@@ -58,26 +58,6 @@ class LaunchedClusterResolver(ClusterResolver):
                 "MpiClusterResolver(comm) asks MPI"
             )
         return ClusterSpec({"worker": addresses})
-
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
-        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set.
-
-        Raises
-        ------
-        ValueError
-            If the cluster has no such task.
-        RuntimeError
-            If the environment does not tell which rank is on which node.
-        """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return with_protocol(
-            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
-        )
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpistrat.cluster_resolver.allocation import Allocation, from_lines
-from mpistrat.cluster_resolver.variables import parsed
+from mpistrat.runtime.process.hostlist import parsed
 from mpistrat.runtime.process.launchers import JSRUN
 
 JOB = "LSB_JOBID"

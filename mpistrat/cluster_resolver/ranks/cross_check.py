@@ -71,9 +71,9 @@ def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver
         The exception of the resolver on rank 0; the same or a RuntimeError on the other ranks.
     """
     cluster = topology.on_first(
-        lambda: resolver.cluster_spec().as_dict() if resolver._asks_a_service else None
+        lambda: resolver.cluster_spec().as_dict() if resolver.asks_a_service else None
     )
-    if cluster is None or not resolver._asks_a_service:
+    if cluster is None or not resolver.asks_a_service:
         return resolver
     return SimpleClusterResolver(ClusterSpec(cluster), task_type=resolver.task_type, task_id=resolver.task_id)
 

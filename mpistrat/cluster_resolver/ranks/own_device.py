@@ -62,12 +62,12 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     if not shared:
         return device
     on_nodes = [[told[rank][1] for rank in ranks] for ranks in topology.nodes]
-    _tell_who_shares(topology, on_nodes)
+    _warn_of_shared_gpus(topology, on_nodes)
     node = next(i for i, ranks in enumerate(topology.nodes) if topology.rank in ranks)
     return Device("cuda", own_index(on_nodes[node], topology.nodes[node].index(topology.rank)))
 
 
-def _tell_who_shares(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
+def _warn_of_shared_gpus(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
     """Warn of ranks that share a GPU, which may be on purpose or a mistake in the job's script."""
     for ranks, seen in zip(topology.nodes, on_nodes, strict=True):
         users: dict[str, list[int]] = {}

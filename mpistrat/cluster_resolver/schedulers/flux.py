@@ -12,8 +12,8 @@ from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
 from mpistrat.cluster_resolver.mpi.launcher import told
 from mpistrat.cluster_resolver.placement import Placement
-from mpistrat.cluster_resolver.slurm.hostlist import expand_hostlist
 from mpistrat.cluster_resolver.variables import integer, required
+from mpistrat.runtime.process.hostlist import expand_hostlist
 from mpistrat.runtime.process.launchers import FLUX
 
 _NODES = "FLUX_JOB_NNODES"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.allocation import Allocation
-from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
 from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST
-from mpistrat.cluster_resolver.variables import integer, parsed
+from mpistrat.cluster_resolver.variables import integer
+from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.runtime.process.left_over_step import groups
 
 

@@ -10,7 +10,7 @@ from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.gpu_bind import among
 from mpistrat.cluster_resolver.placement import Placement
-from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
+from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 
@@ -118,24 +118,6 @@ class SlurmClusterResolver(ClusterResolver):
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return the job of this process, and the number of this process among the job's tasks."""
         return self.task_type, self.task_id
-
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
-        """Return the address of a task, by default this one, as ``protocol://address`` if a protocol is set.
-
-        Raises
-        ------
-        ValueError
-            If the cluster has no such task.
-        """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return with_protocol(
-            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
-        )
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None

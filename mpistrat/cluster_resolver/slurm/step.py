@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
-from mpistrat.cluster_resolver.slurm.hostlist import expand_counts, expand_hostlist
-from mpistrat.cluster_resolver.variables import integer, parsed, position_of, required
+from mpistrat.cluster_resolver.variables import integer, position_of, required
+from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import SRUN
 from mpistrat.runtime.process.left_over_step import groups, left_over
 
@@ -48,7 +48,7 @@ class Step:
     node_of_rank : tuple of int or None
         Index in ``nodes`` of the node of each task; None if the environment does not tell.
     why : str
-        Source of ``node_of_rank``, or the reason why it is None.
+        Source of ``node_of_rank``, or the reason for its absence.
     of_nodes, of_local_rank : str
         Sources of ``nodes`` and ``local_rank``.
     """

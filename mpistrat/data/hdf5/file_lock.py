@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def who_writes(path: str) -> str:
+def writer_of(path: str) -> str:
     """Return a text that names the process of this node that has locked a file for writing.
 
     Processes of other containers and other nodes cannot be found.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import h5py
 
 from mpistrat.data.errors import DataFileError, naming, reason_of
-from mpistrat.data.hdf5.file_lock import who_writes
+from mpistrat.data.hdf5.file_lock import writer_of
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def open_file(path: str) -> h5py.File:
         raise DataFileError.of_file(path, "reading is not permitted; fix: chmod +r") from None
     except BlockingIOError:
         raise DataFileError.of_file(
-            path, f"it is being written by {who_writes(path)}; fix: wait until that process has ended"
+            path, f"it is being written by {writer_of(path)}; fix: wait until that process has ended"
         ) from None
     except Exception as error:
         if size == 0:

@@ -24,7 +24,7 @@ _idle: dict[int, list[Staging]] = {}
 _results = Buffers()
 
 
-class Slot:
+class StagingSlot:
     """Pinned memory for one piece from the GPU and one piece to the GPU."""
 
     def __init__(self, cupy: Any):
@@ -39,7 +39,7 @@ class Staging:
 
     Attributes
     ----------
-    slots : list of Slot
+    slots : list of StagingSlot
     """
 
     def __init__(self, device: int):
@@ -50,7 +50,7 @@ class Staging:
             self._up = cupy.cuda.Stream(non_blocking=True)
             self._begun = cupy.cuda.Event(disable_timing=True)
             self._ended = cupy.cuda.Event(disable_timing=True)
-            self.slots = [Slot(cupy) for _ in range(_SLOTS)]
+            self.slots = [StagingSlot(cupy) for _ in range(_SLOTS)]
 
     def begin(self) -> None:
         """Order all following copies after the pending work of the caller's stream."""
@@ -68,7 +68,7 @@ class Staging:
         self._down.synchronize()
         self._up.synchronize()
 
-    def fetch(self, slot: Slot, source: int, nbytes: int) -> None:
+    def fetch(self, slot: StagingSlot, source: int, nbytes: int) -> None:
         """Begin to copy from the GPU to a slot, after the slot's last upload is done."""
         slot.left.synchronize()
         self._runtime.memcpyAsync(
@@ -76,7 +76,7 @@ class Staging:
         )
         slot.arrived.record(self._down)
 
-    def send(self, slot: Slot, host: np.ndarray, target: int) -> None:
+    def send(self, slot: StagingSlot, host: np.ndarray, target: int) -> None:
         """Begin to copy ``host``, an array in a slot, to the GPU."""
         self._runtime.memcpyAsync(
             target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr

@@ -24,7 +24,7 @@ from mpistrat.runtime.process import private_file
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
-_who = ""
+_name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
 _claim: int | None = None
@@ -33,11 +33,11 @@ _pending = False
 
 def arm(rank: int, size: int) -> None:
     """Install the hooks by which an uncaught error of this rank ends the job."""
-    global _who, _process
-    if _who:
+    global _name, _process
+    if _name:
         return
     _process = os.getpid()
-    _who = f"rank {rank} of {size}"
+    _name = f"rank {rank} of {size}"
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -50,7 +50,7 @@ def arm(rank: int, size: int) -> None:
             elif previous is sys.__excepthook__:
                 _flush()
                 lines = traceback.format_exception(kind, error, trace)
-                _write("".join([f"\n{_who} failed, which ends the job:\n", *lines]))
+                _write("".join([f"\n{_name} failed, which ends the job:\n", *lines]))
             else:
                 _flush()
                 previous(kind, error, trace)
@@ -143,9 +143,11 @@ def _abort_at_exit(status: int) -> None:
 def _watch_system_exit() -> None:
     """Watch for the status of an uncaught SystemExit.
 
-    CPython calls no hook for it. But once no frame is left, it reads the attribute ``code`` of the exception. So the
-    built-in descriptor of ``code`` is replaced by a property with the same value that also notices this read. Before
-    Python 3.12 ``sys.exit`` raises an exception that is not an object yet, so it is replaced as well.
+    CPython tells no hook this status (``tests/runtime/test_system_exit.py`` shows it): not an excepthook, an audit
+    hook or an atexit handler. But once no frame is left, it reads the attribute ``code`` of the exception. So the
+    built-in descriptor of ``code`` is replaced by a property with the same value that also notices this read. Only a
+    dict that the garbage collector knows lets a built-in type change. A subclass would miss ``raise SystemExit(1)``.
+    Before Python 3.12 ``sys.exit`` raises an exception that is not an object yet, so it is replaced as well.
     """
     if sys.implementation.name != "cpython":
         return

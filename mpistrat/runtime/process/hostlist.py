@@ -7,12 +7,32 @@ exits with status 0 when it fails. Here a name may also continue after its last 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from itertools import product
+from typing import TypeVar
 
+Value = TypeVar("Value")
 _MOST_HOSTS = 2**20
 _NAME = re.compile(r"[^\[\],\s]+")
 _RANGE = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
 _COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
+
+
+def parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
+    """Return the value of a variable as ``parse`` reads it, or None if it is not set or empty.
+
+    Raises
+    ------
+    ValueError
+        If ``parse`` raises ValueError. The message names the variable.
+    """
+    value = environ.get(name, "")
+    if not value:
+        return None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"the environment variable {name} cannot be read: {error}") from None
 
 
 def expand_hostlist(text: str) -> list[str]:

@@ -6,13 +6,11 @@ bash``), it passes on that step's variables, although the script does not run in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
-from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist
+from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import SRUN
 
-_Value = TypeVar("_Value")
 _GROUP = ("PACK_GROUP", "HET_GROUP")  # sbatch sets both; srun without sbatch sets the first only
 (_SIZE,), (_RANK,), (_NODE,) = SRUN.size, SRUN.rank, SRUN.node
 _COUNTS, _NODELIST = "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"
@@ -32,7 +30,7 @@ def left_over(environ: Mapping[str, str]) -> str | None:
         If a list of nodes or counts cannot be read. The message names the variable.
     """
     parts = groups(environ)
-    nodes, of_job = (_parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
+    nodes, of_job = (parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
     if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
         return f"{_NODELIST}={environ[_NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
     # A batch script is task 0, alone.
@@ -42,7 +40,7 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     # In heterogeneous jobs the counts may belong to another component than the step.
     if parts or several or of_this_job or environ.get(_SIZE) == "1":
         return None
-    counts = _parsed(environ, _COUNTS, expand_counts)
+    counts = parsed(environ, _COUNTS, expand_counts)
     if counts and counts[0] > 1 and tasks == "0" and environ.get(_NODE, "0") == "0":
         return f"{_COUNTS}={environ[_COUNTS]} but {_GTIDS}={tasks}"
     # `srun --preserve-env` and the shell of salloc keep the job's counts.
@@ -71,15 +69,7 @@ def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     found = []
     for number in numbers:
         names = (f"SLURM_JOB_NODELIST_{kind}_{number}" for kind in _GROUP)
-        hosts = next(filter(None, (_parsed(environ, name, expand_hostlist) for name in names)), None)
+        hosts = next(filter(None, (parsed(environ, name, expand_hostlist) for name in names)), None)
         if hosts:
             found.append(tuple(hosts))
     return found
-
-
-def _parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], _Value]) -> _Value | None:
-    value = environ.get(name, "")
-    try:
-        return parse(value) if value else None
-    except ValueError as error:
-        raise ValueError(f"the environment variable {name} cannot be read: {error}") from None

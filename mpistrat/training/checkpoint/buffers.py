@@ -15,18 +15,18 @@ _PIECE = 2 << 20
 _THREADS = 4
 
 
-class Room:
+class SaveBuffer:
     """A buffer that holds arrays of any shapes and dtypes, and is used again for the next ones.
 
     It grows when needed, and is never freed before the object.
 
     Examples
     --------
-    >>> room = Room()
-    >>> first = room.arrays({"a": np.zeros(3), "b": np.zeros((2, 2), "i4")})
+    >>> buffer = SaveBuffer()
+    >>> first = buffer.arrays({"a": np.zeros(3), "b": np.zeros((2, 2), "i4")})
     >>> first["a"].shape, first["b"].dtype
     ((3,), dtype('int32'))
-    >>> again = room.arrays({"a": np.zeros(3)})["a"]
+    >>> again = buffer.arrays({"a": np.zeros(3)})["a"]
     >>> np.shares_memory(again, first["a"])
     True
     """

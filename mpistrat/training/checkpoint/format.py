@@ -36,17 +36,6 @@ def stored(dtype: np.dtype) -> np.dtype:
     return _BY_BITS.get(dtype.name, dtype)
 
 
-def as_bytes(array: np.ndarray) -> memoryview:
-    """Return the memory of a contiguous array with at least one element.
-
-    Examples
-    --------
-    >>> len(as_bytes(np.zeros((2, 3))))
-    48
-    """
-    return array.reshape(-1).view(np.uint8).data
-
-
 def checksum(data: memoryview, name: str) -> int:
     """Return the checksum of a piece of the variable ``name``.
 

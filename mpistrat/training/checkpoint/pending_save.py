@@ -13,7 +13,7 @@ import numpy as np
 
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Key, Topology
-from mpistrat.training.checkpoint.buffers import Room
+from mpistrat.training.checkpoint.buffers import SaveBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +80,13 @@ class PendingSave:
         if self._failed is not None:
             raise self._failed
 
-    def _begin(self, values: Mapping[str, np.ndarray], room: Room) -> None:
+    def _begin(self, values: Mapping[str, np.ndarray], buffer: SaveBuffer) -> None:
         """Copy the values and start a thread that writes them. Keep an error until `wait` raises it on all ranks."""
         try:
             # Not in the thread: the program may be at its end there.
             from mpistrat.training.checkpoint.write import write
 
-            staged = room.copies(values)
+            staged = buffer.copies(values)
         except Exception as error:
             self._failed = error
             return
@@ -115,7 +115,7 @@ class _Saves:
     """The asynchronous saves of one communicator. They run one at a time and share a buffer."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.buffer = SaveBuffer()
         self.last: PendingSave | None = None
 
 
@@ -130,7 +130,7 @@ def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> P
     saves = _saves.setdefault(topology.key, _Saves())
     saves.last = pending = PendingSave(topology, path)
     if topology.rank == 0:
-        pending._begin(values, saves.room)
+        pending._begin(values, saves.buffer)
     return pending
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.hdf5.describe import opened
+from mpistrat.runtime.arrays import as_bytes
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
     DTYPE,
     FUNCTIONS,
     PIECE_BYTES,
-    as_bytes,
     stored,
 )
 
@@ -109,7 +109,7 @@ class _Piece(NamedTuple):
 def _pieces(
     path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None
 ) -> Iterator[_Piece]:
-    data, offset = as_bytes(into), found.offset
+    data, offset = as_bytes(into).data, found.offset
     if offset is None or found.stored != stored(into.dtype):
         offset = None
         try:

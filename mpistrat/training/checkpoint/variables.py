@@ -16,7 +16,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import pending_save
-from mpistrat.training.checkpoint.buffers import Room
+from mpistrat.training.checkpoint.buffers import SaveBuffer
 from mpistrat.training.checkpoint.pending_save import PendingSave
 
 
@@ -173,7 +173,7 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     """
     named, topology = _prepared(variables, "load")
     likes = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
-    values = Room().arrays(likes) if topology.rank == 0 else likes
+    values = SaveBuffer().arrays(likes) if topology.rank == 0 else likes
     sequence = topology.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         damage = topology.on_first(lambda: _read(values, Path(path)))

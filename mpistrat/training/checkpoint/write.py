@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.atomic_file import appearing
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import (
@@ -24,7 +25,6 @@ from mpistrat.training.checkpoint.format import (
     FORMAT,
     PIECE_BYTES,
     WRITTEN,
-    as_bytes,
     checksum,
     stored,
 )
@@ -75,7 +75,7 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
                 for value, dataset in _datasets(file, values):
                     datasets.append(dataset)
                     if value.nbytes:
-                        writer.put(as_bytes(value), dataset.get_offset())
+                        writer.put(as_bytes(value).data, dataset.get_offset())
                 for (name, value), dataset in zip(values.items(), datasets, strict=True):
                     _set_checksums(dataset, _checksums(name, value, piece))
                 file.attrs[PIECE_BYTES] = np.int64(piece)
@@ -107,7 +107,7 @@ def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tup
 
 
 def _checksums(name: str, value: np.ndarray, piece: int) -> np.ndarray:
-    data = as_bytes(value) if value.nbytes else memoryview(b"")
+    data = as_bytes(value).data
     starts = range(0, max(1, len(data)), piece)
     return np.array([checksum(data[start : start + piece], name) for start in starts], np.uint64)
 

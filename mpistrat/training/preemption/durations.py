@@ -9,7 +9,7 @@ from collections.abc import Callable
 _STEPS = 20
 
 
-class Pace:
+class StepTimes:
     """The durations of the last steps, and of the last checkpoint.
 
     The first step is often slow (compilation, cold caches). It counts only until the second step.
@@ -22,11 +22,11 @@ class Pace:
     Examples
     --------
     >>> ticks = iter([0, 100, 101, 103])
-    >>> pace = Pace(lambda: next(ticks))
+    >>> times = StepTimes(lambda: next(ticks))
     >>> needed = []
     >>> for _ in range(4):
-    ...     pace.check()
-    ...     needed.append(pace.needed)
+    ...     times.check()
+    ...     needed.append(times.needed)
     >>> needed
     [0.0, 200.0, 2.0, 4.0]
     """

@@ -23,7 +23,7 @@ from mpistrat.training.checkpoint.pending_save import finish_all
 from mpistrat.training.checkpoint.variables import load, named_variables, save
 from mpistrat.training.preemption import exit as preemption_exit
 from mpistrat.training.preemption.config import TerminationConfig
-from mpistrat.training.preemption.durations import Pace
+from mpistrat.training.preemption.durations import StepTimes
 from mpistrat.training.preemption.watcher import PreemptionWatcher
 
 FILE = "preemption.h5"
@@ -134,7 +134,7 @@ class PreemptionCheckpointHandler:
         self._notices: dict[int, Notice] | None = None  # of an end that is agreed on, during the grace period
         self._deadline = 0.0
         self._watches_time = True
-        self._pace = Pace()
+        self._times = StepTimes()
         self._progress = False  # whether this run of the program completed a step
         if restore is not None:
             restore()
@@ -244,7 +244,7 @@ class PreemptionCheckpointHandler:
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._strategy is not None:
             require_cross_replica(self._strategy, "run", "call it outside of strategy.run")
-        self._pace.check()
+        self._times.check()
         if self._notices is None:
             if not self._notified():
                 return
@@ -264,7 +264,7 @@ class PreemptionCheckpointHandler:
     def _grace_is_over(self) -> bool:
         """Return whether the second checkpoint is due: by the clock of replica 0, or because of SIGTERM."""
         assert self._notices is not None
-        over = self._topology.rank == 0 and time.monotonic() >= self._deadline - self._pace.needed
+        over = self._topology.rank == 0 and time.monotonic() >= self._deadline - self._times.needed
         # If SIGTERM began the grace period, it may reach other ranks later: then it does not end the period.
         began_with_it = not all(notice.comes_back for notice in self._notices.values())
         cut_short = not began_with_it and signal.SIGTERM in self._watcher.signals
@@ -292,9 +292,9 @@ class PreemptionCheckpointHandler:
         if watcher_fn is not None and watcher_fn():
             return Notice("termination_watcher_fn", True)
         left = self._seconds_left()
-        if left is None or not self._pace.is_known or not self._watches_time:
+        if left is None or not self._times.is_known or not self._watches_time:
             return None
-        if left < _MARGIN + self._pace.needed:
+        if left < _MARGIN + self._times.needed:
             return Notice(f"{left:.0f} s before the end of the job's time", True)
         return None
 
@@ -307,7 +307,7 @@ class PreemptionCheckpointHandler:
         self._save_fn(*args, **kwargs)
         finish_all()  # the function may have called save_async
         self._topology.barrier()  # no rank ends the job while another one writes
-        self._pace.saved(time.monotonic() - start)
+        self._times.saved(time.monotonic() - start)
 
     def _leave(self) -> None:
         assert self._notices is not None
@@ -326,7 +326,7 @@ class PreemptionCheckpointHandler:
             self._config.exit_fn()
             self._watcher.clear()
             self._watches_time = False  # else every further step would save again
-            self._pace.begin_anew()
+            self._times.begin_anew()
             return
         status = None
         if self._topology.rank == 0:

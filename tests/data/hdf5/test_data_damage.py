@@ -6,6 +6,7 @@ import warnings
 import h5py
 import numpy as np
 import pytest
+from selection import core
 
 from mpistrat.data import (
     DataFileError,
@@ -101,7 +102,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", core(FILES, "words"))
 def test_every_byte_flipped_once(tmp_path, file):
     """Where rows are wrong, HDF5 itself reads the same ones without an error."""
     data = bytearray(create(tmp_path / "whole.h5", **FILES[file]).read_bytes())
@@ -136,7 +137,7 @@ INDEXES = {
 }
 
 
-@pytest.mark.parametrize("kind", INDEXES)
+@pytest.mark.parametrize("kind", core(INDEXES, "fixed array", "B-tree of version 2"))
 def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     """Rows are right or refused, but for one thing: where no checksum is, a chunk may be said to lie elsewhere."""
     signature, storage = INDEXES[kind]
@@ -195,6 +196,7 @@ def test_every_replica_names_the_damaged_file(tmp_path, replica_errors, place):
         assert "fix: " in str(error)
 
 
+@pytest.mark.full
 def test_damaged_inputs_of_shard_are_named(tmp_path):
     data = bytearray(create(tmp_path / "whole.h5").read_bytes())
     refused = 0

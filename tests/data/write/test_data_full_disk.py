@@ -108,6 +108,7 @@ print("goes on")
 """
 
 
+@pytest.mark.full
 def test_interrupted_at_any_moment(tmp_path):
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import layouts, on_nodes
 from mpi4py import MPI
+from selection import core
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
@@ -346,7 +347,7 @@ def in_step(strategy):
     assert two.tolist() == [SIZE] * 3
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", core(CALLS, "reduce", "all_reduce", "all_gather", "batch_reduce_to"))
 @settings(max_examples=20)
 @given(
     first=trees,
@@ -438,6 +439,7 @@ def test_apply_gradients(nodes, first, second, equal, odd):
     in_step(nodes)
 
 
+@pytest.mark.full
 @settings(max_examples=15)
 @given(
     first=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),

@@ -266,7 +266,12 @@ LIMITED = {
 
 @pytest.mark.ranks(min=2, max=2)
 @pytest.mark.parametrize(
-    ("case", "ops"), [*((case, None) for case in LIMITED), ("sparse rows", mpistrat.ReductionToOneDevice)]
+    ("case", "ops"),
+    [
+        ("a structure", None),
+        *(pytest.param(case, None, marks=pytest.mark.full) for case in LIMITED if case != "a structure"),
+        pytest.param("sparse rows", mpistrat.ReductionToOneDevice, marks=pytest.mark.full),
+    ],
 )
 def test_patience_of_one_call(comm, case, ops):
     call = LIMITED[case]

@@ -204,7 +204,7 @@ def test_one_after_the_other_in_the_same_memory(strategy, tmp_path):
     for i in range(6):
         v.assign(np.full(100_000, i))
         pending = save_async({"v": v}, tmp_path / f"{i}.h5")
-        room = pending_save._saves[strategy.extended.engine.topology.key].room
+        room = pending_save._saves[strategy.extended.engine.topology.key].buffer
         places.add((room._bytes.ctypes.data, len(room._bytes)))
     save({"v": v}, tmp_path / "last.h5")  # waits for it
     assert pending.done()
@@ -247,7 +247,7 @@ def test_no_memory_for_the_copy(strategy, comm, tmp_path, monkeypatch):
 
     v = variable(strategy, 1.0)
     if comm.rank == 0:
-        monkeypatch.setattr(pending_save.Room, "copies", fails)
+        monkeypatch.setattr(pending_save.SaveBuffer, "copies", fails)
     pending = save_async([v], tmp_path / "v.h5")
     assert strategy.reduce("SUM", 1, axis=None) == strategy.num_replicas_in_sync
     with pytest.raises(MemoryError, match="no memory"):

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.experimental import PreemptionCheckpointHandler, PreemptionWatcher, TerminationConfig
-from mpistrat.training.preemption import durations as preemption_pace
+from mpistrat.training.preemption import durations
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
@@ -315,7 +315,7 @@ def test_the_end_of_time_is_told_once(strategy, tmp_path, monkeypatch):
 def test_slow_steps_of_long_ago_do_not_count(strategy, tmp_path, monkeypatch):
     """Nor does the first one: only the last steps say how long the next one may take."""
     clock = [0.0]
-    monkeypatch.setattr(preemption_pace.Pace.__init__, "__defaults__", (lambda: clock[0],))
+    monkeypatch.setattr(durations.StepTimes.__init__, "__defaults__", (lambda: clock[0],))
 
     def steps(*durations, left):
         monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + left)))
@@ -393,12 +393,11 @@ def test_error_in_the_scope_is_not_held_up(strategy):
 def test_a_directory_that_cannot_be_written_to_is_found_at_once(strategy, tmp_path):
     with strategy.scope():
         v = mpistrat.Variable(1.0, name="v")
-    folder = strategy.extended.engine.topology.broadcast_object(tmp_path)
-    (folder / "file").touch()
+    (tmp_path / "file").touch()
     for name in ("file", "file/inside"):
         with pytest.raises(OSError, match="so checkpoints could not be written; give another checkpoint_dir"):
-            PreemptionCheckpointHandler(None, [v], folder / name)
-    PreemptionCheckpointHandler(None, [v], folder / "to" / "be" / "made")
+            PreemptionCheckpointHandler(None, [v], tmp_path / name)
+    PreemptionCheckpointHandler(None, [v], tmp_path / "to" / "be" / "made")
 
 
 def test_wrong_arguments(strategy, tmp_path):

@@ -85,7 +85,7 @@ class Trouble(NamedTuple):
     stage: str = ""
 
 
-class Alone(NamedTuple):
+class Singletons(NamedTuple):
     """The finding that each rank is a job of its own.
 
     Attributes
@@ -113,7 +113,7 @@ class CheckedJob:
         By name of a check, the facts from messages between ranks. Empty if the ranks could not communicate.
     troubles : dict of Trouble
         By rank, what stopped its checks.
-    alone : Alone or None
+    alone : Singletons or None
         Why each rank is a job of its own, or None if the ranks are one job.
     options : CheckOptions
     """
@@ -122,7 +122,7 @@ class CheckedJob:
     facts: dict[int, dict[str, Any]]
     talked: dict[str, Any] = field(default_factory=dict)
     troubles: dict[int, Trouble] = field(default_factory=dict)
-    alone: Alone | None = None
+    alone: Singletons | None = None
     options: CheckOptions = field(default_factory=CheckOptions)
 
     def of(self, check: str) -> dict[int, Any]:

@@ -49,7 +49,7 @@ def talk(talk: Talk, options: CheckOptions) -> list[Pair] | None:
         pairs = [[pair] for each in pairs for pair in each]
     found = _measured(talk, pairs)
     suspicious = None if found is None else sorted(_slow(found), key=lambda pair: pair.rate)[:_AGAIN]
-    alone = [[(pair.a, pair.b)] for pair in map(Pair._make, talk.tell(suspicious))]
+    alone = [[(pair.a, pair.b)] for pair in (Pair(*each) for each in talk.tell(suspicious))]
     second = {(pair.a, pair.b): pair for pair in _measured(talk, alone) or ()}
     if found is None:
         return None

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
-from mpistrat.cli.check.checks.finding import START, Alone, Blame, CheckedJob, CheckOptions, Trouble
-from mpistrat.cli.check.checks.mailbox import Inbox, Outbox
+from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Singletons, Trouble
+from mpistrat.runtime.process.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
 _GATHER = 3.0  # seconds to wait for letters of other ranks
@@ -211,7 +211,7 @@ class Watcher:
             _until(all_have_told, self._gather)
         letters = inbox.letters
         facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
-        alone = next((Alone(*each["alone"]) for each in letters.values() if each.get("alone")), None)
+        alone = next((Singletons(*each["alone"]) for each in letters.values() if each.get("alone")), None)
         troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
         unheard = Trouble(Blame.UNHEARD, "sent no report")
         troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cluster_resolver import Placement
 from mpistrat.runtime.process.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
 
 _RUN = "run"  # file with the name of the inbox of this launch
@@ -22,16 +21,24 @@ _RUN = "run"  # file with the name of the inbox of this launch
 _KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
 
 
-def key_of(environ: Mapping[str, str], placement: Placement) -> str | None:
-    """Return a text that only the ranks of this launch share, or None if it is not known."""
+def key_of(environ: Mapping[str, str], *, one_node: bool) -> str | None:
+    """Return a text that only the ranks of this launch share, or None if it is not known.
+
+    Parameters
+    ----------
+    environ : mapping of str to str
+        The environment variables of this process.
+    one_node : bool
+        Whether all ranks are on one node. There the process that started them tells launches apart.
+    """
     for names in _KEYS:
         if all(environ.get(name) for name in names):
             return " ".join(
                 f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
             )
-    if placement.local_size == placement.size:
+    if one_node:
         parent = os.getppid()
-        return f"{placement.host} {parent} {_start_of(parent)}"
+        return f"{os.uname().nodename} {parent} {_start_of(parent)}"
     return None
 
 

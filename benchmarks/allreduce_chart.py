@@ -1,10 +1,17 @@
-"""The chart of time and bandwidth by size of the array."""
+"""Draw time and bandwidth by size of the array, from the rows of `mpistrat bench allreduce --json`.
+
+python benchmarks/allreduce_chart.py rows.json chart.png --ranks-per-node 2,2,2,2
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, WIRE, least_bytes
 from mpistrat.bench.report import LIBRARY, Row
@@ -12,19 +19,7 @@ from mpistrat.bench.sizes import in_words
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:
-    """Write the results of `allreduce` as a PNG.
-
-    Bus bandwidth is the result of `least_bytes` divided by the time.
-
-    Raises
-    ------
-    SystemExit
-        If matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise SystemExit("--plot needs matplotlib: pip install 'mpistrat[examples]'") from None
+    """Write the results of `allreduce` as a PNG. Bus bandwidth is the result of `least_bytes` divided by the time."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     time, bandwidth = figure.subplots(1, 2)
     bound = WIRE if any(row.way == WIRE for row in rows) else COPY
@@ -78,3 +73,15 @@ def _style(case: str, way: str, i: int) -> dict[str, Any]:
     if case:
         return {"color": f"C{2 + i % 8}", "linewidth": 1, "marker": "."}
     return {"color": str(0.35 + 0.12 * (i % 4)), "linewidth": 1.5, "marker": "sv^D"[i % 4], "markersize": 4}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", type=Path, help="what --json has written")
+    parser.add_argument("chart", type=Path, help="the PNG to write")
+    parser.add_argument("--ranks-per-node", required=True, help="such as 2,2,2,2")
+    given = parser.parse_args()
+    counts = [int(count) for count in given.ranks_per_node.split(",")]
+    plot([Row(**row) for row in json.loads(given.rows.read_text())], counts, given.chart)

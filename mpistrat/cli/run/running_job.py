@@ -1,0 +1,220 @@
+"""A running job: its signals, its end and its exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mpistrat.cli.run import leftovers, processes
+from mpistrat.cli.run.job import Job
+from mpistrat.cli.run.streams import Streams
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_TICK = 0.25  # seconds between looks at the ranks
+_ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
+_SET_PDEATHSIG = 1  # prctl
+_SESSIONS = "PRTE_MCA_prte_tmpdir_base"
+
+
+def run(job: Job, environ: dict[str, str]) -> int:
+    """Run a job to its end.
+
+    Standard input goes to rank 0, and signals go to the ranks.
+
+    Parameters
+    ----------
+    job : Job
+        The job to run.
+    environ : dict
+        The environment, to which the job's own settings are added.
+
+    Returns
+    -------
+    int
+        The exit status of the launcher, or 128 + signal if a signal killed the launcher.
+    """
+    started = time.time()
+    environ = {**environ, **{name: value for name, value, _ in job.settings}}
+    # Open MPI 5 names its files after the process id of its launcher. A launcher that was killed leaves them behind,
+    # and one that gets the same process id later refuses to start. So its files lie in a directory of the job.
+    parent = environ.get(_SESSIONS, tempfile.gettempdir())
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
+        environ[_SESSIONS] = folder
+        status = _RunningJob(job, environ, Path(folder)).run()
+    if status:
+        leftovers.remove(started)
+    return status
+
+
+class _RunningJob:
+    """A launcher and its ranks, from the start of the launcher to its end."""
+
+    def __init__(self, job: Job, environ: dict[str, str], folder: Path):
+        self._job = job
+        self._folder = folder
+        self._ranks: dict[int, int] = {}
+        self._passed_on: set[int] = set()
+        self._alone_since: float | None = None
+        self._released = False
+        self._open_mpi = job.launcher.family == "openmpi"
+        self._streams = Streams(folder, forwarded=job.launcher.family != "mpich")
+        self._process = subprocess.Popen(
+            [*job.command, *self._streams.around(job.program)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=2 if self._streams.inherited else None,  # what MPICH prints about a failure
+            pass_fds=self._streams.inherited,
+            preexec_fn=_as_child(signal.SIGTERM if self._open_mpi else signal.SIGKILL),
+        )
+
+    def run(self) -> int:
+        self._streams.copy()
+        with _handlers(self._pass_on, self._stop):
+            # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
+            end = threading.Thread(target=self._process.wait, daemon=True)
+            end.start()
+            until_look = 0.02
+            while end.is_alive():
+                if self._starting:
+                    end.join(until_look)
+                    until_look = min(2 * until_look, 5.0)
+                    self._look()
+                else:
+                    end.join(_TICK)
+                    self._watch_end()
+        code = self._process.returncode
+        if code < 0:
+            self._end_orphans()
+        return self._status(code)
+
+    @property
+    def _starting(self) -> bool:
+        return len(self._ranks) < self._job.ranks
+
+    def _look(self) -> dict[int, int]:
+        """Return the running ranks, and record them: one that ends is not found later."""
+        ranks = processes.ranks_below(self._process.pid)
+        self._ranks.update(ranks)
+        return ranks
+
+    def _watch_end(self) -> None:
+        """Limit the wait for processes that ranks left behind and that keep the output of ranks open."""
+        now = time.monotonic()
+        if any(processes.rank_of(process) == rank for process, rank in self._ranks.items()):
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > _ALL_ENDED:
+            self._alone_since = now
+            if self._released:
+                self._process.kill()
+            elif processes.started_by_ranks(self._folder):
+                self._release()
+
+    def _release(self) -> None:
+        """End the launcher after its ranks have ended, and report the processes for which it waits."""
+        if not self._released:
+            self._released = True
+            for process in processes.started_by_ranks(self._folder):
+                _say(
+                    f"all ranks have ended, but process {process} ({processes.command_of(process)}), which one of "
+                    "them started, still runs: it is not waited for"
+                )
+        self._process.terminate()
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        """Send a signal to the ranks, not the launcher: some launchers pass it on, some end the job, some die."""
+        repeated = number in self._passed_on
+        again = number == signal.SIGINT and repeated
+        ended_before = not self._passed_on.isdisjoint(_ENDING)
+        self._passed_on.update((number, signal.SIGKILL) if again else (number,))
+        ranks = self._look()
+        if number in _ENDING:
+            if self._starting:
+                self._process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+            elif not ranks:
+                self._process.kill() if ended_before else self._release()
+            elif repeated and not again:
+                running = ", ".join(f"{rank} (process {process})" for process, rank in ranks.items())
+                _say(f"ranks that still run: {running}; SIGINT twice kills them")
+        for rank in ranks:
+            _kill(rank, signal.SIGKILL if again else number)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        """Stop this process and all ranks at ^Z of the terminal, and continue them together."""
+        ranks = self._look()
+        for rank in ranks:
+            _kill(rank, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for rank in ranks:
+            _kill(rank, signal.SIGCONT)
+
+    def _end_orphans(self) -> None:
+        """Kill the ranks that still run after the launcher was killed."""
+        for process, rank in self._ranks.items():
+            if processes.rank_of(process) == rank:
+                _kill(process, signal.SIGKILL)
+
+    def _status(self, code: int) -> int:
+        if self._released and self._open_mpi:
+            return 0  # this launcher ends at once if a rank fails, so all ranks succeeded
+        if not self._open_mpi and code in self._passed_on:
+            return 128 + code  # MPICH returns the number of the signal that ended a rank
+        if code < 0 and -code not in self._passed_on:
+            _say(f"{self._job.launcher.path} was killed by signal {-code} ({signal.Signals(-code).name})")
+        return code if code >= 0 else 128 - code
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"mpistrat run: {text}\n".encode())
+
+
+def _kill(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)
+
+
+def _as_child(when_orphaned: int) -> Callable[[], None]:
+    """Return a function that the child process calls before it executes the launcher.
+
+    Signals of the terminal must reach the launcher through this process only, so it gets its own process group. On
+    Linux it also gets the signal ``when_orphaned`` when this process dies.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    parent = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        if prctl is not None:
+            prctl(_SET_PDEATHSIG, when_orphaned, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return prepare
+
+
+@contextlib.contextmanager
+def _handlers(pass_on: Callable[[int, Any], None], stop: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle the signals that are for the ranks. A signal that this process ignores stays ignored."""
+    before = {}
+    for number in (*_PASSED_ON, signal.SIGTSTP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, stop if number == signal.SIGTSTP else pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,139 @@
+"""The directory through which ranks report to rank 0 when MPI does not work."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpistrat.runtime.process.mailbox import Inbox, Outbox, key_of
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PMIX_NAMESPACE": "p-1@1", "SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0"}, "PMIX_NAMESPACE=p-1@1"),
+        (
+            {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"},
+            "SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_RESTART_COUNT=1",
+        ),
+        ({"SLURM_JOB_ID": "4"}, None),  # mpiexec on several nodes: nothing tells two of them apart
+    ],
+)
+def test_key(environ, expected):
+    assert key_of(environ, one_node=False) == expected
+
+
+def test_key_of_ranks_of_one_parent():
+    """Numbers of processes repeat; their numbers and the times of their starts do not."""
+    words = key_of({}, one_node=True).split()
+    assert words[:2] == [os.uname().nodename, str(os.getppid())]
+    assert float(words[2]) / os.sysconf("SC_CLK_TCK") <= float(Path("/proc/uptime").read_text().split()[0])
+
+
+class TestMailbox:
+    @pytest.fixture(autouse=True)
+    def work(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def test_letters(self, tmp_path):
+        outbox = Outbox("key", 1)
+        outbox.put({"a": 1})  # there is no inbox yet
+        inbox = Inbox("key")
+        assert inbox.works
+        assert outbox.works
+        inbox.collect()
+        assert inbox.letters == {}
+        assert not outbox.announced("stop")  # it looks, and sends again
+        inbox.announce("stop")
+        assert not outbox.announced("stop")  # it may be meant for others: nobody has read of this one
+        inbox.collect()
+        assert inbox.letters == {1: {"a": 1}}
+        assert outbox.announced("stop")
+        assert not outbox.announced("read")
+        outbox.put({"a": 2})
+        outbox.put({"a": 3})
+        inbox.collect()
+        assert inbox.letters == {1: {"a": 3}}
+        assert not inbox.all_have_gone()
+        outbox.put(None, goes=True)
+        assert inbox.all_have_gone()
+        assert inbox.letters == {1: {"a": 3}}
+        assert not outbox.is_closed()
+        inbox.close()
+        assert outbox.is_closed()
+        outbox.close()
+        assert os.listdir(tmp_path) == []
+
+    def test_a_letter_is_read_once(self):
+        inbox, outbox = Inbox("key"), Outbox("key", 2)
+        outbox.put("first")
+        inbox.collect()
+        inbox.letters.clear()
+        inbox.collect()
+        outbox.announced("stop")
+        inbox.collect()
+        assert inbox.letters == {}
+        inbox.close()
+
+    def test_an_inbox_that_goes_while_its_letters_are_looked_for(self, tmp_path, monkeypatch):
+        inbox, outbox = Inbox("key"), Outbox("key", 1)
+        outbox.put("something")
+
+        def gone(path, pattern):
+            raise FileNotFoundError(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "glob", gone)
+            outbox.close()
+        inbox.close()
+
+    def test_what_a_killed_launch_has_left(self, tmp_path):
+        """With the same key, letters in its inbox and announcements to its ranks."""
+        old, sender, late = Inbox("key"), Outbox("key", 1), Outbox("key", 2)
+        sender.put({"trouble": "old"})
+        old.collect()
+        old.announce("stop")
+        old.announce("read")
+        sender.put({"trouble": "not read"})
+        fresh = Outbox("key", 1)
+        fresh.put("hello")  # into the inbox of the old launch, for there is no other one yet
+        assert not fresh.announced("stop")
+        assert not fresh.announced("read")
+        new = Inbox("key")
+        new.collect()
+        assert new.letters == {}
+        new.announce("read")
+        assert not fresh.announced("read")
+        new.collect()
+        assert new.letters == {1: "hello"}
+        assert fresh.announced("read")
+        late.close()
+        new.close()
+        fresh.close()
+        assert os.listdir(tmp_path) == []
+
+    def test_nobody_elses_directory(self, tmp_path):
+        outbox, inbox = Outbox("key", 1), Inbox("key")
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        inbox.close()
+        outbox.close()
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+        inbox, outbox = Inbox("key"), Outbox("key", 1)
+        inbox.announce("stop")
+        outbox.put(1)
+        assert os.listdir(tmp_path / "elsewhere") == []
+        inbox.close()
+        outbox.close()
+
+    def test_without_a_key(self):
+        inbox, outbox = Inbox(None), Outbox(None, 1)
+        outbox.put(1)
+        inbox.collect()
+        inbox.announce("stop")
+        assert (inbox.works, outbox.works, inbox.letters, inbox.all_have_gone()) == (False, False, {}, True)
+        assert (outbox.announced("stop"), outbox.is_closed()) == (False, True)
+        inbox.close()
+        outbox.close()
