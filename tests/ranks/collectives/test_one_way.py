@@ -39,8 +39,7 @@ def test_second_all_reduce_enters_few_files(name):
 
     def step():
         replica = mpistrat.get_replica_context()
-        for _ in range(2):
-            found.append(calls(lambda: replica.all_reduce("SUM", VALUES[name])))
+        found.extend(calls(lambda: replica.all_reduce("SUM", VALUES[name])) for _ in range(2))
 
     strategy.run(step)
     first, second = found
