@@ -176,7 +176,6 @@ class CollectiveAllReduce(CrossDeviceOps):
                 out[i] = total
         return out
 
-    @whole_all_reduce
     def _combine_kinds(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable
     ) -> list[Any]:
