@@ -71,7 +71,7 @@ class Division:
         return self.plan.read(self.rows(step, iteration))
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
-        """Yield this replica's batches from a step on, in lists of ``together`` that are read at once."""
+        """Yield this replica's batches from a step on, in lists of up to ``together``."""
         return self.plan.lists(partial(self.rows, iteration=iteration), step, self.steps, together)
 
     def ahead(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:

@@ -126,8 +126,9 @@ class PipelinePlan:
     def lists(
         self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int
     ) -> Iterator[list[Any]]:
-        """Yield the batches from ``first`` up to ``stop``, in lists of ``together`` that are read at once.
+        """Yield the batches from ``first`` up to ``stop``, in lists of up to ``together`` that are read at once.
 
+        In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks again.
         An error is raised after the batches before it.
 
         Parameters
@@ -139,8 +140,9 @@ class PipelinePlan:
             None if there is no end.
         together : int
         """
+        size = 1 if self._rows.windows is None else together
         while stop is None or first < stop:
-            last = first + together if stop is None else min(first + together, stop)
+            last = first + size if stop is None else min(first + size, stop)
             made: list[Any] = []
             error = None
             try:
@@ -157,7 +159,7 @@ class PipelinePlan:
                     raise error
                 finally:
                     error = None  # breaks the reference cycle of the frame and its error
-            first = last
+            first, size = last, min(2 * size, together)
 
     def element(self, k: int, iteration: int) -> Any:
         """Return element ``k``: a batch, or a single row if the dataset is not batched."""
