@@ -198,10 +198,14 @@ class BlockOrder:
         keys = round_keys(seed, epoch, "rows")
         window, start, size = self._windows(positions, seed, epoch)
         mixed = positions - start
-        for n in set(size.tolist()):
-            where = size == n
-            where = slice(None) if where.all() else where
-            mixed[where] = Feistel(n, keys)(mixed[where], window[where])
+        least, most = int(size.min()), int(size.max())
+        if least == most:
+            one = window[:1] if window[0] == window[-1] and (window == window[0]).all() else window
+            mixed = Feistel(most, keys)(mixed, one)
+        else:
+            for n in np.unique(size).tolist():
+                where = size == n
+                mixed[where] = Feistel(n, keys)(mixed[where], window[where])
         mixed += start
         return self._rows(mixed, seed, epoch)
 
