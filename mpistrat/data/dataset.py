@@ -13,7 +13,6 @@ from mpistrat.data.distribute.autoshard import (
     UNKNOWN_CARDINALITY,
     Division,
     divide,
-    with_hints,
 )
 from mpistrat.data.distribute.until_all_end import divide_until_all_end
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
@@ -22,7 +21,7 @@ from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.pipeline.stream import StreamPlan
-from mpistrat.data.pipeline.transforms import Shuffle, before_batch, length_of
+from mpistrat.data.pipeline.transforms import Shard, Shuffle, before_batch, length_of
 from mpistrat.data.rows.contracts import ranks_of_node
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
@@ -312,10 +311,9 @@ class Dataset(Chain):
         of_rows = before_batch(self._transforms)
         if not any(isinstance(each, Shuffle) for each in of_rows):
             return self._source
-        if peers is not None:
-            of_rows = with_hints(of_rows, peers.size, peers.rank)
+        if peers is not None:  # which together read all shards
+            of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
         wanted = length_of(len(self._source), of_rows)
-        wanted = None if wanted is None else wanted * (ranks or 1)
         return self._source.for_shuffle(self.options().shuffle_memory, wanted, ranks, peers)
 
     def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:

@@ -244,14 +244,14 @@ class Hdf5Source(Source):
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
         manifest, block_rows = self._manifest, self.blocks().rows
         node = getattr(peers, "node", None)
-        if node is not None and node.size > 1:
-            topology: Any = peers
-            try:
-                with topology.turn(_SHARE):
+        if node is not None:
+            topology: Any = peers  # a turn of all its ranks, also of those that are alone on their nodes
+            with topology.turn(_SHARE):
+                try:
                     return RowsInMemory(manifest, self._reader, block_rows, node)
-            except NoSharedMemoryError as error:
-                if node.rank == 0:
-                    _log.warning("%s; each rank reads the files by itself", error)
+                except NoSharedMemoryError as error:
+                    if node.rank == 0:
+                        _log.warning("%s; each rank reads the files by itself", error)
         own = sum(column.row_bytes for column in manifest.records[0].columns) * len(self)
         return None if own > nbytes else RowsInMemory(manifest, self._reader, block_rows)
 
