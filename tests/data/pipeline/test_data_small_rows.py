@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import sys
 import zlib
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import AutoShardPolicy, ChecksumError, Dataset, DistributedDataset, NotFiniteError, Options
+from mpistrat.data.rows.blocks import Blocks
 
 WIDTH = 2048  # of a row, in float32: 8 KiB
 SIZES = (200, 131, 70)
@@ -261,3 +264,28 @@ def test_values_that_are_not_finite_are_found(tmp_path, replicas, memory):
             numbers(made)
 
     replicas(1, replica)
+
+
+# --- memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc")
+def test_memory_stays_at_the_limit(tmp_path, run_alone):
+    """A list of the numbers of all rows would take 800 MB."""
+    memory = 64 << 20
+    ended = run_alone(Path(__file__).with_name("many_rows_program.py"), tmp_path / "a.h5", memory).check()
+    grown, rows = map(int, ended.output.split())
+    assert rows >= 2_000_000
+    assert grown <= memory + (32 << 20), ended.output
+
+
+def test_blocks_follow_the_memory():
+    ends = np.array([0, 10**8])
+    for memory in (1 << 40, 1 << 30, 384 << 20):
+        assert Blocks.of(100, 0, ends, memory=memory)[:2] == Blocks.of(100, 0, ends)[:2] == (15729, 31)
+    for memory in (256 << 20, 64 << 20, 8 << 20):
+        blocks = Blocks.of(100, 0, ends, memory=memory)
+        assert 8 <= blocks.window <= 64
+        assert 0.9 * memory / 8 < blocks.rows * blocks.window * 100 <= memory / 8
+    assert Blocks.of(100, 0, ends, memory=0)[:2] == (655, 8)
