@@ -35,9 +35,9 @@ def made(folder: Path, layout: str, rows: int) -> list[Path]:
         how = LAYOUTS[layout]
         with h5py.File(path, "w") as file:
             x = rng.random((stop - first, WIDTH), "f4")
-            file.create_dataset("x", data=x, **({"chunks": (1000, WIDTH), **how} if how else {}))
+            file.create_dataset("x", data=x, **({"chunks": (min(1000, len(x)), WIDTH), **how} if how else {}))
             y = np.arange(first, stop)
-            file.create_dataset("y", data=y, **({"chunks": (1000,), **how} if how else {}))
+            file.create_dataset("y", data=y, **({"chunks": (min(1000, len(y)),), **how} if how else {}))
     return paths
 
 
