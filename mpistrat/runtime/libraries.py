@@ -67,11 +67,21 @@ def _from_torch(tensor: Any) -> np.ndarray:
     # The data of a tensor that records gradients is meant. Conjugation and negation may be pending.
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(_bfloat16())
-    host = tensor.numpy()
+        return _shared(tensor.view(torch.int16)).view(_bfloat16())
+    host = _shared(tensor)
     if _as_tensors:
         return _as_tensors.get(_key(host), host)
     return host
+
+
+def _shared(tensor: Any) -> np.ndarray:
+    """Return a tensor of the host as an array on the same memory."""
+    try:
+        host = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError):  # a dtype that DLPack or NumPy does not support
+        host = tensor.numpy()
+    # Older NumPy makes it read-only. Tensor.numpy() forbids torch to resize the storage, as its FSDP does.
+    return host if host.flags.writeable else tensor.numpy()
 
 
 def _to_torch(array: np.ndarray, like: Any) -> Any:
