@@ -38,7 +38,7 @@ def to_host(value: Any) -> np.ndarray:
         return np.asarray(value)
     if on_gpu(value):
         return pinned.download(to_cupy(value))
-    library = library_of(type(value))
+    library = library_of(value)
     if library is not None:
         array = library.to_host(value)
     elif hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
@@ -58,7 +58,7 @@ def from_host(result: np.ndarray, like: Any) -> Any:
         return result[()]
     if on_gpu(like):
         return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
-    library = library_of(type(like))
+    library = library_of(like)
     if library is not None:
         return library.from_host(result, like)
     if hasattr(like, "__dlpack__") and not hasattr(like, "assign"):
@@ -72,14 +72,14 @@ def dtype_and_shape(value: Any) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the NumPy dtype and the shape of an array or variable of any library."""
     if on_gpu(value):
         value = to_cupy(value)
-    elif library_of(type(value)) is not None or not hasattr(value, "dtype"):
+    elif library_of(value) is not None or not hasattr(value, "dtype"):
         value = as_numpy(value)
     return np.dtype(value.dtype), tuple(value.shape)
 
 
 def buffer_like(buffer: Any, like: Any) -> Any:
     """Return a buffer as an array of the library of ``like`` on the same memory, if that library can change arrays."""
-    library = library_of(type(like))
+    library = library_of(like)
     if library is None or not library.shares_buffers or not isinstance(buffer, np.ndarray):
         return buffer
     return tensor_of_buffer(buffer, like)
@@ -149,7 +149,7 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
         As `refuse_masked`.
     """
     refuse_masked(value)
-    if on_gpu(value) or library_of(type(value)) is not None:
+    if on_gpu(value) or library_of(value) is not None:
         return np.asarray(to_host(value), dtype)
     return _converted(value, dtype)
 
@@ -159,7 +159,7 @@ def copied(value: Any) -> Any:
     refuse_masked(value)
     if isinstance(value, np.ndarray):
         return value.copy()
-    library = library_of(type(value))
+    library = library_of(value)
     if library is not None:
         return library.copied(value)
     if hasattr(value, "read_value"):

@@ -1,6 +1,6 @@
 """The array libraries that need more than DLPack: PyTorch, TensorFlow, pandas, and JAX while it traces a function.
 
-`library_of` finds the library of a class by the module that defines it. A library is loaded already if there is an
+`library_of` finds the library of a value by the module that defines its class. A library is loaded already if there is an
 array of it, so this file imports none on its own account.
 """
 
@@ -42,9 +42,14 @@ class Library(NamedTuple):
     shares_buffers: bool = False
 
 
+def library_of(value: Any) -> Library | None:
+    """Return the library that defines the class of a value or one of its bases; None if DLPack or NumPy serves it."""
+    kind: Any = type(value)
+    return _library(kind)
+
+
 @lru_cache(maxsize=4096)
-def library_of(kind: type) -> Library | None:
-    """Return the library that defines a class or one of its bases; None if DLPack or NumPy serves it."""
+def _library(kind: Any) -> Library | None:
     for each in kind.__mro__:
         root = each.__module__.partition(".")[0]
         if root in ("jax", "jaxlib") and each.__name__ == "Tracer":

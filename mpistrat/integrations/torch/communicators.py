@@ -10,7 +10,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.process import mpi
 
 _TAG = 32767  # the largest tag that any MPI library has: of messages on the world that only this file sends
-_PATIENCE = 60.0  # seconds in which the neighbours in a new group must come
+_PATIENCE = 30.0  # seconds in which the neighbours in a new group must come
 _NAP = 0.001
 
 

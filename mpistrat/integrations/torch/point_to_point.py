@@ -74,7 +74,9 @@ class Messages:
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:
-            raise ValueError(f"tag must be between 0 and {self._largest_tag} with this MPI library, not {tag}")
+            raise ValueError(
+                f"tag must be between 0 and {self._largest_tag} with this MPI library, not {tag}"
+            )
         return tag
 
     def _kept(self, work: InFlight) -> InFlight:
@@ -101,7 +103,9 @@ class _Keep:
         pass
 
 
-def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]) -> None:
+def exchange(
+    topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]
+) -> None:
     """Send ``sends[rank]`` to each rank, and receive ``receives[rank]`` from it, as bytes; None is not sent.
 
     The caller holds the collective lock and knows that the lengths fit.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import (
@@ -19,6 +20,7 @@ from mpistrat.collectives import (
     reduce_scatter,
     structures,
 )
+from mpistrat.collectives.operations import Op
 from mpistrat.integrations.torch.point_to_point import Messages, exchange
 from mpistrat.integrations.torch.reduce_ops import reduction
 from mpistrat.integrations.torch.tensors import host_array, host_bytes, is_in_place, write
@@ -27,8 +29,9 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
 
-_Tensor = torch.Tensor
+_PIECE_BYTES = 1 << 20  # of an array that the ranks of one node combine in one step
 _collective = whole(attrgetter("topology"))
 
 
@@ -149,57 +152,73 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     # --- reductions ------------------------------------------------------------------
 
-    def allreduce(self, tensors: Sequence[_Tensor], opts: Any = None) -> Done:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks, in place."""
         return self._all_reduce("all_reduce", list(tensors), _op(opts))
 
-    def allreduce_coalesced(self, tensors: Sequence[_Tensor], opts: Any = None) -> Done:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine tensors over all ranks, in place, in as few messages as possible."""
         return self._all_reduce("all_reduce_coalesced", list(tensors), _op(opts))
 
-    def reduce(self, tensors: Sequence[_Tensor], opts: Any = None) -> Done:
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks. Only the root's is written to."""
         totals = self._combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
         if self.rank() == opts.rootRank:
             _write_all(tensors, totals)
         return Done(list(tensors))
 
-    def _all_reduce(self, name: str, tensors: list[_Tensor], op: Any) -> Done:
-        _write_all(tensors, self._combined(name, tensors, op))
+    def _all_reduce(self, name: str, tensors: list[Tensor], op: Any) -> Done:
+        _write_all(tensors, self._combined(name, tensors, op, in_place=True))
         return Done(tensors)
 
     @_collective
-    def _combined(self, name: str, tensors: list[_Tensor], op: Any) -> list[np.ndarray]:
+    def _combined(
+        self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False
+    ) -> list[np.ndarray]:
+        """Return the combinations of tensors; with ``in_place`` perhaps on the memory of the tensors."""
         self._open()
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
             if len(dtypes) > 1 and torch.bool in dtypes:
                 raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
-            own = [reduction(op, dtype) for dtype in dtypes or {torch.float32}][0]
+            own = [ReduceOp.SUM, *(reduction(op, tensor.dtype) for tensor in tensors)][-1]  # equal for all
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
+        if len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES and len(self.topology.nodes) == 1:
+            return [self._by_pieces(own, hosts[0], name, in_place)]
         return self._ops.all_reduce(own, hosts, self._options, name)
+
+    def _by_pieces(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray:
+        """Combine an array piece by piece, each of which is still in the cache when it is copied to its place."""
+        flat = host.reshape(-1)
+        out = flat if in_place else np.empty_like(flat)
+        form = (name, len(flat))
+        step = _PIECE_BYTES // host.itemsize
+        for start in range(0, len(flat), step):
+            piece = flat[start : start + step]
+            out[start : start + step] = self._ops.all_reduce(own, [piece], self._options, form)[0]
+        return out
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
         rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     def reduce_scatter(
-        self, outputs: Sequence[_Tensor], inputs: Sequence[Sequence[_Tensor]], opts: Any = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> Done:
         """Combine a list of tensors, one for each rank, and return each to its rank."""
         for output, parts in zip(outputs, inputs, strict=True):
             self._reduce_scatter(output, list(parts), _op(opts))
         return Done(list(outputs))
 
-    def reduce_scatter_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Done:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
         """Combine a tensor, and return a part of it to each rank."""
         self._reduce_scatter_single(output, tensor, _op(opts))
         return Done([output])
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[_Tensor], inputs: Sequence[_Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Done:
         """Combine and scatter several tensors, one after the other."""
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -210,7 +229,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     @_collective
-    def _reduce_scatter(self, output: _Tensor, parts: list[_Tensor], op: Any) -> None:
+    def _reduce_scatter(self, output: Tensor, parts: list[Tensor], op: Any) -> None:
         self._open()
         with structures.refusals("reduce_scatter", self.topology):
             self._require_one_for_each_rank("reduce_scatter", "input", parts)
@@ -230,7 +249,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         write(output, total[start : start + output.numel()])
 
     @_collective
-    def _reduce_scatter_single(self, output: _Tensor, tensor: _Tensor, op: Any) -> None:
+    def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Any) -> None:
         self._open()
         with structures.refusals("reduce_scatter", self.topology):
             _require(
@@ -241,7 +260,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             rows = host_array(tensor).reshape(self.size(), output.numel())
         self._scatter_rows(output, rows, op)
 
-    def _scatter_rows(self, output: _Tensor, rows: np.ndarray, op: Any) -> None:
+    def _scatter_rows(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
         """Combine ``rows`` and write the row of this rank into ``output``."""
         with structures.refusals("reduce_scatter", self.topology):
             own, rows = reduction(op, output.dtype), _countable(rows)
@@ -257,7 +276,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     # --- moves -----------------------------------------------------------------------
 
     @_collective
-    def broadcast(self, tensors: Sequence[_Tensor], opts: Any) -> Done:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:
         """Copy the tensors of a rank to all ranks."""
         self._open()
         with structures.refusals("broadcast", self.topology):
@@ -268,20 +287,20 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return Done(list(tensors))
 
     def allgather(
-        self, outputs: Sequence[Sequence[_Tensor]], inputs: Sequence[_Tensor], opts: Any = None
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Done:
         """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
         for parts, tensor in zip(outputs, inputs, strict=True):
             self._all_gather(list(parts), tensor)
         return Done([part for parts in outputs for part in parts])
 
-    def all_gather_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Done:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
         """Gather a tensor of each rank, one behind the other in one tensor."""
         self._all_gather_single(output, tensor)
         return Done([output])
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[_Tensor], inputs: Sequence[_Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Done:
         """Gather several tensors, one after the other."""
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -289,7 +308,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return Done(list(outputs))
 
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[_Tensor]], inputs: Sequence[_Tensor], opts: Any = None
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Done:
         """Gather several tensors; ``outputs[rank][i]`` takes the tensor ``i`` of a rank."""
         for i, tensor in enumerate(inputs):
@@ -300,7 +319,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @_collective
-    def _all_gather_single(self, output: _Tensor, tensor: _Tensor) -> None:
+    def _all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
         self._open()
         with structures.refusals("all_gather", self.topology):
             _require(
@@ -313,7 +332,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         write(output, all_gather.all_gather(self.topology, row, 0))
 
     @_collective
-    def _all_gather(self, outputs: list[_Tensor], tensor: _Tensor) -> None:
+    def _all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
         self._open()
         with structures.refusals("all_gather", self.topology):
             self._require_one_for_each_rank("all_gather", "output", outputs)
@@ -322,7 +341,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             lengths = [output.numel() for output in outputs]
         if set(lengths) == {len(flat)}:
             rows = all_gather.all_gather(self.topology, flat.reshape(1, -1), 0)
-            _write_all(outputs, rows)
+            _write_all(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
         own = np.array([[*lengths, len(flat)]], np.int64)
@@ -335,23 +354,21 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         joined = all_gather.all_gather(self.topology, flat, 0)
         _write_all(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
-    def gather(
-        self, outputs: Sequence[Sequence[_Tensor]], inputs: Sequence[_Tensor], opts: Any
-    ) -> Done:
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Done:
         """Gather a tensor of each rank in a list of one rank."""
         (tensor,) = inputs
         parts = list(outputs[0]) if outputs else []
         self._to_or_from_one("gather", parts, tensor, opts.rootRank)
         return Done(parts)
 
-    def scatter(self, outputs: Sequence[_Tensor], inputs: Sequence[Sequence[_Tensor]], opts: Any) -> Done:
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Done:
         """Send each rank a tensor of a list of one rank."""
         (tensor,) = outputs
         self._to_or_from_one("scatter", list(inputs[0]) if inputs else [], tensor, opts.rootRank)
         return Done([tensor])
 
     @_collective
-    def _to_or_from_one(self, name: str, parts: list[_Tensor], tensor: _Tensor, root: int) -> None:
+    def _to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
         """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these."""
         self._open()
         is_root, gathers = self.rank() == root, name == "gather"
@@ -379,15 +396,15 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         else:
             _write_bytes([tensor], [one[root]])
 
-    def alltoall(self, outputs: Sequence[_Tensor], inputs: Sequence[_Tensor], opts: Any = None) -> Done:
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Send tensor ``i`` of a list to rank ``i``."""
         self._all_to_all(list(outputs), list(inputs))
         return Done(list(outputs))
 
     def all_to_all_single(
         self,
-        output: _Tensor,
-        tensor: _Tensor,
+        output: Tensor,
+        tensor: Tensor,
         output_sizes: Sequence[int] | None,
         input_sizes: Sequence[int] | None,
         opts: Any = None,
@@ -401,7 +418,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    def _cut(self, tensor: _Tensor, sizes: Sequence[int] | None) -> list[_Tensor]:
+    def _cut(self, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
         if not sizes:
             _require(
                 tensor.dim() > 0 and len(tensor) % self.size() == 0,
@@ -416,7 +433,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return list(torch.split(tensor.detach(), list(sizes)))
 
     @_collective
-    def _all_to_all(self, outputs: list[_Tensor], inputs: list[_Tensor]) -> None:
+    def _all_to_all(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         self._open()
         with structures.refusals("all_to_all", self.topology):
             self._require_one_for_each_rank("all_to_all", "output", outputs)
@@ -447,17 +464,17 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     # --- messages and barriers -------------------------------------------------------
 
-    def send(self, tensors: Sequence[_Tensor], rank: int, tag: int = 0) -> InFlight:
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> InFlight:
         """Begin to send a tensor to a rank of the group."""
         (tensor,) = tensors
         return self._open().send(tensor, rank, tag)
 
-    def recv(self, tensors: Sequence[_Tensor], rank: int, tag: int = 0) -> InFlight:
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> InFlight:
         """Begin to receive a tensor from a rank of the group."""
         (tensor,) = tensors
         return self._open().receive(tensor, rank, tag)
 
-    def recv_anysource(self, tensors: Sequence[_Tensor], tag: int = 0) -> InFlight:
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> InFlight:
         """Begin to receive a tensor from any rank of the group."""
         (tensor,) = tensors
         return self._open().receive(tensor, None, tag)
@@ -476,7 +493,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     # --- checks ----------------------------------------------------------------------
 
-    def _require_one_for_each_rank(self, name: str, kind: str, tensors: Sequence[_Tensor]) -> None:
+    def _require_one_for_each_rank(self, name: str, kind: str, tensors: Sequence[Tensor]) -> None:
         _require(
             len(tensors) == self.size(),
             f"{name}: the list must have one {kind} for each of {self.size()} ranks, not {len(tensors)}",
@@ -492,13 +509,13 @@ def _require(condition: bool, text: str) -> None:
         raise ValueError(text)
 
 
-def _require_dtype(name: str, *tensors: _Tensor) -> None:
+def _require_dtype(name: str, *tensors: Tensor) -> None:
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
         raise TypeError(f"{name}: the tensors of a call must have one dtype, not {' and '.join(dtypes)}")
 
 
-def _write_all(tensors: Sequence[_Tensor], results: Sequence[np.ndarray]) -> None:
+def _write_all(tensors: Sequence[Tensor], results: Sequence[np.ndarray]) -> None:
     for tensor, result in zip(tensors, results, strict=True):
         write(tensor, result)
 
@@ -508,12 +525,12 @@ def _countable(host: np.ndarray) -> np.ndarray:
     return host.view(np.uint8) if host.dtype == np.bool_ else host
 
 
-def _room(tensor: _Tensor) -> np.ndarray:
+def _room(tensor: Tensor) -> np.ndarray:
     """Return memory for the bytes of a tensor: its own, if it is contiguous on the host."""
     return host_bytes(tensor) if is_in_place(tensor) else np.empty(tensor.nbytes, np.uint8)
 
 
-def _write_bytes(tensors: Sequence[_Tensor], rooms: Sequence[np.ndarray | None]) -> None:
+def _write_bytes(tensors: Sequence[Tensor], rooms: Sequence[np.ndarray | None]) -> None:
     """Copy what came to memory of `_room` into the tensors that do not share it."""
     for tensor, room in zip(tensors, rooms, strict=False):
         if room is not None and not is_in_place(tensor):

@@ -176,7 +176,9 @@ class MpiStore(torch.distributed.Store):
         while self._asked not in self._answers:
             self._read()
             self._nap(
-                deadline, nap, f"rank {_OWNER} did not answer {kind}({key!r}) within {limit:g} s: it must make a call"
+                deadline,
+                nap,
+                f"rank {_OWNER} did not answer {kind}({key!r}) within {limit:g} s: it must make a call",
             )
             nap = min(_LONGEST_NAP, nap + 1e-5)
         return self._answers.pop(self._asked)

@@ -9,7 +9,9 @@ from mpistrat.runtime import arrays
 
 # NumPy has no such dtype, and none is needed to move the bytes.
 _BYTES_ONLY = frozenset(
-    dtype for name in dir(torch) if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
+    dtype
+    for name in dir(torch)
+    if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
 )
 
 
@@ -39,16 +41,20 @@ def host_bytes(tensor: torch.Tensor) -> np.ndarray:
 
 def is_in_place(tensor: torch.Tensor) -> bool:
     """Return whether `host_array` shares the tensor's memory."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
 
 
 def write(tensor: torch.Tensor, result: np.ndarray) -> None:
     """Copy a result into a tensor of as many elements, of any strides and on any device."""
     if is_in_place(tensor):
         target = host_array(tensor)
-        if target is not result:
+        if target.ctypes.data != result.ctypes.data:
             np.copyto(target, result.reshape(target.shape), casting="unsafe")  # bools come as integers
         return
     values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
-

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 # Directories whose code makes collectives for the user: this package's, and those of libraries that call it.
-_directories = (os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep,)
+_directories: tuple[str, ...] = (
+    os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep,
+)
 _MOST_PARTS = 4
 _BELOW = 30
 

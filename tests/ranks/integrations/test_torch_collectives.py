@@ -76,7 +76,9 @@ def test_all_reduce_bitwise(name, dtype):
     assert tensor.tolist() == ufunc.reduce([each.numpy() for each in everyone(dtype=dtype)]).tolist()
 
 
-@pytest.mark.parametrize(("name", "expected"), [("SUM", "any"), ("MAX", "any"), ("MIN", "all"), ("PRODUCT", "all")])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("SUM", "any"), ("MAX", "any"), ("MIN", "all"), ("PRODUCT", "all")]
+)
 def test_all_reduce_of_bools(name, expected):
     tensor = of_rank(RANK, dtype=torch.bool)
     dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
@@ -111,7 +113,7 @@ def test_layouts(collective, layout):
         expected = combined("SUM", others)
     elif collective == "reduce":
         dist.reduce(own, root)
-        expected = combined("SUM", others) if RANK == root else others[RANK]
+        expected = combined("SUM", others) if root == RANK else others[RANK]
     elif collective == "broadcast":
         dist.broadcast(own, root)
         expected = others[root]
@@ -121,7 +123,7 @@ def test_layouts(collective, layout):
         assert all(torch.equal(*pair) for pair in zip(found, others, strict=True))
         return
     elif collective == "scatter":
-        dist.scatter(own.detach(), others if RANK == root else None, src=root)
+        dist.scatter(own.detach(), others if root == RANK else None, src=root)
         expected = others[RANK]
     else:
         if SIZE == 1:
@@ -163,7 +165,7 @@ def test_all_reduce_coalesced():
 def test_reduce(name, root):
     tensor = of_rank(RANK)
     dist.reduce(tensor, root, getattr(dist.ReduceOp, name))
-    expected = combined(name, everyone()) if RANK == root else of_rank(RANK)
+    expected = combined(name, everyone()) if root == RANK else of_rank(RANK)
     torch.testing.assert_close(tensor, expected)
 
 
@@ -272,9 +274,9 @@ def test_all_gather_coalesced():
 @pytest.mark.parametrize("root", [0, SIZE - 1])
 @pytest.mark.parametrize("dtype", MOVED, ids=str)
 def test_gather_and_scatter(dtype, root):
-    found = [torch.zeros(7).to(dtype) for _ in range(SIZE)] if RANK == root else None
+    found = [torch.zeros(7).to(dtype) for _ in range(SIZE)] if root == RANK else None
     dist.gather(of_rank(RANK, dtype=dtype), found, dst=root)
-    if RANK == root:
+    if root == RANK:
         for each, expected in zip(found, everyone(dtype=dtype), strict=True):
             assert torch.equal(each.view(torch.uint8), expected.view(torch.uint8))
     back = torch.zeros(7).to(dtype)
@@ -305,7 +307,9 @@ def test_all_to_all_single_with_split_sizes():
     dist.all_to_all_single(output, of_rank(RANK, (sum(sent), 2)), received, sent)
     parts = []
     for rank in range(SIZE):
-        theirs = torch.split(of_rank(rank, (sum(rank + i for i in range(SIZE)), 2)), [rank + i for i in range(SIZE)])
+        theirs = torch.split(
+            of_rank(rank, (sum(rank + i for i in range(SIZE)), 2)), [rank + i for i in range(SIZE)]
+        )
         parts.append(theirs[RANK])
     assert torch.equal(output, torch.cat(parts))
 
