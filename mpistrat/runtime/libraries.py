@@ -1,7 +1,7 @@
 """The array libraries that need more than DLPack: PyTorch, TensorFlow, pandas, and JAX while it traces a function.
 
-`library_of` finds the library of a value by the module that defines its class. A library is loaded already if there is an
-array of it, so this file imports none on its own account.
+`library_of` finds the library of a value by the module that defines its class. A library is loaded already if there is
+an array of it, so this file imports none on its own account.
 """
 
 from __future__ import annotations
