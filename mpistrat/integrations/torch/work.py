@@ -107,8 +107,8 @@ class InFlight(torch.distributed.Work):
                 self._finish(statuses)
             except Exception as error:
                 self._requests = []
-                codes = {status.error for status in statuses} | {getattr(error, "error_code", MPI.SUCCESS)}
-                if MPI.ERR_TRUNCATE in codes:
+                codes = {getattr(error, "error_code", MPI.SUCCESS), *(status.error for status in statuses)}
+                if MPI.ERR_TRUNCATE in map(MPI.Get_error_class, codes):
                     error = ValueError(f"{self._what}: the message is longer than the tensor")
                 self._error = error
             self._source = statuses[0].source
