@@ -144,8 +144,8 @@ def _to_pandas(array: np.ndarray, like: Any) -> Any:
 def _refuse_traced(value: Any) -> np.ndarray:
     raise TypeError(
         f"a value inside jax.jit or jax.grad has no content while JAX traces the function, got {value!r}: call "
-        "the collective outside, or inside through jax.pure_callback, or jax.experimental.io_callback(..., ordered=True) where "
-        "each call must happen once and in order"
+        "the collective outside, or inside through jax.pure_callback, or through "
+        "jax.experimental.io_callback(..., ordered=True) where each call must happen once and in order"
     )
 
 
