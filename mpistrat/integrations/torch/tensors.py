@@ -28,7 +28,7 @@ def host_array(tensor: torch.Tensor) -> np.ndarray:
             f"process groups of mpistrat take dense tensors, got one of layout {tensor.layout} and dtype "
             f"{tensor.dtype}: call its to_dense() or dequantize() (for embeddings: sparse=False)"
         )
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _BYTES_ONLY:
         tensor = tensor.view(torch.uint8)
     return arrays.to_host(tensor)
