@@ -28,7 +28,6 @@ def test_ranks(n, run_ranks, summarize):
         ("killed", ["SIGKILL"]),
         ("raises", ["ValueError: on purpose"]),
         ("ends", ["the end of the program"]),
-        ("other_models", ["appears not to match sizes"]),
         ("late", ["TimeoutError", "rank 1 of 2 did not come within 1 s"]),
     ],
 )

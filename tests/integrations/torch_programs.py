@@ -47,11 +47,6 @@ def ends():
     steps(ddp, 3 if RANK else 1_000_000)
 
 
-def other_models():
-    """The models of the ranks have different shapes."""
-    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2 + RANK))
-
-
 def late():
     """One rank does not come in time."""
     from datetime import timedelta
