@@ -32,15 +32,6 @@ def killed():
     steps(ddp, 1_000_000)
 
 
-def raises():
-    """One rank leaves the training by an error."""
-    ddp = model()
-    steps(ddp, 3)
-    if RANK:
-        raise ValueError("on purpose")
-    steps(ddp, 1_000_000)
-
-
 def ends():
     """One rank has fewer steps, and ends."""
     ddp = model()
