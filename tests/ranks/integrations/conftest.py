@@ -2,11 +2,11 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
 
 @pytest.fixture(scope="session", autouse=True)
 def default_group():
+    import torch
+
     import mpistrat.integrations.torch
 
     torch.distributed.init_process_group(mpistrat.integrations.torch.BACKEND)
