@@ -181,7 +181,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             dtypes = {tensor.dtype for tensor in tensors}
             if len(dtypes) > 1 and torch.bool in dtypes:
                 raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
-            own = [ReduceOp.SUM, *(reduction(op, tensor.dtype) for tensor in tensors)][-1]  # equal for all
+            kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
+            own = kinds[0] if kinds else ReduceOp.SUM
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
