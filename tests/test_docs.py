@@ -1,12 +1,14 @@
 """The examples in the documentation and in the docstrings run.
 
 The ``python`` blocks of one page are one program, from top to bottom. A block that cannot run is preceded
-by a line ``<!-- not run: the reason -->``.
+by a line ``<!-- not run: the reason -->``. A page that needs a module that may be missing has a line
+``<!-- needs the module: its name -->``.
 """
 
 import concurrent.futures
 import doctest
 import importlib
+import importlib.util
 import io
 import pkgutil
 import re
@@ -20,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>```+|~~~+)(?P<info>.*)")
 EXCUSE = re.compile(r"\s*<!-- not run: .+ -->\s*")
+NEEDS = re.compile(r"^<!-- needs the module: (\w+) -->$", re.MULTILINE)
+# Parts of the package that need an extra, by the module that it installs.
+EXTRAS = {"mpistrat.integrations.torch": "torch"}
 
 
 def program(page: str) -> str:
@@ -51,12 +56,14 @@ def programs():
     found = []
     for page in filter(Path.exists, PAGES):
         name = str(page.relative_to(ROOT))
+        missing = [each for each in NEEDS.findall(page.read_text()) if importlib.util.find_spec(each) is None]
         try:
             text = program(page.read_text())
         except ValueError as error:
             raise ValueError(f"{name}, {error}") from None
         if text.strip():
-            found.append(pytest.param(text, id=name))
+            marks = pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+            found.append(pytest.param(text, id=name, marks=marks))
     return found
 
 
@@ -97,7 +104,11 @@ def test_program_refuses_other_kinds_of_python(info):
 def modules():
     """Every module of the package. ``__main__`` is a program, and has nothing else in it."""
     found = [module.name for module in pkgutil.walk_packages(mpistrat.__path__, "mpistrat.")]
-    return ["mpistrat", *(name for name in found if not name.endswith(".__main__"))]
+    missing = tuple(name for name, module in EXTRAS.items() if importlib.util.find_spec(module) is None)
+    return [
+        "mpistrat",
+        *(name for name in found if not name.endswith(".__main__") and not name.startswith(missing)),
+    ]
 
 
 @pytest.mark.parametrize("name", modules())

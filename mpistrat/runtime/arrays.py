@@ -15,6 +15,7 @@ import numpy as np
 
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.gpu import pinned
+from mpistrat.runtime.libraries import library_of, tensor_of_buffer
 
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
 _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
@@ -37,9 +38,13 @@ def to_host(value: Any) -> np.ndarray:
         return np.asarray(value)
     if on_gpu(value):
         return pinned.download(to_cupy(value))
-    if hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
+    library = library_of(value)
+    if library is not None:
+        array = library.to_host(value)
+    elif hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
         return _from_dlpack(value)
-    array = _converted(value)
+    else:
+        array = _converted(value)
     if array.dtype == object:
         raise TypeError(f"expected an array or a number, got {value!r} of type {type(value).__name__}")
     return array
@@ -53,11 +58,31 @@ def from_host(result: np.ndarray, like: Any) -> Any:
         return result[()]
     if on_gpu(like):
         return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
+    library = library_of(like)
+    if library is not None:
+        return library.from_host(result, like)
     if hasattr(like, "__dlpack__") and not hasattr(like, "assign"):
         from array_api_compat import array_namespace, device
 
         return array_namespace(like).asarray(result, device=device(like))
     return result
+
+
+def dtype_and_shape(value: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the NumPy dtype and the shape of an array or variable of any library."""
+    if on_gpu(value):
+        value = to_cupy(value)
+    elif library_of(value) is not None or not hasattr(value, "dtype"):
+        value = as_numpy(value)
+    return np.dtype(value.dtype), tuple(value.shape)
+
+
+def buffer_like(buffer: Any, like: Any) -> Any:
+    """Return a buffer as an array of the library of ``like`` on the same memory, if that library can change arrays."""
+    library = library_of(like)
+    if library is None or not library.shares_buffers or not isinstance(buffer, np.ndarray):
+        return buffer
+    return tensor_of_buffer(buffer, like)
 
 
 def on_gpu(value: Any) -> bool:
@@ -124,7 +149,9 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
         As `refuse_masked`.
     """
     refuse_masked(value)
-    return np.asarray(to_host(value), dtype) if on_gpu(value) else _converted(value, dtype)
+    if on_gpu(value) or library_of(value) is not None:
+        return np.asarray(to_host(value), dtype)
+    return _converted(value, dtype)
 
 
 def copied(value: Any) -> Any:
@@ -132,6 +159,9 @@ def copied(value: Any) -> Any:
     refuse_masked(value)
     if isinstance(value, np.ndarray):
         return value.copy()
+    library = library_of(value)
+    if library is not None:
+        return library.copied(value)
     if hasattr(value, "read_value"):
         return value.read_value()
     if hasattr(value, "__dlpack__"):

@@ -416,7 +416,7 @@ class Strategy(FormerNames):
         with structures.refusals("experimental_buffers_like", topology):
             for each in leaves:
                 arrays.refuse_masked(component(each))
-            given = [each if hasattr(each, "dtype") else arrays.as_numpy(each) for each in leaves]
+            like = [arrays.dtype_and_shape(each) for each in leaves]
             on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
             if on_gpu and len(on_gpu) < len(leaves):
                 raise ValueError(
@@ -426,8 +426,8 @@ class Strategy(FormerNames):
             device = (
                 arrays.require_one_device(on_gpu, self._extended.engine.device) if on_gpu else Device("cpu")
             )
-            like = [(np.dtype(each.dtype), tuple(each.shape)) for each in given]
-        return rebuild(buffers(topology, like, device, form))
+        made = buffers(topology, like, device, form)
+        return rebuild([arrays.buffer_like(*each) for each in zip(made, leaves, strict=True)])
 
     # --- copies ----------------------------------------------------------------------
 

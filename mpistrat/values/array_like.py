@@ -65,6 +65,14 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         view.flags.writeable = False
         return view
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where the array lives, for ``from_dlpack`` of other libraries."""
+        return self._read().__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the array itself, not a copy, for ``from_dlpack`` of other libraries. Write to it by methods only."""
+        return self._read().__dlpack__(**options)
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         plain = [x._read() if isinstance(x, ArrayLike) else x for x in inputs]
         out = kwargs.get("out", ())

@@ -54,7 +54,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     @property
     def __dlpack_device__(self) -> Callable[[], tuple[int, int]]:
-        """On a GPU, the other libraries do so by ``from_dlpack``."""
+        """Other libraries take the array of a variable by ``from_dlpack``."""
         component: Any = self._component
         return component.__dlpack_device__
 

@@ -1,0 +1,133 @@
+"""Messages from one rank to another, and exchanges of many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, write
+from mpistrat.integrations.torch.work import InFlight
+from mpistrat.runtime.process import mpi
+from mpistrat.runtime.topology import Topology
+
+_EXCHANGE = 3  # tag, in the communicator in which one collective runs at a time
+
+
+class Messages:
+    """The messages of a process group, on a communicator of their own.
+
+    Parameters
+    ----------
+    topology : Topology
+    seconds : float
+        How long a wait may take.
+    """
+
+    def __init__(self, topology: Topology, seconds: float):
+        self._comm = topology.parent.Dup()
+        self._step = topology.limits.message_bytes
+        self._seconds = seconds
+        self._works: list[InFlight] = []
+        MPI = mpi.start()
+        self._any_source, self._largest_tag = MPI.ANY_SOURCE, self._comm.Get_attr(MPI.TAG_UB)
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> InFlight:
+        """Begin to send a tensor."""
+        what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
+        data = host_bytes(tensor)
+        requests = [self._comm.Isend(piece, rank, tag) for piece in _pieces(data, self._step)]
+        return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor]))
+
+    def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
+        """Begin to receive a tensor, from any rank if ``rank`` is None.
+
+        Raises
+        ------
+        ValueError
+            In `wait`, if the message has another size.
+        NotImplementedError
+            If the tensor is larger than one message and may come from any rank.
+        """
+        source = "any rank" if rank is None else f"rank {rank}"
+        what = f"rank {self._comm.rank}: receive of {_in_words(tensor)} from {source} with tag {self._checked(tag)}"
+        if rank is None and tensor.nbytes > self._step:
+            raise NotImplementedError(
+                f"{what}: more than {self._step} bytes can only be received from a rank that is named"
+            )
+        in_place = is_in_place(tensor)
+        data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
+        pieces = _pieces(data, self._step)
+        peer = self._any_source if rank is None else rank
+        requests = [self._comm.Irecv(piece, peer, tag) for piece in pieces]
+
+        def finish(statuses: Sequence[Any]) -> None:
+            came = sum(status.Get_count(mpi.start().BYTE) for status in statuses)
+            if came != len(data):
+                raise ValueError(f"{what}: the message has {came} bytes, and the tensor {len(data)}")
+            if not in_place:
+                write(tensor, data)
+
+        return self._kept(InFlight(what, requests, finish, self._seconds, [tensor]))
+
+    def _checked(self, tag: int) -> int:
+        if not 0 <= tag <= self._largest_tag:
+            raise ValueError(
+                f"tag must be between 0 and {self._largest_tag} with this MPI library, not {tag}"
+            )
+        return tag
+
+    def _kept(self, work: InFlight) -> InFlight:
+        # Kept until MPI is done with the memory, even if the program drops the handle.
+        self._works = [each for each in self._works if not each.is_completed()]
+        self._works.append(work)
+        return work
+
+    def close(self) -> None:
+        """Cancel the messages that are not complete, and release the communicator. Collective."""
+        for each in self._works:
+            each.give_up()
+        self._works = []
+        self._comm.Free()
+
+
+class _Keep:
+    """A callable that does nothing and keeps an array in memory."""
+
+    def __init__(self, data: np.ndarray):
+        self._data = data
+
+    def __call__(self, statuses: Sequence[Any]) -> None:
+        pass
+
+
+def exchange(
+    topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]
+) -> None:
+    """Send ``sends[rank]`` to each rank, and receive ``receives[rank]`` from it, as bytes; None is not sent.
+
+    The caller holds the collective lock and knows that the lengths fit.
+    """
+    comm, step, rank = topology.world, topology.limits.message_bytes, topology.rank
+    requests = []
+    for other, data in enumerate(receives):
+        if data is not None and other != rank:
+            requests += [comm.Irecv(piece, other, _EXCHANGE) for piece in _pieces(data, step)]
+    for other, data in enumerate(sends):
+        if data is not None and other != rank:
+            requests += [comm.Isend(piece, other, _EXCHANGE) for piece in _pieces(data, step)]
+    own, mine = sends[rank], receives[rank]
+    if own is not None and mine is not None:
+        mine[...] = own
+    mpi.start().Request.Waitall(requests)
+
+
+def _pieces(data: np.ndarray, step: int) -> list[np.ndarray]:
+    """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty."""
+    return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,62 @@
+"""The reductions of torch by those of this library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.values import ReduceOp
+
+_OPS: dict[str, Op] = {
+    "SUM": ReduceOp.SUM,
+    "AVG": ReduceOp.MEAN,
+    "PRODUCT": FurtherOp.PROD,
+    "MIN": FurtherOp.MIN,
+    "MAX": FurtherOp.MAX,
+}
+# Of bools: a sum or a maximum is "any", a product or a minimum is "all", as with NCCL.
+_OF_BOOLS: dict[str, Op] = {
+    "SUM": FurtherOp.MAX,
+    "MAX": FurtherOp.MAX,
+    "BOR": FurtherOp.MAX,
+    "PRODUCT": FurtherOp.MIN,
+    "MIN": FurtherOp.MIN,
+    "BAND": FurtherOp.MIN,
+}
+_BITWISE: dict[str, np.ufunc] = {
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
+    """Return the reduction of this library for one of torch, or the ufunc of a bitwise one.
+
+    Raises
+    ------
+    NotImplementedError
+        If there is none.
+    TypeError
+        If it is not defined for the dtype.
+    """
+    # A ReduceOp has a member and an operand; the members themselves are of another class.
+    member = op.__getstate__()[0] if type(op) is torch.distributed.ReduceOp else op
+    name = member.name
+    if name not in _OPS and name not in _BITWISE:
+        raise NotImplementedError(
+            f"{name} is not among the reductions of mpistrat: {', '.join((*_OPS, *_BITWISE))}; scale the tensor and "
+            "use SUM"
+        )
+    if dtype is torch.bool:
+        if name not in _OF_BOOLS:
+            raise TypeError(f"{name} of torch.bool is not defined: cast to an integer")
+        return _OF_BOOLS[name]
+    if (dtype.is_floating_point or dtype.is_complex) and name in _BITWISE:
+        raise TypeError(f"{name} of {dtype} is not defined: bitwise reductions are for integers")
+    if not (dtype.is_floating_point or dtype.is_complex) and name == "AVG":
+        raise TypeError(f"AVG of {dtype} is not defined: reduce by SUM and divide, or cast to float")
+    return _BITWISE.get(name) or _OPS[name]

@@ -1,0 +1,208 @@
+"""The key-value store of a torch program, by messages between the ranks.
+
+Each rank has all keys. A rank that sets one sends it to the others. Rank 0 alone changes counters and compares values,
+so that each change happens once; the others ask it. A rank reads its messages inside the calls of the store: no thread
+does it meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from mpistrat.runtime.process import mpi
+
+_OWNER = 0
+_TAG = 0
+_LONGEST_NAP = 0.001
+
+
+class MpiStore(torch.distributed.Store):
+    """A store over MPI. It opens no port. Collective over ``comm`` when it is made.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        By default all ranks.
+
+    Examples
+    --------
+    >>> store = MpiStore()
+    >>> store.set("key", "value")
+    >>> store.get("key"), store.add("count", 2)
+    (b'value', 2)
+    """
+
+    def __init__(self, comm: Any = None):
+        super().__init__()
+        MPI = mpi.start()
+        self._MPI = MPI
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self._values: dict[str, bytes] = {}
+        self._answers: dict[int, bytes] = {}
+        self._asked = 0
+        self._sent: list[tuple[Any, Any]] = []
+
+    # --- what torch calls ------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key on all ranks."""
+        self._read()
+        self._tell_all("set", key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Wait until a key is set, and return its value."""
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter and return its new value. Waits until rank 0 makes a call of the store."""
+        return int(self._by_owner("add", key, value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it has the expected value; return its value then."""
+        return self._by_owner("compare_set", key, _bytes(expected), _bytes(desired))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key on all ranks. Return whether this rank knew it."""
+        self._read()
+        known = key in self._values
+        self._tell_all("delete", key, b"")
+        return known
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are set."""
+        self._read()
+        return all(key in self._values for key in keys)
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        self._read()
+        return len(self._values)
+
+    def list_keys(self) -> list[str]:
+        """Return the keys."""
+        self._read()
+        return sorted(self._values)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are set.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes longer than ``timeout``, by default the store's.
+        """
+        limit = (self.timeout if timeout is None else timeout).total_seconds()
+        deadline, nap = time.monotonic() + limit, 0.0
+        while not self.check(keys):
+            missing = [key for key in keys if key not in self._values]
+            self._nap(deadline, nap, f"the keys {missing} were not set within {limit:g} s")
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to the value of a key."""
+        self._by_owner("append", key, _bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Wait until all keys are set, and return their values."""
+        self.wait(keys)
+        return [self._values[key] for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Return that the store has `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def clone(self) -> MpiStore:
+        """Return this store: its ranks read their messages once."""
+        return self
+
+    # The names by which torch's C++ calls a store written in Python.
+    deleteKey, getNumKeys = delete_key, num_keys
+
+    # --- messages --------------------------------------------------------------------
+
+    def _tell_all(self, kind: str, key: str, value: bytes) -> None:
+        self._apply(kind, key, value)
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._send((kind, key, value), rank)
+
+    def _send(self, message: tuple[Any, ...], rank: int) -> None:
+        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
+        data = self._MPI.pickle.dumps(message)
+        self._sent.append((self._comm.Isend([data, self._MPI.BYTE], rank, _TAG), data))
+
+    def _read(self) -> None:
+        """Read all messages that have come."""
+        status = self._MPI.Status()
+        # The second probe: the first may only make progress, without reporting a message that came long ago.
+        while any(self._comm.Iprobe(self._MPI.ANY_SOURCE, _TAG, status) for _ in range(2)):
+            data = bytearray(status.Get_count(self._MPI.BYTE))
+            self._comm.Recv([data, self._MPI.BYTE], status.source, _TAG)
+            kind, *content = self._MPI.pickle.loads(data)
+            if kind == "ask":
+                number, *request = content
+                self._send(("answer", number, self._as_owner(*request)), status.source)
+            elif kind == "answer":
+                number, value = content
+                self._answers[number] = value
+            else:
+                self._apply(kind, *content)
+
+    def _apply(self, kind: str, key: str, value: bytes) -> None:
+        if kind == "set":
+            self._values[key] = value
+        else:
+            self._values.pop(key, None)
+
+    def _by_owner(self, kind: str, key: str, *operands: Any) -> bytes:
+        if self._comm.rank == _OWNER:
+            self._read()
+            return self._as_owner(kind, key, *operands)
+        self._asked += 1
+        self._send(("ask", self._asked, kind, key, *operands), _OWNER)
+        limit = self.timeout.total_seconds()
+        deadline, nap = time.monotonic() + limit, 0.0
+        while self._asked not in self._answers:
+            self._read()
+            self._nap(
+                deadline,
+                nap,
+                f"rank {_OWNER} did not answer {kind}({key!r}) within {limit:g} s: it must make a call",
+            )
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+        return self._answers.pop(self._asked)
+
+    def _as_owner(self, kind: str, key: str, *operands: Any) -> bytes:
+        """Change a key on all ranks and return its new value. On rank 0 only."""
+        before = self._values.get(key)
+        if kind == "add":
+            value = str(int(before or 0) + operands[0]).encode()
+        elif kind == "append":
+            value = (before or b"") + operands[0]
+        else:
+            expected, desired = operands
+            if before != expected and not (before is None and not expected):
+                return expected if before is None else before
+            value = desired
+        self._tell_all("set", key, value)
+        return value
+
+    def _nap(self, deadline: float, seconds: float, why: str) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {self._comm.rank}: the store of torch.distributed: {why}")
+        time.sleep(seconds)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,60 @@
+"""Tensors as NumPy arrays of the host, and results written back into tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mpistrat.runtime import arrays
+
+# NumPy has no such dtype, and none is needed to move the bytes.
+_BYTES_ONLY = frozenset(
+    dtype
+    for name in dir(torch)
+    if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
+)
+
+
+def host_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as a contiguous array of the host, on the same memory where possible.
+
+    Raises
+    ------
+    TypeError
+        If the tensor is sparse or quantized.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(
+            f"process groups of mpistrat take dense tensors, got one of layout {tensor.layout} and dtype "
+            f"{tensor.dtype}: call its to_dense() or dequantize() (for embeddings: sparse=False)"
+        )
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype in _BYTES_ONLY:
+        tensor = tensor.view(torch.uint8)
+    return arrays.to_host(tensor)
+
+
+def host_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bytes of `host_array`, flat."""
+    return arrays.as_bytes(host_array(tensor))
+
+
+def is_in_place(tensor: torch.Tensor) -> bool:
+    """Return whether `host_array` shares the tensor's memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def write(tensor: torch.Tensor, result: np.ndarray) -> None:
+    """Copy a result into a tensor of as many elements, of any strides and on any device."""
+    if is_in_place(tensor):
+        target = host_array(tensor)
+        if target.ctypes.data != result.ctypes.data:
+            np.copyto(target, result.reshape(target.shape), casting="unsafe")  # bools come as integers
+        return
+    values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))
+    tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))

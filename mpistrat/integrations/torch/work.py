@@ -1,0 +1,202 @@
+"""The handles that asynchronous calls of ``torch.distributed`` return."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from mpistrat.runtime.process import mpi
+
+_LONGEST_NAP = 0.001
+_BUSY = 0.0002  # seconds in which a wait polls without naps: most messages of a node have come by then
+
+
+class Done(torch.distributed.Work):
+    """The handle of a call that is complete when it returns, as all collectives of this backend are.
+
+    Parameters
+    ----------
+    tensors : list of torch.Tensor
+        The result.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        super().__init__()
+        self._tensors = tensors
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True: a call that fails raises instead of returning a handle."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the result."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a completed future of the result."""
+        future: Any = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class InFlight(torch.distributed.Work):
+    """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
+
+    Parameters
+    ----------
+    what : str
+        The message, for errors.
+    requests : list of mpi4py.MPI.Request
+    finish : callable
+        Called with the statuses of MPI when all requests are complete.
+    seconds : float
+        How long `wait` waits.
+    tensors : list of torch.Tensor
+    """
+
+    def __init__(
+        self,
+        what: str,
+        requests: list[Any],
+        finish: Callable[[Sequence[Any]], None],
+        seconds: float,
+        tensors: list[torch.Tensor],
+    ):
+        super().__init__()
+        self._what = what
+        self._requests = requests
+        self._finish = finish
+        self._seconds = seconds
+        self._tensors = tensors
+        self._error: BaseException | None = None
+        self._future: _Future | None = None
+        self._source = -1
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether MPI still uses the tensors."""
+        return bool(self._requests)
+
+    def is_completed(self) -> bool:
+        """Return whether the message is complete. The call lets MPI make progress."""
+        if self._requests:
+            MPI = mpi.start()
+            statuses = [MPI.Status() for _ in self._requests]
+            try:
+                if not MPI.Request.Testall(self._requests, statuses):
+                    return False
+                self._requests = []
+                self._finish(statuses)
+            except Exception as error:
+                self._requests = []
+                codes = {getattr(error, "error_code", MPI.SUCCESS), *(status.error for status in statuses)}
+                if MPI.ERR_TRUNCATE in map(MPI.Get_error_class, codes):
+                    error = ValueError(f"{self._what}: the message is longer than the tensor")
+                self._error = error
+            self._source = statuses[0].source
+            if self._future is not None:
+                self._future.complete(self._tensors, self._error)
+        return True
+
+    def is_success(self) -> bool:
+        """Return whether the message is complete, without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the message, or None."""
+        return self._error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is complete.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes longer than ``timeout``, by default the process group's.
+        """
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        seconds = seconds if seconds > 0 else self._seconds
+        start = time.monotonic()
+        nap = 0.0
+        while not self.is_completed():
+            waited = time.monotonic() - start
+            if waited > seconds:
+                raise TimeoutError(f"{self._what} was not complete within {seconds:g} s")
+            if waited > _BUSY:
+                nap = min(_LONGEST_NAP, nap + 1e-5)
+                time.sleep(nap)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors of the message."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the rank that the message came from."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a future of the tensors. It completes when the program waits for it, or for the handle."""
+        if self._future is None:
+            self._future = _Future(self)
+            if not self._requests:
+                self._future.complete(self._tensors, self._error)
+        return self._future
+
+    def give_up(self) -> None:
+        """Cancel the message if it is not complete: the process group ends."""
+        for request in self._requests if not self.is_completed() else ():
+            request.Cancel()
+            request.Free()
+        self._requests = []
+
+
+class _Future(torch.futures.Future):
+    """A future that lets MPI make progress when it is asked."""
+
+    def __init__(self, work: InFlight):
+        super().__init__()
+        self._work = work
+
+    def complete(self, tensors: list[torch.Tensor], error: BaseException | None) -> None:
+        if error is None:
+            self.set_result(tensors)
+        else:
+            self.set_exception(error)
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()
+
+    def value(self) -> Any:
+        self._work.is_completed()
+        return super().value()

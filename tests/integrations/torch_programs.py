@@ -1,0 +1,63 @@
+"""Torch programs that go wrong on purpose: ``python torch_programs.py NAME`` under two ranks."""
+
+import os
+import signal
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+
+import mpistrat.integrations.torch
+
+warnings.simplefilter("ignore")
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+
+
+def model():
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+
+
+def steps(ddp, count):
+    for _ in range(count):
+        ddp(torch.ones(3, 4)).sum().backward()
+
+
+def killed():
+    """One rank is killed in the middle of a training."""
+    ddp = model()
+    steps(ddp, 3)
+    if RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps(ddp, 1_000_000)
+
+
+def ends():
+    """One rank has fewer steps, and ends."""
+    ddp = model()
+    steps(ddp, 3 if RANK else 1_000_000)
+
+
+def late():
+    """One rank does not come in time."""
+    from datetime import timedelta
+
+    dist.destroy_process_group()
+    dist.init_process_group("mpistrat", timeout=timedelta(seconds=1))
+    if RANK:
+        signal.pause()
+    dist.all_reduce(torch.ones(1))
+
+
+def leaves_everything():
+    """Handles that nothing waited for, messages that nothing takes, and a group that is not destroyed."""
+    dist.all_reduce(torch.ones(3), async_op=True)
+    dist.irecv(torch.ones(3), 1 - RANK, tag=3)
+    dist.isend(torch.ones(3), 1 - RANK, tag=4)
+    dist.new_group()
+    print("at the end")
+
+
+if __name__ == "__main__":
+    dist.init_process_group(mpistrat.integrations.torch.BACKEND)
+    globals()[sys.argv[1]]()
