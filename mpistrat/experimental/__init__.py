@@ -1,6 +1,7 @@
 """The names of ``tf.distribute.experimental``."""
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
+from mpistrat.experimental import partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
@@ -19,4 +20,5 @@ __all__ = [
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",
+    "partitioners",
 ]
