@@ -250,9 +250,14 @@ class Topology(CollectiveLock):
             if error is not None:
                 raise _error(*error)
             return result
+        sequence = self.sequence
         try:
             result = fn()
         except BaseException as error:
+            if (
+                self.sequence != sequence
+            ):  # `fn` made a collective: the others met it in theirs, and have raised
+                raise
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
             tell((None, (names, str(error))))
             raise

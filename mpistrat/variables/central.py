@@ -88,4 +88,4 @@ class CentralVariable(MirroredVariable):
     @whole(ranks_of)
     def _hold_copy_of(self, variable: CentralVariable) -> None:  # type: ignore[override]
         """Copy the value to memory of its own. Collective."""
-        self._component = self._component_with(variable.own_copy())
+        self._component = self._component_with(variable.own_copy().copy())
