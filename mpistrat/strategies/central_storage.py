@@ -9,6 +9,7 @@ from typing import Any
 from mpistrat import nest
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives.algorithms import costs
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -99,8 +100,12 @@ class _CentralExtended(StrategyExtended):
             return in_update(fn, args, kwargs, group)
         args, kwargs = components(args), components(kwargs)
         given, _ = nest.flatten((args, kwargs))
+        names = tuple(each.name for each in given if isinstance(each, Variable))
         given += [self.value_container(each) for each in given]
-        told = topology.on_first(lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn))
+        told = topology.on_first(
+            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn),
+            operation("update", names),
+        )
         result = _unpacked(told, given)
         return Mirrored((result,)) if group else (result,)
 

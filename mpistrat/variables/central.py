@@ -13,7 +13,6 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
-from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.local import LocalVariable
@@ -67,10 +66,7 @@ class CentralVariable(MirroredVariable):
 
     @whole(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
-        topology: Topology = self._engine.topology
-        if topology.compares_variables:
-            self._agree_on_variable(method)
-        with structures.refusals(method, topology):
+        with structures.refusals(method, self._engine.topology):
             value = self._equal_on_all(value)
             if isinstance(value, IndexedSlices):
                 self.check_rows(value)
@@ -80,7 +76,8 @@ class CentralVariable(MirroredVariable):
 
     def _write(self, method: str, value: Any) -> None:
         """Write on rank 0, while the other ranks wait."""
-        self._engine.topology.on_first(partial(self._component._update, method, value))
+        what = operation(f"{method} of a variable", self._name)
+        self._engine.topology.on_first(partial(self._component._update, method, value), what)
 
     def after_local_write(self, method: str) -> None:
         """Do nothing: there are no copies that could differ."""

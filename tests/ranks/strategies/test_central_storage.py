@@ -275,6 +275,15 @@ class TestAcrossReplicas:
             assert v.numpy().tolist() == [0.0, 0.0]
             assert central.agree(True)
 
+    @pytest.mark.ranks(min=2)
+    def test_ranks_that_write_different_variables(self, central):
+        v, w = variable(central, 1.0, name="v"), variable(central, 1.0, name="w")
+        for write in (lambda x: x.assign(2.0), lambda x: central.extended.update(x, lambda a: a.assign(2.0))):
+            with pytest.raises(ValueError, match=r"of a variable [vw]|update [vw]"):
+                write(v if RANK else w)
+        assert float(v) == float(w) == 1.0
+        assert central.agree(True)
+
 
 class TestUpdate:
     def test_the_function_is_called_once(self, central):
