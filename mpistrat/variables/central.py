@@ -55,11 +55,11 @@ class CentralVariable(MirroredVariable):
         """The device that holds the variable: the strategy's parameter device."""
         return str(arrays.device_of(self._component.array))
 
-    def _combine(self, method: str, value: Any) -> None:
+    def _update_in_replica(self, method: str, value: Any) -> None:
         if self._reduction is None and self._engine.topology.size == 1:
             self._write(method, self._equal_on_all(value))
         else:
-            super()._combine(method, value)
+            super()._update_in_replica(method, value)
 
     def _contribution(self, op: Any, value: Any) -> Any:
         return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
