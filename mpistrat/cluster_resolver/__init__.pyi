@@ -8,6 +8,7 @@ from .mpi.resolver import MpiClusterResolver as MpiClusterResolver
 from .placement import Fact as Fact
 from .placement import Placement as Placement
 from .resolver import ClusterResolver as ClusterResolver
+from .roles import Roles as Roles
 from .schedulers.flux import FluxClusterResolver as FluxClusterResolver
 from .schedulers.lsf import LsfClusterResolver as LsfClusterResolver
 from .schedulers.pbs import PbsClusterResolver as PbsClusterResolver

@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
 from mpistrat.cluster_resolver.mpi.launcher import Launched, launched
 from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.cluster_resolver.roles import TF_CONFIG
 from mpistrat.cluster_resolver.schedulers.flux import FluxClusterResolver
 from mpistrat.cluster_resolver.schedulers.lsf import LsfClusterResolver, by_jsrun
 from mpistrat.cluster_resolver.schedulers.pbs import PbsClusterResolver
@@ -72,7 +74,7 @@ def resolve(
     given = None if environ is None else dict(environ)
     environ = os.environ if given is None else given
     by = launched(environ)
-    resolver: ClusterResolver
+    resolver: LaunchedClusterResolver | SlurmClusterResolver | TFConfigClusterResolver
     if _started_by(environ, FLUX.rank[0], FLUX.size[0], by):
         resolver = FluxClusterResolver(port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "flux run", FLUX.rank[0])
@@ -92,7 +94,10 @@ def resolve(
         resolver = _scheduled(environ)(port_base=port_base, rpc_layer=rpc_layer, environ=given)
         resolver.reason = _of_mpirun(environ, by)
     if not isinstance(resolver, TFConfigClusterResolver) and environ.get("TF_CONFIG"):
-        resolver.reason += "; TF_CONFIG is not used: it is not the launcher's"
+        jobs_only = resolver.roles.source == TF_CONFIG
+        resolver.reason += "; TF_CONFIG " + (
+            "tells the jobs" if jobs_only else "is not used: it is not the launcher's"
+        )
     return resolver
 
 

@@ -69,6 +69,18 @@ class ClusterResolver(ABC):
         count = gpus.count(os.environ)
         return {"GPU": count} if count else {}
 
+    def tasks(self) -> dict[str, tuple[int, ...]]:
+        """Return the task numbers of each job.
+
+        Examples
+        --------
+        >>> from mpistrat.cluster_resolver import SimpleClusterResolver
+        >>> SimpleClusterResolver(ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})).tasks()
+        {'worker': (0, 1), 'ps': (0,)}
+        """
+        cluster = self.cluster_spec()
+        return {job: tuple(cluster.task_indices(job)) for job in cluster.jobs}
+
     @property
     def environment(self) -> str | None:
         """Name of the environment; empty by default."""

@@ -1,7 +1,9 @@
 """The names of ``tf.distribute.experimental``."""
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
+from mpistrat.experimental import partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpistrat.strategies import CentralStorageStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
 from mpistrat.training.preemption.watcher import PreemptionWatcher
@@ -10,6 +12,7 @@ from mpistrat.values import ValueContext
 CollectiveCommunication = CommunicationImplementation
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
@@ -19,4 +22,5 @@ __all__ = [
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",
+    "partitioners",
 ]

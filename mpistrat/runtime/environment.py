@@ -6,7 +6,7 @@ The argument of a call comes before the attribute, the attribute before the vari
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
 from mpistrat.runtime.device import Device
@@ -80,7 +80,11 @@ class Option(Generic[_T]):
             return self
         if self.attribute in vars(rc):
             return cast(_T, vars(rc)[self.attribute])
-        text = os.environ.get(self.variable, "").strip()
+        return self.told(os.environ)
+
+    def told(self, environ: Mapping[str, str]) -> _T:
+        """Return the value that an environment gives, or the default."""
+        text = environ.get(self.variable, "").strip()
         return self._checked(text, self.variable) if text else self.default
 
     def __set__(self, rc: Options, value: Any) -> None:
@@ -143,6 +147,29 @@ def _flag_or_none(value: Any) -> bool | None:
     return _flag(value)
 
 
+def numbers_of_tasks(text: str) -> dict[str, int]:
+    """Return the number of tasks of each job, in the order written.
+
+    Examples
+    --------
+    >>> numbers_of_tasks("chief=1, worker=5, ps=2")
+    {'chief': 1, 'worker': 5, 'ps': 2}
+    """
+    found: dict[str, int] = {}
+    for each in filter(None, map(str.strip, text.split(","))):
+        job, equals, number = map(str.strip, each.partition("="))
+        if not job or not equals or job in found or not (number.isascii() and number.isdecimal()):
+            raise ValueError(f"{each!r} is not the name of a job, an equals sign and a number")
+        found[job] = int(number)
+    return found
+
+
+def _roles(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return ",".join(f"{job}={number}" for job, number in numbers_of_tasks(value).items())
+
+
 def _device(value: Any) -> str:
     if _word(value) != "auto":
         Device.parse(value)
@@ -170,6 +197,8 @@ class Options:
         that this works.
     progress : bool or None
         Whether `mpistrat.training.progress` shows its bar; None for a bar on a terminal and lines in a log.
+    roles : str
+        Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
 
@@ -190,6 +219,7 @@ class Options:
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
+    roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
     tuned = Option(False, _flag, "1 or 0", same=False)
 
     def __setattr__(self, name: str, value: object) -> None:

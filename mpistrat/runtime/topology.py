@@ -24,7 +24,7 @@ import numpy as np
 from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.agreement.operation import MismatchError, operation
+from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
@@ -232,9 +232,10 @@ class Topology(CollectiveLock):
         return pickle.loads(told)
 
     @_whole
-    def on_first(self, fn: Callable[[], Any]) -> Any:
+    def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
         """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
 
+        The ranks compare ``what``, which messages name.
         A limit of time is for the ranks to come, not for what rank 0 then does.
 
         Raises
@@ -243,16 +244,21 @@ class Topology(CollectiveLock):
             On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
             RuntimeError.
         """
-        self.compare(_ON_FIRST)
+        self.compare(what)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
             result, error = tell(None)
             if error is not None:
                 raise _error(*error)
             return result
+        sequence = self.sequence
         try:
             result = fn()
         except BaseException as error:
+            if (
+                self.sequence != sequence
+            ):  # `fn` made a collective: the others met it in theirs, and have raised
+                raise
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
             tell((None, (names, str(error))))
             raise

@@ -1,7 +1,8 @@
 """The strategies: one per file."""
 
+from mpistrat.strategies.central_storage import CentralStorageStrategy
 from mpistrat.strategies.mirrored import MirroredStrategy
 from mpistrat.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpistrat.strategies.one_device import OneDeviceStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"]
+__all__ = ["CentralStorageStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"]

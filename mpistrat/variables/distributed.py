@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Hashable
 from operator import attrgetter
 from typing import Any
 
@@ -29,13 +30,20 @@ class DistributedVariable(Variable, DistributedValues):
 
     @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
+        self._component = self._component_with(value)
+        self._number = self._engine.topology.sequence  # equal on all ranks: creation is collective
+
+    def _component_with(self, value: np.ndarray) -> LocalVariable:
+        """Return this replica's copy, with the value of replica 0. Collective."""
         engine = self._engine
-        details = (self._name, self._trainable, self._synchronization.name, self._aggregation.name)
-        (value,) = broadcast(engine.topology, [value], "of the variable", *details)
-        self._number = engine.topology.sequence  # equal on all ranks: creation is collective
+        (value,) = broadcast(engine.topology, [value], "of the variable", *self._rules())
         device = engine.variable_device
         mine = arrays.placed(value, device)
-        self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
+        return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
+
+    def _rules(self) -> tuple[Hashable, ...]:
+        """Return what must be equal on all ranks that create the variable, beside dtype and shape."""
+        return self._name, self._trainable, self._synchronization.name, self._aggregation.name
 
     def _agree_on_variable(self, method: str) -> None:
         """In debug mode, raise on every replica if replicas write different variables. Collective in debug mode."""

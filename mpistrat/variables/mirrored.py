@@ -82,7 +82,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                         else reducible(op, value)
                     )
             if isinstance(value, IndexedSlices):
-                self._component._update(method, self._combined_rows(method, op, value))
+                self._write(method, self._combined_rows(method, op, value))
                 return
         mine = self._component.own_copy()
         suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
@@ -90,7 +90,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
         if op is None:
-            self._component._update(method, moves.broadcasted(engine.topology, value))
+            self._write(method, moves.broadcasted(engine.topology, value))
             return
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
@@ -98,7 +98,11 @@ class MirroredVariable(DistributedVariable, Mirrored):
             (total,) = engine.ops.all_reduce(op, [value], engine.options)
         else:
             total = engine.all_reduce(op, [value])[0]
-        self._component._update(method, total)
+        self._write(method, total)
+
+    def _write(self, method: str, value: Any) -> None:
+        """Write a value that is equal on all replicas."""
+        self._component._update(method, value)
 
     def _contribution(self, op: ReduceOp | None, value: Any) -> Any:
         """What this replica sends, as an array of the variable's shape."""
@@ -148,14 +152,17 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     @whole(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
+        self._write(method, self._equal_on_all(value))
+        self.after_local_write(method)
+
+    def _equal_on_all(self, value: Any) -> Any:
+        """Return the plain value that is given in cross-replica context."""
         if isinstance(value, PerReplica):
             raise ValueError(
                 f"variable {self.name!r}: a PerReplica value differs between replicas, and the copies of a mirrored "
                 "variable must not: reduce it first, or assign in strategy.run"
             )
-        value = value._read() if isinstance(value, DistributedVariable) else component(value)
-        self._component._update(method, value)
-        self.after_local_write(method)
+        return value._read() if isinstance(value, DistributedVariable) else component(value)
 
     def after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""

@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
+from conformance.storage import CENTRAL
 
 import mpistrat
 
-EXPECTED = json.loads((Path(__file__).parents[1] / "conformance" / "expected.json").read_text())
+RECORDS = Path(__file__).parents[1] / "conformance"
+EXPECTED = json.loads((RECORDS / "expected.json").read_text())
+EXPECTED_STORAGE = json.loads((RECORDS / "expected_storage.json").read_text())
 
 
 class World:
@@ -21,6 +24,7 @@ class World:
     def __init__(self):
         self.sync = mpistrat.MultiWorkerMirroredStrategy()
         self.other = mpistrat.MultiWorkerMirroredStrategy()
+        self.central = mpistrat.experimental.CentralStorageStrategy()
         self.one = mpistrat.OneDeviceStrategy("cpu:0")
         self.Variable = mpistrat.Variable
         self.Sync = mpistrat.VariableSynchronization
@@ -56,3 +60,10 @@ def test_every_answer_has_a_scenario():
 def test_answer(name):
     answer = json.loads(json.dumps(SCENARIOS[name](World())))
     assert answer == EXPECTED[name]
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize("name", CENTRAL)
+def test_answer_of_central_storage(name):
+    answer = json.loads(json.dumps(CENTRAL[name](World())))
+    assert answer == EXPECTED_STORAGE[name]

@@ -22,6 +22,7 @@ CASES = {
     "device": ("cuda:1", "cuda:1", "auto", "moon"),
     "gpu_direct": ("ON", "on", "off", "perhaps"),
     "progress": ("0", False, True, "2"),
+    "roles": ("chief=1, worker=2", "chief=1,worker=2", "ps=1", "chief"),
     "tuned": ("yes", True, False, "2"),
 }
 
@@ -119,7 +120,7 @@ def test_the_table_of_the_documentation():
     """docs/options.md has each option as it is, with what it does."""
     page = (ROOT / "docs/options.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
-    shown = {frozenset(): "none", None: "auto", False: "0"}
+    shown = {frozenset(): "none", "": "none", None: "auto", False: "0"}
     assert rows == [
         (each.attribute, each.variable, each.values, shown.get(each.default, each.default))
         for each in environment.options()

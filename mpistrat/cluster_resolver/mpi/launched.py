@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.mpi.launcher import Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import own_host, position_of
 from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
@@ -18,7 +20,7 @@ from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
 
 class LaunchedClusterResolver(ClusterResolver):
-    """The ranks that a launcher started: all are workers, in the order of ranks.
+    """The ranks that a launcher started. Jobs take consecutive ranks; without jobs, all ranks are workers.
 
     Parameters
     ----------
@@ -28,14 +30,40 @@ class LaunchedClusterResolver(ClusterResolver):
         Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
         Protocol of the addresses that `master` returns.
+    jobs : mapping, optional
+        Number of tasks of each job; by default what the environment tells, see `jobs_told`.
+    spread : str, optional
+        Job that has the last rank of each node.
+    environ : mapping, optional
+        Environment to read the jobs from; ``os.environ`` by default.
+
+    Attributes
+    ----------
+    roles : Roles
+        Rank of each task.
     """
 
-    def __init__(self, placement: Placement, port_base: int = 8888, rpc_layer: str | None = "grpc"):
+    def __init__(
+        self,
+        placement: Placement,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        jobs: Mapping[str, int] | None = None,
+        spread: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ):
+        environ = os.environ if environ is None else environ
         self._placement = placement
         self._port_base = port_base
         self.rpc_layer = rpc_layer
-        self.task_type = "worker"
-        self.task_id = placement.rank
+        told, source = jobs_told(jobs, environ)
+        told = {WORKER: placement.size} if told is None else told
+        self.roles: Roles = dealt(told, placement.size, spread, placement.ranks_by_node, source)
+        self.task_type, self.task_id = same_task(self.roles, placement.rank, environ)
+
+    def tasks(self) -> dict[str, tuple[int, ...]]:
+        """Return the task numbers of each job."""
+        return self.roles.tasks()
 
     @property
     def placement(self) -> Placement:
@@ -57,7 +85,7 @@ class LaunchedClusterResolver(ClusterResolver):
                 f"{self.placement.launcher}; this rank's node: {self.placement.host or 'not named'}). "
                 "MpiClusterResolver(comm) asks MPI"
             )
-        return ClusterSpec({"worker": addresses})
+        return self.roles.cluster(addresses)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None

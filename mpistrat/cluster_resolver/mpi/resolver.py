@@ -35,7 +35,7 @@ _SCHEDULERS = (slurm_job, pbs_job, lsf_job)
 
 
 class MpiClusterResolver(LaunchedClusterResolver):
-    """The ranks of an MPI program: all are workers.
+    """The ranks of an MPI program. Jobs take consecutive ranks; without jobs, all ranks are workers.
 
     It reads the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, and other launchers that speak PMI.
     They tell a rank its number and its place on its node; the nodes come from the scheduler of the job. A program
@@ -49,15 +49,29 @@ class MpiClusterResolver(LaunchedClusterResolver):
         Port of the first rank of a node. The next rank of the node has the next port.
     rpc_layer : str or None
         Protocol of the addresses that `master` returns.
+    jobs : mapping, optional
+        Number of tasks of each job, in the order in which they get ranks. By default the jobs of ``MPISTRAT_ROLES``
+        or of a ``TF_CONFIG`` with parameter servers.
+    spread : str, optional
+        Job that has the last rank of each node, such as ``"ps"``. The other jobs share the rest.
     environ : mapping, optional
         Environment to read; ``os.environ`` by default.
+
+    Attributes
+    ----------
+    roles : Roles
+        Rank of each task.
 
     Raises
     ------
     RuntimeError
-        If the launcher does not tell the number of ranks.
+        If the launcher does not tell the number of ranks. If the jobs have more or fewer tasks than there are ranks,
+        or variables of the environment contradict each other. If the node of each rank is needed and not known.
     ValueError
-        If a variable has a value that cannot be read.
+        If a variable has a value that cannot be read, a number of tasks is negative, or the job to spread has another
+        number of tasks than there are nodes.
+    TypeError
+        If ``jobs`` or ``spread`` has another type.
 
     Examples
     --------
@@ -71,6 +85,9 @@ class MpiClusterResolver(LaunchedClusterResolver):
     ClusterSpec({'worker': ['n1:8888', 'n1:8889', 'n2:8888', 'n2:8889']})
     >>> resolver.placement.rank, resolver.placement.sources["rank"]
     (3, 'OMPI_COMM_WORLD_RANK')
+    >>> resolver = MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": 2}, spread="ps", environ=environ)
+    >>> resolver.task_type, resolver.task_id, resolver.roles.ranks
+    ('ps', 1, {'chief': (0,), 'worker': (2,), 'ps': (1, 3)})
     """
 
     def __init__(
@@ -79,6 +96,8 @@ class MpiClusterResolver(LaunchedClusterResolver):
         port_base: int = 8888,
         rpc_layer: str | None = "grpc",
         *,
+        jobs: Mapping[str, int] | None = None,
+        spread: str | None = None,
         environ: Mapping[str, str] | None = None,
     ):
         here = environ is None
@@ -88,7 +107,7 @@ class MpiClusterResolver(LaunchedClusterResolver):
         else:
             allocations, job = allocations_of(environ)
             placement = place(environ, launched(environ) or ALONE, allocations, here=here, job=job)
-        super().__init__(placement, port_base, rpc_layer)
+        super().__init__(placement, port_base, rpc_layer, jobs, spread, environ)
 
 
 def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:

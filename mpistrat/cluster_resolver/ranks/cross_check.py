@@ -13,6 +13,7 @@ from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
 from mpistrat.cluster_resolver.mpi.resolver import placement_in
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.cluster_resolver.roles import WORKER
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -99,7 +100,7 @@ def resolver_of(topology: Topology) -> ClusterResolver:
     if why and topology.rank == 0 and why not in _warned:
         _warned.add(why)
         _log.warning("strategy.cluster_resolver has the facts of MPI, not those of the environment: %s", why)
-    return LaunchedClusterResolver(known)
+    return LaunchedClusterResolver(known, jobs={WORKER: known.size})
 
 
 def _differences(resolver: ClusterResolver, topology: Topology, world: Any) -> tuple[str, str] | None:

@@ -64,7 +64,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
         required(
             self._environ, FLUX.rank[0], "Flux sets it for every task; is this program started by flux run?"
         )
-        super().__init__(self._place(None), port_base, rpc_layer)
+        super().__init__(self._place(None), port_base, rpc_layer, environ=self._environ)
         if nodes is not None:
             names = expand_hostlist(nodes) if isinstance(nodes, str) else list(nodes)
             self._placement = self._place(names)

@@ -55,9 +55,8 @@ class LsfClusterResolver(LaunchedClusterResolver):
         required(environ, lsf_job.JOB, "LSF sets it in its jobs; is this process in a job?")
         by = by_jsrun(environ) or launched(environ) or ALONE
         allocations = lsf_job.allocations(environ)
-        super().__init__(
-            place(environ, by, allocations, here=here, job=lsf_job.job(environ)), port_base, rpc_layer
-        )
+        placement = place(environ, by, allocations, here=here, job=lsf_job.job(environ))
+        super().__init__(placement, port_base, rpc_layer, environ=environ)
 
 
 def by_jsrun(environ: Mapping[str, str]) -> Launched | None:

@@ -54,6 +54,5 @@ class PbsClusterResolver(LaunchedClusterResolver):
         required(environ, pbs_job.JOB, "PBS sets it in its jobs; is this process in a job?")
         told = launched(environ) or ALONE
         allocations = pbs_job.allocations(environ)
-        super().__init__(
-            place(environ, told, allocations, here=here, job=pbs_job.job(environ)), port_base, rpc_layer
-        )
+        placement = place(environ, told, allocations, here=here, job=pbs_job.job(environ))
+        super().__init__(placement, port_base, rpc_layer, environ=environ)

@@ -11,6 +11,7 @@ from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.gpu_bind import among
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
+from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 
@@ -25,7 +26,8 @@ class SlurmClusterResolver(ClusterResolver):
     Parameters
     ----------
     jobs : mapping, optional
-        Number of tasks of each job; by default all tasks are ``"worker"``.
+        Number of tasks of each job. By default the jobs of ``MPISTRAT_ROLES`` or of a ``TF_CONFIG`` with parameter
+        servers, else all tasks are ``"worker"``.
     port_base : int
         Port of the first task of a node. The next task of the node has the next port.
     gpus_per_node, gpus_per_task : int, optional
@@ -36,8 +38,15 @@ class SlurmClusterResolver(ClusterResolver):
         Whether `cluster_spec` sets ``CUDA_VISIBLE_DEVICES`` of this process to the GPUs of its task.
     rpc_layer : str or None
         Protocol of the addresses that `master` returns.
+    spread : str, optional
+        Job that has the last task of each node, such as ``"ps"``. The other jobs share the rest.
     environ : mapping, optional
         Environment to read, and to set ``CUDA_VISIBLE_DEVICES`` in; ``os.environ`` by default.
+
+    Attributes
+    ----------
+    roles : Roles
+        Rank of each task.
 
     Raises
     ------
@@ -45,9 +54,10 @@ class SlurmClusterResolver(ClusterResolver):
         If the environment lacks a variable (the message names it). If the step has more or fewer tasks than the jobs
         need, or a node fewer GPUs than its tasks need.
     ValueError
-        If a variable has a value that cannot be read, or a number is negative.
+        If a variable has a value that cannot be read, or a number is negative. If the job to spread has another
+        number of tasks than there are nodes.
     TypeError
-        If ``jobs``, ``tasks_per_node`` or a number has another type.
+        If ``jobs``, ``spread``, ``tasks_per_node`` or a number has another type.
 
     Examples
     --------
@@ -72,6 +82,7 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
         *,
+        spread: str | None = None,
         environ: MutableMapping[str, str] | None = None,
     ):
         self._environ = os.environ if environ is None else environ
@@ -82,15 +93,19 @@ class SlurmClusterResolver(ClusterResolver):
         told = slurm_step.with_step(self._environ)
         self._batch_script = told is not self._environ
         rank = slurm_step.own_rank(told)
-        self._jobs = {"worker": slurm_step.num_tasks(told)} if jobs is None else _checked_jobs(jobs)
+        told_jobs, source = jobs_told(jobs, self._environ)
+        self._jobs = {WORKER: slurm_step.num_tasks(told)} if told_jobs is None else told_jobs
         self._step = slurm_step.read(told, self._tasks_per_node)
         self._visible = gpus.visible(self._environ)
         self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
         self._gpus_per_task = _checked_gpus("gpus_per_task", gpus_per_task)
         self._counted: int | None = None
-        self._check_tasks(jobs is None)
+        self._check_tasks(None if told_jobs is None else source)
         self._check_gpus()
-        self.task_type, self.task_id = self._task(rank)
+        by_name = dict(sorted(self._jobs.items()))
+        size = sum(self._step.counts)
+        self.roles: Roles = dealt(by_name, size, spread, self.placement.ranks_by_node, source)
+        self.task_type, self.task_id = same_task(self.roles, rank, self._environ)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the addresses of all tasks. With ``auto_set_gpu``, also set ``CUDA_VISIBLE_DEVICES``.
@@ -106,14 +121,13 @@ class SlurmClusterResolver(ClusterResolver):
                 f"the environment does not tell which task is on which node: {self._step.why}. "
                 "MpiClusterResolver(comm) asks MPI; or give SlurmClusterResolver(tasks_per_node={'node': tasks, ...})"
             )
-        cluster: dict[str, list[str]] = {}
-        start = 0
-        for job, count in sorted(self._jobs.items()):
-            cluster[job] = addresses[start : start + count]
-            start += count
         if self._auto_set_gpu:
             self._set_visible_gpus()
-        return ClusterSpec(cluster)
+        return self.roles.cluster(addresses)
+
+    def tasks(self) -> dict[str, tuple[int, ...]]:
+        """Return the task numbers of each job."""
+        return self.roles.tasks()
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return the job of this process, and the number of this process among the job's tasks."""
@@ -182,25 +196,17 @@ class SlurmClusterResolver(ClusterResolver):
             },
         )
 
-    def _task(self, rank: int) -> tuple[str | None, int | None]:
-        start = 0
-        for job, count in sorted(self._jobs.items()):
-            if start <= rank < start + count:
-                return job, rank - start
-            start += count
-        return None, None
-
-    def _check_tasks(self, by_default: bool) -> None:
+    def _check_tasks(self, source: str | None) -> None:
         wanted, there = sum(self._jobs.values()), sum(self._step.counts)
         if wanted == there:
             return
         names = "tasks_per_node" if self._tasks_per_node is not None else slurm_step.COUNTS
-        if by_default:
+        if source is None:
             raise RuntimeError(
                 f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: they describe different steps"
             )
         raise RuntimeError(
-            f"jobs={self._jobs} need {wanted} tasks, but the step has {there} according to {names}: start it with "
+            f"{source}: {self._jobs} need {wanted} tasks, but the step has {there} according to {names}: start it with "
             f"`srun --ntasks={wanted}`, or give other jobs"
         )
 
@@ -269,15 +275,6 @@ class SlurmClusterResolver(ClusterResolver):
                 "that fit, or auto_set_gpu=False"
             )
         self._environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-
-
-def _checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
-    if not isinstance(jobs, Mapping):
-        raise TypeError(f"jobs is a dict from names of jobs to numbers of tasks, not {jobs!r}")
-    counts = {job: int(count) for job, count in jobs.items()}
-    if any(count < 0 for count in counts.values()):
-        raise ValueError(f"each job must have 0 tasks or more: jobs={dict(jobs)!r}")
-    return counts
 
 
 def _checked_gpus(name: str, number: int | None) -> int | None:

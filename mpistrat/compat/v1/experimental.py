@@ -9,6 +9,16 @@ from mpistrat.compat.v1.strategy import Strategy
 CollectiveCommunication = CommunicationImplementation
 
 
+class CentralStorageStrategy(experimental.CentralStorageStrategy, Strategy):
+    """`mpistrat.experimental.CentralStorageStrategy` with the methods of version 1.
+
+    Examples
+    --------
+    >>> CentralStorageStrategy().num_replicas_in_sync
+    1
+    """
+
+
 class MultiWorkerMirroredStrategy(experimental.MultiWorkerMirroredStrategy, Strategy):
     """`mpistrat.experimental.MultiWorkerMirroredStrategy` with the methods of version 1.
 
@@ -24,6 +34,7 @@ class MultiWorkerMirroredStrategy(experimental.MultiWorkerMirroredStrategy, Stra
 
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",

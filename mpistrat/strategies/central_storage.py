@@ -1,0 +1,161 @@
+"""The strategy whose variables live once on a node, and are read by all its ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpistrat import nest
+from mpistrat.cluster_resolver.ranks.own_device import own_device
+from mpistrat.collectives.algorithms import costs
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.process import mpi
+from mpistrat.runtime.topology import Topology
+from mpistrat.strategy import Strategy, StrategyExtended, Variable
+from mpistrat.strategy.components import components
+from mpistrat.values import Mirrored, VariableSynchronization
+from mpistrat.variables.central import CentralVariable
+
+_HOST = Device("cpu")
+
+
+class CentralStorageStrategy(Strategy):
+    """Synchronous data parallelism over the ranks of one node, with each variable in one place.
+
+    A variable takes the memory of one copy, whatever the number of ranks. Replicas read it without communication and
+    without a copy. Updates are combined over the replicas and applied once, by rank 0, while the other ranks wait.
+
+    Parameters
+    ----------
+    compute_devices : sequence of str, optional
+        Device of each replica, in the order of ranks. By default ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
+    parameter_device : str, optional
+        Device of the variables. By default the compute device if there is one replica, else ``"cpu:0"``. With several
+        replicas only the host is possible: it is the memory that they share.
+    comm : mpi4py.MPI.Intracomm, optional
+        Communicator of the ranks to use; by default all ranks.
+
+    Raises
+    ------
+    RuntimeError
+        If the ranks are on several nodes or cannot share memory, or a device does not exist.
+    ValueError
+        If the numbers of devices and replicas differ, or several replicas are to share variables on a GPU.
+    TypeError
+        If ``compute_devices`` is a string, or a device is not one.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.experimental.CentralStorageStrategy()
+    >>> with strategy.scope():
+    ...     v = mpistrat.Variable([1.0, 2.0], aggregation=mpistrat.VariableAggregation.MEAN)
+    >>> _ = strategy.run(lambda: v.assign_add([1.0, 1.0]))
+    >>> v.read_value()
+    array([2., 3.])
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str] | None = None,
+        parameter_device: str | None = None,
+        *,
+        comm: Any = None,
+    ):
+        if isinstance(compute_devices, str):
+            raise TypeError(
+                f"compute_devices must be a list with a name for each replica, not the string {compute_devices!r}"
+            )
+        compute = None if compute_devices is None else [Device.parse(name) for name in compute_devices]
+        parameters = None if parameter_device is None else Device.parse(parameter_device)
+        topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+        costs.heed(topology)
+        _check(topology, compute, parameters)
+        own = None if compute is None else compute[topology.rank]
+        device = own_device(topology, own, same=len({*(compute or ())}) <= 1)
+        if parameters is None:
+            parameters = device if topology.size == 1 else _HOST
+        super().__init__(_CentralExtended(self, topology, device))
+        self.extended.engine.variable_device = parameters.require()
+
+
+class _CentralExtended(StrategyExtended):
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The device that variables live on."""
+        return (str(self.engine.variable_device),)
+
+    def variable_class(self, synchronization: VariableSynchronization) -> type[CentralVariable]:
+        """Return the class of new variables."""
+        return CentralVariable
+
+    def _in_update(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, group: bool
+    ) -> Any:
+        """Call the function on rank 0, and return its result on every rank. Collective."""
+        topology, in_update = self.engine.topology, super()._in_update
+        if topology.size == 1:
+            return in_update(fn, args, kwargs, group)
+        args, kwargs = components(args), components(kwargs)
+        given, _ = nest.flatten((args, kwargs))
+        names = tuple(each.name for each in given if isinstance(each, Variable))
+        given += [self.value_container(each) for each in given]
+        told = topology.on_first(
+            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn),
+            operation("update", names),
+        )
+        result = _unpacked(told, given)
+        return Mirrored((result,)) if group else (result,)
+
+
+class _Given(int):
+    """The place of an argument of an update function, in a result that has this argument."""
+
+
+def _packed(result: Any, given: list[Any], fn: Callable[..., Any]) -> bytes:
+    """Return a result as bytes: arguments in it, such as the variable, by their place; other variables as arrays."""
+    places = {id(each): _Given(place) for place, each in enumerate(given)}
+    leaves, rebuild = nest.flatten(result)
+    try:
+        return pickle.dumps(
+            rebuild([places[id(leaf)] if id(leaf) in places else _plain(leaf) for leaf in leaves])
+        )
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"the update function {getattr(fn, '__qualname__', fn)} runs on rank 0, and its result cannot be sent to "
+            f"the other ranks: {error}. Return None, one of its arguments, or arrays"
+        ) from error
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.read_value() if isinstance(leaf, Variable) else leaf
+
+
+def _unpacked(told: bytes, given: list[Any]) -> Any:
+    leaves, rebuild = nest.flatten(pickle.loads(told))
+    return rebuild([given[leaf] if isinstance(leaf, _Given) else leaf for leaf in leaves])
+
+
+def _check(topology: Topology, compute: Sequence[Device] | None, parameters: Device | None) -> None:
+    if len(topology.nodes) > 1:
+        raise RuntimeError(
+            f"CentralStorageStrategy keeps variables in the memory of one node, but the {topology.size} ranks are on "
+            f"{len(topology.nodes)} nodes: use MultiWorkerMirroredStrategy, or give a comm of one node's ranks"
+        )
+    if topology.size > 1 and topology.memory is None:
+        raise RuntimeError(
+            "CentralStorageStrategy keeps variables in memory that the ranks share, but they cannot share memory: "
+            "use MirroredStrategy, or make room in /dev/shm"
+        )
+    if compute is not None and len(compute) != topology.size:
+        raise ValueError(
+            f"compute_devices names {len(compute)} devices for {topology.size} replicas: name one for each, in the "
+            "order of ranks"
+        )
+    if topology.size > 1 and parameters is not None and parameters.kind != "cpu":
+        raise ValueError(
+            f"parameter_device={str(parameters)!r}: {topology.size} ranks share variables in memory of the host; use "
+            "'cpu:0', or MirroredStrategy for variables on GPUs"
+        )

@@ -1,0 +1,88 @@
+"""Variables that live once, in memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
+from mpistrat.values import IndexedSlices
+from mpistrat.variables.distributed import ranks_of
+from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.mirrored import MirroredVariable
+from mpistrat.variables.on_gpu import kind_on
+
+
+class CentralVariable(MirroredVariable):
+    """A variable that the ranks of a node have once. All read the same memory, and rank 0 writes it.
+
+    What the replicas assign is combined first, as the aggregation says, and then written once. Every write is
+    collective, also in cross-replica context: no rank reads the variable while rank 0 writes, because all ranks wait
+    in the call. ON_READ is the same as ON_WRITE.
+    """
+
+    def _component_with(self, value: np.ndarray) -> LocalVariable:
+        topology, device = self._engine.topology, self._engine.variable_device
+        container = weakref.ref(self)
+        if topology.size == 1:
+            return kind_on(device).copy_of(self, arrays.placed(value, device), container, 0)
+        memory = self._shared_like(value)
+        topology.on_first(partial(np.copyto, memory, value))
+        memory.flags.writeable = topology.rank == 0
+        return LocalVariable.copy_of(self, memory, container, 0)
+
+    def _shared_like(self, value: np.ndarray) -> np.ndarray:
+        topology = self._engine.topology
+        problem: NoSharedMemoryError | None = None
+        with topology.turn(operation("a central variable", (value.dtype, value.shape), *self._rules())):
+            try:
+                memory = share(topology.node, 0, max(value.nbytes, 1)).common
+            except NoSharedMemoryError as error:
+                problem = error
+        if problem is not None:  # after the lock is released: all ranks raise, and stay in step
+            raise MemoryError(f"variable {self.name!r} of {value.nbytes} bytes: {problem}")
+        return memory[: value.nbytes].view(value.dtype).reshape(value.shape)
+
+    @property
+    def device(self) -> str:
+        """The device that holds the variable: the strategy's parameter device."""
+        return str(arrays.device_of(self._component.array))
+
+    def _update_in_replica(self, method: str, value: Any) -> None:
+        if self._reduction is None and self._engine.topology.size == 1:
+            self._write(method, self._equal_on_all(value))
+        else:
+            super()._update_in_replica(method, value)
+
+    def _contribution(self, op: Any, value: Any) -> Any:
+        return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
+
+    @whole(ranks_of)
+    def _update_across_replicas(self, method: str, value: Any) -> None:
+        with structures.refusals(method, self._engine.topology):
+            value = self._equal_on_all(value)
+            if isinstance(value, IndexedSlices):
+                self.check_rows(value)
+            else:
+                value = self._component._fitting(value)
+        self._write(method, value)
+
+    def _write(self, method: str, value: Any) -> None:
+        """Write on rank 0, while the other ranks wait."""
+        what = operation(f"{method} of a variable", self._name)
+        self._engine.topology.on_first(partial(self._component._update, method, value), what)
+
+    def after_local_write(self, method: str) -> None:
+        """Do nothing: there are no copies that could differ."""
+
+    @whole(ranks_of)
+    def _hold_copy_of(self, variable: CentralVariable) -> None:  # type: ignore[override]
+        """Copy the value to memory of its own. Collective."""
+        self._component = self._component_with(variable.own_copy().copy())
