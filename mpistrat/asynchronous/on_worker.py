@@ -49,6 +49,12 @@ def begin(number: int) -> Parts:
     return _parts
 
 
+def end() -> None:
+    """Make this process a worker no more."""
+    global _parts, _number
+    _parts = _number = None
+
+
 def part_here(key: int) -> Any:
     """Return this worker's part of a per-worker value."""
     assert _parts is not None

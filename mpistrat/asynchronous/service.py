@@ -27,7 +27,10 @@ def serve(contact: Contact) -> None:
     if job == "ps":
         _serve_variables(contact)
     else:
-        _Worker(contact, number).serve()
+        try:
+            _Worker(contact, number).serve()
+        finally:
+            on_worker.end()
 
 
 def _serve_variables(contact: Contact) -> None:

@@ -84,6 +84,7 @@ class Dispatcher:
         self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}
         self._numbers = itertools.count()
         self._open: Counter[int] = Counter()
+        self._ended: deque[tuple[Task, Any, BaseException | None]] = deque()
         self.lock = contact.post.lock
         self.freed: deque[int] = deque()
 
@@ -94,14 +95,14 @@ class Dispatcher:
 
     def unfinished(self, owner: object) -> int:
         """Return the number of tasks of an owner that have not ended."""
-        return self._open[id(owner)]
+        return self._open.get(id(owner), 0)
 
     def add(self, task: Task) -> None:
         """Queue a task."""
         with self.lock:
             self._open[id(task.owner)] += 1
             self._queue.append(task)
-            self.progress()
+        self.progress()
 
     def tell_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
         """Send a letter to every worker, which acts on it before later tasks."""
@@ -110,6 +111,8 @@ class Dispatcher:
 
     def progress(self) -> bool:
         """Take the results that have arrived, and hand out tasks. Return whether a result arrived."""
+        if self._post.closed:
+            return False
         with self.lock:
             arrived = False
             while (letter := self._post.receive()) is not None:
@@ -121,7 +124,23 @@ class Dispatcher:
                     self._post.send(rank, "free", (key,))
             if self._queue:
                 self._hand_out()
-            return arrived
+        self._tell_owners()
+        return arrived
+
+    def _tell_owners(self) -> None:
+        """Tell the owners of tasks that have ended, without the lock: they may hold locks of their own."""
+        while self._ended:
+            try:
+                task, value, error = self._ended.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                task.ended(value, error)
+            finally:
+                with self.lock:
+                    self._open[id(task.owner)] -= 1
+                    if not self._open[id(task.owner)]:
+                        del self._open[id(task.owner)]
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Make progress until a condition holds."""
@@ -143,18 +162,13 @@ class Dispatcher:
         self.wait(lambda: not any(worker.dropping for worker in self._workers.values()))
         with self.lock:
             self._cancel(owner, error)  # those that workers gave back
+        self._tell_owners()
 
     def _cancel(self, owner: object, error: Callable[[], BaseException]) -> None:
         mine = [task for task in self._queue if task.owner is owner]
         self._queue = deque(task for task in self._queue if task.owner is not owner)
         for task in mine:
-            self._end(task, None, error())
-
-    def _end(self, task: Task, value: Any, error: BaseException | None) -> None:
-        self._open[id(task.owner)] -= 1
-        if not self._open[id(task.owner)]:
-            del self._open[id(task.owner)]
-        task.ended(value, error)
+            self._ended.append((task, None, error()))
 
     def _take(self, letter: Letter) -> None:
         worker = self._workers[letter.source]
@@ -173,7 +187,7 @@ class Dispatcher:
             error = raised
         if letter.kind == "failed" and error is None:
             value, error = None, value.error()
-        self._end(task, value, error)
+        self._ended.append((task, value, error))
 
     def _hand_out(self) -> None:
         for most in (1, 2):
@@ -189,7 +203,7 @@ class Dispatcher:
         while self._queue:
             task = self._queue.popleft()
             if task.began is not None and not task.began():
-                self._end(task, None, None)
+                self._ended.append((task, None, None))
                 continue
             self._contact.functions.send(worker.rank, task.function)
             task.number = next(self._numbers)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver import ClusterResolver
 from mpistrat.cluster_resolver.ranks.agreed_roles import agreed_roles
-from mpistrat.cluster_resolver.roles import Roles
+from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post
@@ -164,6 +164,21 @@ def _not_there(resolver: ClusterResolver, missing: list[int]) -> str:
     )
 
 
+def meet_on(comm: Any) -> Contact:
+    """Return the contact of a communicator whose rank 0 is the coordinator and whose others are workers. Collective.
+
+    Raises
+    ------
+    ValueError
+        If there is only one rank.
+    """
+    if comm.size < 2:
+        raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
+    post = Post(comm.Dup())
+    ranks = {CHIEF: (0,), WORKER: tuple(range(1, comm.size))}
+    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post))
+
+
 def _let_go(world: Any) -> None:
     """Tell the other ranks, at the end of the coordinator's program, that they may end too."""
     if failure.pending() or not mpi.running():
@@ -172,9 +187,16 @@ def _let_go(world: Any) -> None:
         for rank in range(world.size):
             if rank != world.rank:
                 world.isend(False, rank, _GO).Free()
-        return
-    post = _contact.post
+    else:
+        say_goodbye(_contact.post)
+
+
+def say_goodbye(post: Post) -> None:
+    """Tell the ranks that serve this one that no more letters come, and wait until all have left their loops."""
     with post.lock:
+        if post.closed:
+            return
+        post.closed = True
         servers = {rank for rank in range(post.size) if rank != post.rank}
         for rank in servers:
             post.send(rank, "goodbye")

@@ -61,12 +61,15 @@ class Post:
         As of the communicator.
     lock : threading.RLock
         Held during each call.
+    closed : bool
+        Whether the other ranks have been told that no more letters come.
     """
 
     def __init__(self, comm: Any):
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
+        self.closed = False
         self._sends: deque[tuple[list[Any], Any]] = deque()
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
