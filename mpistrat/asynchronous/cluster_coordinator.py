@@ -104,7 +104,6 @@ class ClusterCoordinator:
         self._check(given)
         function = self._functions.packed(fn)
         arguments, references = pack(given, copy=True)
-        self._dispatcher.progress()
         self._raise_kept()
         if self._dispatcher.queued >= _LONGEST_QUEUE:
             self._dispatcher.wait(lambda: self._dispatcher.queued < _LONGEST_QUEUE)

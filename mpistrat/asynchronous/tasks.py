@@ -83,6 +83,7 @@ class Dispatcher:
         self._queue: deque[Task] = deque()
         self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}
         self._numbers = itertools.count()
+        self._busy = False  # whether no worker takes another task before it has sent a result
         self._open: Counter[int] = Counter()
         self._ended: deque[tuple[Task, Any, BaseException | None]] = deque()
         self.lock = contact.post.lock
@@ -122,8 +123,9 @@ class Dispatcher:
                 key = self.freed.popleft()
                 for rank in self._workers:
                     self._post.send(rank, "free", (key,))
-            if self._queue:
+            if self._queue and (arrived or not self._busy):
                 self._hand_out()
+                self._busy = bool(self._queue)
         self._tell_owners()
         return arrived
 
