@@ -228,12 +228,12 @@ class ClusterCoordinator:
     ) -> KeptOnWorkers:
         """Return a value of a kind whose parts are ``fn(*args)`` on each worker."""
         function = self._functions.packed(fn)
-        arguments, _ = pack(args, copy=True)
+        arguments, references = pack(args, copy=True)
         key = next(_keys)
         for rank in self.strategy.contact.roles.workers:
             self._functions.send(rank, function)
         self._dispatcher.tell_workers("part", (key, function.digest, self._number), arguments)
-        return kind(key, self._dispatcher.freed)
+        return kind(key, self._dispatcher.freed, (fn, function.references, references))
 
 
 class PerWorkerDataset:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpistrat.asynchronous.service import serve
-from mpistrat.asynchronous.tasks import Task, dispatcher_of
+from mpistrat.asynchronous.tasks import Dispatcher, Task, dispatcher_of
 from mpistrat.messages.backoff import Backoff
-from mpistrat.messages.contact import Contact, meet_on, say_goodbye
+from mpistrat.messages.contact import meet_on, say_goodbye
 from mpistrat.messages.pickling import pack
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
@@ -67,14 +67,17 @@ class Executor(concurrent.futures.Executor):
         self._closed = False
         self._thread: threading.Thread | None = None
         if not self._serves:
-            self._dispatcher = dispatcher_of(self._contact)
             if self._strategy is None:
-                atexit.register(_leave, self._contact)
+                self._dispatcher = Dispatcher(self._contact)
+            else:
+                self._dispatcher = dispatcher_of(self._contact)
+            atexit.register(self._end)
 
     def __enter__(self) -> Executor | None:  # type: ignore[override]  # None on the ranks that serve
         if not self._serves:
             return self
         serve(self._contact)
+        self._contact.post.close()
         return None
 
     def __exit__(self, *exc_info: object) -> None:
@@ -188,8 +191,15 @@ class Executor(concurrent.futures.Executor):
         if wait and not self._serves:
             if self._thread is not None:
                 self._thread.join()
-            if self._strategy is None:
-                _leave(self._contact)
+            if self._strategy is None and not self._contact.post.closed:
+                say_goodbye(self._contact.post)
+                self._contact.post.close()
+            atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """Wait for all calls at the end of the program, as other executors do."""
+        if mpi.running() and not failure.pending():
+            self.shutdown()
 
     def _drive(self) -> None:
         """Make progress while calls are open."""
@@ -206,11 +216,6 @@ class Executor(concurrent.futures.Executor):
                 backoff.reset()
             else:
                 backoff.pause()
-
-
-def _leave(contact: Contact) -> None:
-    if mpi.running() and not failure.pending():
-        say_goodbye(contact.post)
 
 
 def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:

@@ -110,14 +110,14 @@ class KeptOnWorkers(PerWorkerValue):
     ----------
     key : int
         Its number on the workers.
-    strategy : object
-        What must live as long as the value.
     freed : deque
         Takes the number when the value is not used any more.
+    kept : object
+        What must live as long as the value.
     """
 
-    def __init__(self, key: int, freed: deque[int]):
-        self._key, self._freed = key, freed
+    def __init__(self, key: int, freed: deque[int], kept: object):
+        self._key, self._freed, self._kept = key, freed, kept
 
     def check(self, workers: int) -> None:
         pass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +72,8 @@ class Post:
         self.rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
         self.closed = False
+        self._broken = False
+        self._numbers = itertools.count()
         self._sends: deque[tuple[list[Any], Any]] = deque()
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -85,7 +89,7 @@ class Post:
         lengths = [_LENGTH.pack(memoryview(each).nbytes) for each in buffers]
         frame = b"".join([_HEADER.pack(len(facts), len(buffers), aside), *lengths, facts, stream])
         byte = self._mpi.BYTE
-        with self.lock:
+        with self._whole():
             requests = [self._comm.Isend([frame, byte], to, tag)]
             for buffer in buffers:
                 requests += [self._comm.Isend([piece, byte], to, tag + 1) for piece in _pieces(buffer)]
@@ -94,7 +98,7 @@ class Post:
 
     def receive(self, tag: int = REQUEST, source: int | None = None) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
-        with self.lock:
+        with self._whole():
             if self._sends:
                 self._forget_sent()
             status = self._status
@@ -132,32 +136,54 @@ class Post:
     def ask_all(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
         """Send requests, and return the values of their replies. The first error is raised after all have come."""
         with self.lock:
+            numbers = []
             for to, kind, head, body in requests:
-                self.send(to, kind, head, body)
-            replies = [self._reply(to) for to, *_ in requests]
+                numbers.append(next(self._numbers))
+                self.send(to, kind, (numbers[-1], *head), body)
+            replies = [self._reply(to, number) for (to, *_), number in zip(requests, numbers, strict=True)]
         values = [unpack(reply.body) for reply in replies]
         for reply, value in zip(replies, values, strict=True):
             if reply.kind == "error":
                 raise value.error()
         return values
 
-    def _reply(self, source: int) -> Letter:
+    def _reply(self, source: int, number: int) -> Letter:
         backoff = Backoff()
         while True:
             letter = self.receive(REPLY, source)
-            if letter is not None:
-                return letter
-            backoff.pause()
+            if letter is None:
+                backoff.pause()
+            elif letter.head[0] == number:
+                return letter  # any other one answers a request that was interrupted
 
     def answer(self, letter: Letter, value: Any) -> None:
-        """Send the value that a letter asked for, and wait until its arrays may change."""
-        self.send(letter.source, "value", (), pack(value)[0], REPLY)
+        """Send the value that a request asked for, and wait until its arrays may change."""
+        self.send(letter.source, "value", letter.head[:1], pack(value)[0], REPLY)
         self.flush()
 
     def refuse(self, letter: Letter, error: BaseException, where: str) -> None:
         """Send the error that a request met."""
         failure: Failure = failure_of(error, where)
-        self.send(letter.source, "error", (), pack(failure)[0], REPLY)
+        self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Hold the lock. If an exception, such as KeyboardInterrupt, leaves the context, a letter may be lost."""
+        with self.lock:
+            if self._broken:
+                raise RuntimeError(
+                    f"rank {self.rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
+                    "the program"
+                )
+            try:
+                yield
+            except BaseException:
+                self._broken = True
+                raise
+
+    def close(self) -> None:
+        """Free the communicator. Collective, after `contact.say_goodbye`."""
+        self._comm.Free()
 
     def flush(self) -> None:
         """Wait until all letters have left, so that their arrays may change."""

@@ -55,15 +55,15 @@ class VariableStore:
                 post.answer(letter, reply)
 
     def _array(self, letter: Letter) -> np.ndarray:
-        return self._held[letter.head[0]][1].array
+        return self._held[letter.head[1]][1].array
 
     def _create(self, letter: Letter) -> None:
         variable, value = unpack(letter.body)
         held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
-        self._held[letter.head[0]] = (variable, held)  # type: ignore[assignment]
+        self._held[letter.head[1]] = (variable, held)  # type: ignore[assignment]
 
     def _write(self, letter: Letter) -> None:
-        key, method = letter.head
+        _, key, method = letter.head
         held = self._held[key][1]
         if method == "setitem":
             where, value = unpack(letter.body)
@@ -72,7 +72,7 @@ class VariableStore:
             held._update(method, unpack(letter.body))
 
     def _update(self, letter: Letter) -> Any:
-        key, digest = letter.head
+        _, key, digest = letter.head
         variable, held = self._held[key]
         args, kwargs = unpack(letter.body)
         function = self._functions.function(letter.source, digest)

@@ -8,7 +8,6 @@ import sys
 import traceback
 
 import numpy as np
-from asynchronous.scenarios import SCENARIOS
 
 import mpistrat
 from mpistrat.cluster_resolver import MpiClusterResolver
@@ -94,6 +93,8 @@ class World:
 
 
 def main(world):
+    from scenarios import SCENARIOS  # beside this file, where Python finds it if it runs as a program
+
     resolver = MpiClusterResolver(jobs=JOBS[world])
     if resolver.task_type != "chief":
         spec = resolver.cluster_spec()
