@@ -123,7 +123,9 @@ class Dispatcher:
                 key = self.freed.popleft()
                 for rank in self._workers:
                     self._post.send(rank, "free", (key,))
-            if self._queue and (arrived or not self._busy):
+            if arrived:  # also if nothing is queued: the next task finds a free worker
+                self._busy = False
+            if self._queue and not self._busy:
                 self._hand_out()
                 self._busy = bool(self._queue)
         self._tell_owners()
