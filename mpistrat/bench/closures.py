@@ -62,9 +62,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         for case, seconds in (("many calls, each", many), ("one call and its result", one)):
             for way, samples in seconds.items():
                 report.add(case, way, 0, median(samples))
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
     return 0
 
 
