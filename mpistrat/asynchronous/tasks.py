@@ -85,6 +85,7 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._busy = False  # whether no worker takes another task before it has sent a result
         self._open: Counter[int] = Counter()
+        self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[tuple[Task, Any, BaseException | None]] = deque()
         self.lock = contact.post.lock
         self.freed: deque[int] = deque()
@@ -158,27 +159,34 @@ class Dispatcher:
     def cancel_queued(self, owner: object, error: Callable[[], BaseException]) -> None:
         """End the tasks of an owner that no worker has begun, with an error."""
         with self.lock:
-            self._cancel(owner, error)
+            waiting, self._queue = self._queue, deque()
+            self._cancelling[id(owner)] = error
+            for task in waiting:
+                self._queue_again(task, self._queue.append)
             for worker in self._workers.values():
                 if len(worker.tasks) > 1 and not worker.dropping:
                     worker.dropping = True
                     self._post.send(worker.rank, "drop")
-        self.wait(lambda: not any(worker.dropping for worker in self._workers.values()))
-        with self.lock:
-            self._cancel(owner, error)  # those that workers gave back
+        try:
+            self.wait(lambda: not any(worker.dropping for worker in self._workers.values()))
+        finally:
+            del self._cancelling[id(owner)]
         self._tell_owners()
 
-    def _cancel(self, owner: object, error: Callable[[], BaseException]) -> None:
-        mine = [task for task in self._queue if task.owner is owner]
-        self._queue = deque(task for task in self._queue if task.owner is not owner)
-        for task in mine:
+    def _queue_again(self, task: Task, queue: Callable[[Task], None]) -> None:
+        """Queue a task that was not begun, unless its owner cancels its tasks."""
+        error = self._cancelling.get(id(task.owner))
+        if error is None:
+            queue(task)
+        else:
             self._ended.append((task, None, error()))
 
     def _take(self, letter: Letter) -> None:
         worker = self._workers[letter.source]
         if letter.kind == "dropped":
             worker.dropping = False
-            self._queue.extendleft(worker.tasks.pop(number) for number in reversed(letter.head))
+            for number in reversed(letter.head):
+                self._queue_again(worker.tasks.pop(number), self._queue.appendleft)
             return
         number, seconds = letter.head
         task = worker.tasks.pop(number)
