@@ -99,9 +99,9 @@ def reach_all(resolver: ClusterResolver) -> Contact:
         raise TimeoutError(_not_there(resolver, sorted({*others} - _present)))
     for rank in others:
         world.send(True, rank, _GO)
+    atexit.unregister(_let_go)
     met = _meet(world, resolver)
-    atexit.unregister(_let_go)  # to run before the topology's handler, which waits for the other ranks
-    atexit.register(_let_go, world)
+    atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
     return met
 
 
