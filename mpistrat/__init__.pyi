@@ -1,10 +1,12 @@
 from . import cluster_resolver as cluster_resolver
 from . import compat as compat
+from . import coordinator as coordinator
 from . import data as data
 from . import experimental as experimental
 from . import metrics as metrics
 from . import optimizers as optimizers
 from . import training as training
+from .asynchronous.server import Server as Server
 from .cluster_resolver import ClusterSpec as ClusterSpec
 from .collectives import CrossDeviceOps as CrossDeviceOps
 from .collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -19,6 +21,7 @@ from .runtime.environment import rc as rc
 from .strategies import MirroredStrategy as MirroredStrategy
 from .strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from .strategies import OneDeviceStrategy as OneDeviceStrategy
+from .strategies import ParameterServerStrategy as ParameterServerStrategy
 from .strategy import ReplicaContext as ReplicaContext
 from .strategy import RunOptions as RunOptions
 from .strategy import Strategy as Strategy

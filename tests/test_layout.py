@@ -122,7 +122,7 @@ FORWARDING = {
     f"mpistrat.{module}.PreemptionCheckpointHandler.{method}"
     for module in ("experimental", "training")
     for method in ("run", "save_checkpoint_if_preempted")
-}
+} | {"mpistrat.coordinator.Executor.submit"}
 
 
 def test_public_signatures_are_explicit(public):

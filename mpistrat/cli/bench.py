@@ -18,6 +18,7 @@ SUBJECTS = {
     "allreduce": "All-reduce of one array, by size and algorithm.",
     "gradients": "All-reduce of the gradients of known networks.",
     "overlap": "The part of an all-reduce that overlaps with computation.",
+    "closures": "Calls of functions on other ranks.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 

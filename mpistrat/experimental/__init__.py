@@ -1,9 +1,9 @@
 """The names of ``tf.distribute.experimental``."""
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
-from mpistrat.experimental import partitioners
+from mpistrat.experimental import coordinator, partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from mpistrat.strategies import CentralStorageStrategy
+from mpistrat.strategies import CentralStorageStrategy, ParameterServerStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
 from mpistrat.training.preemption.watcher import PreemptionWatcher
@@ -18,9 +18,11 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
     "partitioners",
 ]

@@ -170,6 +170,13 @@ def _roles(value: Any) -> str:
     return ",".join(f"{job}={number}" for job, number in numbers_of_tasks(value).items())
 
 
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not number > 0:
+        raise ValueError
+    return number
+
+
 def _device(value: Any) -> str:
     if _word(value) != "auto":
         Device.parse(value)
@@ -187,6 +194,8 @@ class Options:
     ----------
     all_reduce : str
         The all-reduce algorithm where ``CommunicationOptions`` do not name one. ``"auto"`` lets the library choose.
+    contact_seconds : float
+        How long a coordinator waits for its workers and parameter servers, and these for it.
     debug : frozenset of str
         What the ranks compare in addition. ``"collectives"``: the lines that call collectives. ``"variables"``: which
         variable is written, and its copies afterwards. Read once for each communicator, by its first strategy.
@@ -213,6 +222,7 @@ class Options:
     """
 
     all_reduce = Option("auto", _word, "auto or the name of an algorithm")
+    contact_seconds = Option(600.0, _positive, "a number of seconds above 0", same=False)
     debug = Option[frozenset[str]](
         frozenset(), _some_of("collectives", "variables"), "collectives, variables, or both with a comma"
     )

@@ -1,5 +1,6 @@
 """``tf.compat.v1.distribute``: the strategies with the methods that only version 1 had."""
 
+from mpistrat.asynchronous.server import Server
 from mpistrat.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -37,6 +38,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "cluster_resolver",

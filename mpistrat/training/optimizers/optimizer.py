@@ -190,15 +190,20 @@ class Optimizer(ABC):
                 self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
         for variable in new:
             if id(variable) not in self._slots:
-                made = tuple(
-                    Variable(
-                        np.zeros(variable.shape, variable.dtype),
-                        trainable=False,
-                        name=f"{self._name}/{variable.name}/{slot}",
+                with variable.distribute_strategy.extended.colocate_vars_with(variable):
+                    made = tuple(
+                        Variable(
+                            np.zeros(variable.shape, variable.dtype),
+                            trainable=False,
+                            name=f"{self._name}/{variable.name}/{slot}",
+                        )
+                        for slot in self.slots
                     )
-                    for slot in self.slots
-                )
                 self._slots[id(variable)] = (variable, made)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._slots = {id(variable): (variable, slots) for variable, slots in self._slots.values()}
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         """Return the GPU kernel of `update` and its numbers, or None if only `update` exists.

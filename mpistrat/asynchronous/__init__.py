@@ -1,0 +1,1 @@
+"""Functions that a coordinator sends to workers: asynchronous training and task farms."""

@@ -1,0 +1,83 @@
+"""What a worker keeps between tasks: its number, and its parts of per-worker values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class _Broken:
+    """A part that could not be made. The tasks that use it raise the error."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+
+class Parts:
+    """The parts of per-worker values on this worker."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Any] = {}
+
+    def make(self, key: int, function: Callable[[], Any]) -> None:
+        """Keep the result of a function. If it fails, keep the error."""
+        try:
+            self._parts[key] = function()
+        except Exception as error:
+            self._parts[key] = _Broken(error)
+
+    def part(self, key: int) -> Any:
+        """Return a part, or raise the error that it met."""
+        part = self._parts[key]
+        if isinstance(part, _Broken):
+            raise part.error
+        return part
+
+    def free(self, key: int) -> None:
+        """Forget a part."""
+        self._parts.pop(key, None)
+
+
+_parts: Parts | None = None
+_number: int | None = None
+
+
+def begin(number: int) -> Parts:
+    """Make this process worker ``number``."""
+    global _parts, _number
+    _parts, _number = Parts(), number
+    return _parts
+
+
+def end() -> None:
+    """Make this process a worker no more."""
+    global _parts, _number
+    _parts = _number = None
+
+
+def part_here(key: int) -> Any:
+    """Return this worker's part of a per-worker value."""
+    assert _parts is not None
+    return _parts.part(key)
+
+
+def own_of(values: tuple[Any, ...]) -> Any:
+    """Return the value for this worker."""
+    assert _number is not None
+    return values[_number]
+
+
+def experimental_get_current_worker_index() -> int:
+    """Return the number of the worker that runs the calling function.
+
+    Raises
+    ------
+    RuntimeError
+        Outside of scheduled functions and of functions that make the data of a worker.
+    """
+    if _number is None:
+        raise RuntimeError(
+            "experimental_get_current_worker_index() has an answer only in functions that run on a worker: call it in "
+            "a function that ClusterCoordinator.schedule sends, or in a dataset_fn"
+        )
+    return _number

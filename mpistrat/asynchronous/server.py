@@ -1,0 +1,141 @@
+"""The server of a rank: its task in the cluster, and the loop in which it serves the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpistrat.asynchronous.service import serve
+from mpistrat.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from mpistrat.cluster_resolver.roles import CHIEF
+from mpistrat.messages import contact
+from mpistrat.runtime.process import mpi
+
+
+@dataclass(frozen=True)
+class ServerDef:
+    """The definition of a server.
+
+    Attributes
+    ----------
+    cluster : ClusterSpec
+    job_name : str
+    task_index : int
+    protocol : str
+    """
+
+    cluster: ClusterSpec
+    job_name: str
+    task_index: int
+    protocol: str = "grpc"
+
+
+class Server:
+    """A task of the cluster, in this process.
+
+    It opens no port: the ranks of a job reach each other by MPI.
+
+    Parameters
+    ----------
+    server_or_cluster_def : ClusterSpec, mapping or ServerDef
+        The cluster, or the definition of another server.
+    job_name : str, optional
+        May be left out if the cluster has one job.
+    task_index : int, optional
+        May be left out if the job has one task.
+    protocol : str, optional
+        Kept as given; by default "grpc".
+    config : object, optional
+        Ignored. Accepted for programs written for tf.distribute.
+    start : bool
+        Ignored, as there is no port to open.
+
+    Raises
+    ------
+    TypeError
+        If ``server_or_cluster_def`` does not describe a cluster.
+    ValueError
+        If the job or the task is not given and there are several, or it does not exist.
+
+    Examples
+    --------
+    >>> server = Server.create_local_server()
+    >>> server.server_def.job_name, server.server_def.task_index
+    ('localhost', 0)
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: object = None,
+        start: bool = True,
+    ):
+        given = server_or_cluster_def
+        if isinstance(given, ServerDef):
+            cluster = given.cluster
+            job_name = given.job_name if job_name is None else job_name
+            task_index = given.task_index if task_index is None else task_index
+            protocol = given.protocol if protocol is None else protocol
+        elif isinstance(given, (ClusterSpec, Mapping)):
+            cluster = ClusterSpec(given)
+        else:
+            raise TypeError(f"a server needs a ClusterSpec, a dict or a ServerDef, not {given!r}")
+        if job_name is None:
+            job_name = _only(cluster.jobs, "job_name", "jobs")
+        if task_index is None:
+            task_index = _only(cluster.task_indices(job_name), "task_index", f"tasks of job {job_name!r}")
+        cluster.task_address(job_name, task_index)
+        self._definition = ServerDef(cluster, job_name, task_index, protocol or "grpc")
+
+    @staticmethod
+    def create_local_server(config: object = None, start: bool = True) -> Server:
+        """Return the server of a cluster with one task, this process. The arguments are ignored."""
+        return Server({"localhost": ["localhost:0"]}, "localhost", 0)
+
+    @property
+    def server_def(self) -> ServerDef:
+        """The definition of the server."""
+        return self._definition
+
+    @property
+    def target(self) -> str:
+        """A text that names this rank."""
+        return f"mpi://{self._definition.job_name}:{self._definition.task_index}"
+
+    def start(self) -> None:
+        """Do nothing: there is no port to open."""
+
+    def join(self) -> None:
+        """Serve the coordinator as a worker or a parameter server, until its program ends.
+
+        Raises
+        ------
+        RuntimeError
+            On the chief, and in a cluster without chief. On every rank, if the ranks contradict each other about
+            roles.
+        TimeoutError
+            If no coordinator calls within ``mpistrat.rc.contact_seconds``.
+        """
+        cluster, job, task = self._definition.cluster, self._definition.job_name, self._definition.task_index
+        if CHIEF not in cluster.jobs or job == CHIEF:
+            raise RuntimeError(
+                f"join() serves a chief, the coordinator, and this is {job} {task} of jobs {cluster.jobs}: call it on "
+                "workers and parameter servers of a cluster with a chief"
+            )
+        tasks = sum(cluster.num_tasks(each) for each in cluster.jobs)
+        size = mpi.start().COMM_WORLD.size
+        if tasks != size:
+            raise ValueError(f"the cluster has {tasks} tasks, and the program {size} ranks: start {tasks}")
+        reached = contact.be_reached(SimpleClusterResolver(cluster, task_type=job, task_id=task))
+        if reached is not None:
+            serve(reached)
+
+
+def _only(choices: list[Any], argument: str, what: str) -> Any:
+    if len(choices) != 1:
+        raise ValueError(f"{argument} is needed: there are {len(choices)} {what}")
+    return choices[0]

@@ -1,0 +1,90 @@
+"""Measure calls of an empty function on other ranks: how many a second, and how long one takes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpistrat.bench import launch
+from mpistrat.bench.report import LIBRARY, Report
+
+PROGRAM = ("-m", "mpistrat.bench.closures")
+WARMUP = 100  # calls
+SAMPLES = 200  # single calls, of which the median is taken
+
+
+def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("closures", __doc__ or "", repetitions=10)
+    parser.add_argument(
+        "--calls", type=launch.positive, default=5000, help="calls per measurement (%(default)s)"
+    )
+    arguments = parser.parse_args(argv)
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _empty() -> None:
+    pass
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mpi4py import MPI
+    from mpi4py.futures import MPICommExecutor
+
+    from mpistrat.bench.timing import median
+    from mpistrat.coordinator import Executor
+
+    comm = MPI.COMM_WORLD.Dup()
+    ways: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+        LIBRARY: Executor,
+        "MPICommExecutor": MPICommExecutor,
+    }
+    many: dict[str, list[float]] = {way: [] for way in ways}
+    one: dict[str, list[float]] = {way: [] for way in ways}
+    one["Send and Recv"] = []
+    for repetition in range(arguments.repetitions):
+        for way in [*ways][:: 1 if repetition % 2 else -1]:
+            comm.Barrier()
+            with ways[way](comm) as executor:
+                if executor is not None:
+                    _calls(executor, WARMUP)
+                    many[way].append(_calls(executor, arguments.calls) / arguments.calls)
+                    one[way].append(median([_calls(executor, 1) for _ in range(SAMPLES)]))
+        comm.Barrier()
+        one["Send and Recv"].append(median([_round_trip(comm) for _ in range(SAMPLES)]))
+    if comm.rank == 0:
+        report = Report("closures", comm.size)
+        for case, seconds in (("many calls, each", many), ("one call and its result", one)):
+            for way, samples in seconds.items():
+                report.add(case, way, 0, median(samples))
+        report.show(arguments.json)
+    return 0
+
+
+def _calls(executor: Any, number: int) -> float:
+    """Return the seconds of some calls."""
+    start = time.perf_counter()
+    for future in [executor.submit(_empty) for _ in range(number)]:
+        future.result()
+    return time.perf_counter() - start
+
+
+def _round_trip(comm: Any) -> float:
+    """Return the seconds of an empty message from rank 0 to rank 1 and back."""
+    start = time.perf_counter()
+    if comm.rank == 0:
+        comm.Send(b"", 1)
+        comm.Recv(bytearray(), 1)
+    elif comm.rank == 1:
+        comm.Recv(bytearray(), 0)
+        comm.Send(b"", 0)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

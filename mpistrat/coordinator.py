@@ -1,0 +1,15 @@
+"""The names of ``tf.distribute.coordinator``, and the executor of a task farm."""
+
+from mpistrat.asynchronous.cluster_coordinator import ClusterCoordinator
+from mpistrat.asynchronous.executor import Executor
+from mpistrat.asynchronous.on_worker import experimental_get_current_worker_index
+from mpistrat.asynchronous.remote_value import CancelledError, PerWorkerValue, RemoteValue
+
+__all__ = [
+    "CancelledError",
+    "ClusterCoordinator",
+    "Executor",
+    "PerWorkerValue",
+    "RemoteValue",
+    "experimental_get_current_worker_index",
+]

@@ -1,0 +1,210 @@
+"""The first contact between the coordinator and the ranks that serve it, and the last.
+
+Neither side may wait for ever for the other. So they exchange a few small messages on the communicator of all ranks,
+which can be polled with a limit, before the first collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mpistrat.cluster_resolver import ClusterResolver
+from mpistrat.cluster_resolver.ranks.agreed_roles import agreed_roles
+from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
+from mpistrat.messages.backoff import Backoff
+from mpistrat.messages.functions import FunctionSender
+from mpistrat.messages.post import Post
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.topology import Topology
+
+_CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ranks: used here only
+
+
+class Contact(NamedTuple):
+    """What a rank has of the others.
+
+    Attributes
+    ----------
+    post : Post
+        Letters to and from all ranks of the program.
+    roles : Roles
+        The rank of each task.
+    functions : FunctionSender
+        The functions that other ranks know from this one.
+    """
+
+    post: Post
+    roles: Roles
+    functions: FunctionSender
+
+    @property
+    def role(self) -> str:
+        """The role of this rank, in words."""
+        return role_in_words(self.roles, self.post.rank)
+
+
+def role_in_words(roles: Roles, rank: int) -> str:
+    """Return the rank and its role, such as ``rank 2 (worker 1)``."""
+    job, task = roles.task_of(rank)
+    return f"rank {rank} ({job} {task})"
+
+
+_contact: Contact | None = None
+
+
+def here() -> Contact | None:
+    """Return the contact of this rank, if it has one."""
+    return _contact
+
+
+def reach_all(resolver: ClusterResolver) -> Contact:
+    """Return the contact of the coordinator to all other ranks, which are in `be_reached`.
+
+    The first call waits for them. Later calls return the same contact.
+
+    Raises
+    ------
+    TimeoutError
+        If a rank is not there within ``mpistrat.rc.contact_seconds``. The message names it.
+    RuntimeError
+        On every rank, if the ranks contradict each other about roles.
+    ValueError
+        If the roles are not those of the first call.
+    """
+    if _contact is not None:
+        if resolver.tasks() != _contact.roles.tasks():
+            raise ValueError(
+                f"the ranks have other roles already: {_contact.roles}; the resolver tells {resolver.tasks()}. Use "
+                "one division into roles in a program"
+            )
+        return _contact
+    world = mpi.start().COMM_WORLD
+    others = [rank for rank in range(world.size) if rank != world.rank]
+    if others and not _called:
+        atexit.register(_let_go, world)
+        _called.extend(world.isend(None, rank, _CALL) for rank in others)
+
+    def all_present() -> bool:
+        for rank in others:
+            if rank not in _present and world.iprobe(source=rank, tag=_PRESENT):
+                world.recv(source=rank, tag=_PRESENT)
+                _present.add(rank)
+        return len(_present) == len(others)
+
+    if not _poll(all_present, rc.contact_seconds):
+        raise TimeoutError(_not_there(resolver, sorted({*others} - _present)))
+    for rank in others:
+        world.send(True, rank, _GO)
+    atexit.unregister(_let_go)
+    met = _meet(world, resolver)
+    atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
+    return met
+
+
+def _meet(world: Any, resolver: ClusterResolver) -> Contact:
+    """Make the contact, when all ranks are known to be there. Collective."""
+    global _contact
+    comm = world.Dup()
+    roles = agreed_roles(resolver, Topology.of(comm))
+    post = Post(comm)
+    _contact = Contact(post, roles, FunctionSender(post))
+    return _contact
+
+
+_called: list[Any] = []  # requests of the calls to the other ranks
+_present: set[int] = set()  # ranks that have answered
+
+
+def be_reached(resolver: ClusterResolver) -> Contact | None:
+    """Wait until the coordinator calls, and return the contact to it; None if the coordinator ends without a call.
+
+    Raises
+    ------
+    TimeoutError
+        If it does not call within ``mpistrat.rc.contact_seconds``.
+    RuntimeError
+        On every rank, if the ranks contradict each other about roles.
+    """
+    world = mpi.start().COMM_WORLD
+    any_source, status = mpi.start().ANY_SOURCE, mpi.start().Status()
+    if not _poll(lambda: world.iprobe(source=any_source, tag=_CALL, status=status), rc.contact_seconds):
+        raise TimeoutError(
+            f"rank {world.rank}, {resolver.task_type} {resolver.task_id}, waited {rc.contact_seconds:g} s for the "
+            "coordinator, which must create a ParameterServerStrategy. Create it earlier, or raise "
+            "MPISTRAT_CONTACT_SECONDS"
+        )
+    coordinator = status.Get_source()
+    world.recv(source=coordinator, tag=_CALL)
+    world.send(None, coordinator, _PRESENT)
+    _poll(lambda: world.iprobe(source=coordinator, tag=_GO), None)
+    if not world.recv(source=coordinator, tag=_GO):
+        return None
+    return _meet(world, resolver)
+
+
+def _poll(arrived: Callable[[], bool], seconds: float | None) -> bool:
+    backoff, start = Backoff(), time.monotonic()
+    while not arrived():
+        if seconds is not None and time.monotonic() > start + seconds:
+            return False
+        backoff.pause()
+    return True
+
+
+def _not_there(resolver: ClusterResolver, missing: list[int]) -> str:
+    roles: Roles | None = getattr(resolver, "roles", None)
+    names = [f"rank {rank}" if roles is None else role_in_words(roles, rank) for rank in missing]
+    return (
+        f"not in Server.join() after {rc.contact_seconds:g} s: {', '.join(names)}. Each worker and parameter server "
+        "has to call mpistrat.Server(...).join(). Raise MPISTRAT_CONTACT_SECONDS if they need longer to start"
+    )
+
+
+def meet_on(comm: Any) -> Contact:
+    """Return the contact of a communicator whose rank 0 is the coordinator and whose others are workers. Collective.
+
+    Raises
+    ------
+    ValueError
+        If there is only one rank.
+    """
+    if comm.size < 2:
+        raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
+    post = Post(comm.Dup())
+    ranks = {CHIEF: (0,), WORKER: tuple(range(1, comm.size))}
+    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post))
+
+
+def _let_go(world: Any) -> None:
+    """Tell the other ranks, at the end of the coordinator's program, that they may end too."""
+    if failure.pending() or not mpi.running():
+        return  # an error ends the whole job
+    if _contact is None:
+        for rank in range(world.size):
+            if rank != world.rank:
+                world.isend(False, rank, _GO).Free()
+    else:
+        say_goodbye(_contact.post)
+
+
+def say_goodbye(post: Post) -> None:
+    """Tell the ranks that serve this one that no more letters come, and wait until all have left their loops."""
+    with post.lock:
+        if post.closed:
+            return
+        post.closed = True
+        servers = {rank for rank in range(post.size) if rank != post.rank}
+        for rank in servers:
+            post.send(rank, "goodbye")
+        backoff = Backoff()
+        while servers:  # and take what was under way: a rank cannot end with a letter that has not left
+            letter = post.receive()
+            if letter is None:
+                backoff.pause()
+            elif letter.kind == "goodbye":
+                servers.discard(letter.source)
+        post.flush()

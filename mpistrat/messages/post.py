@@ -1,0 +1,204 @@
+"""Letters between the ranks of a communicator: sent without waiting, received in order."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.messages.backoff import Backoff
+from mpistrat.messages.failures import Failure, failure_of
+from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
+from mpistrat.runtime.process import mpi
+
+REQUEST, REPLY = 1, 3  # tags; the memory of large arrays has the next one
+_HEADER = struct.Struct("<IIB")
+_LENGTH = struct.Struct("<Q")
+_PIECE = 1 << 29  # bytes of a message at most: MPI counts to 2**31
+_LARGEST_STREAM = 1 << 28
+
+
+class Letter(NamedTuple):
+    """A message that arrived.
+
+    Attributes
+    ----------
+    source : int
+        The rank that sent it.
+    kind : str
+        What it asks for, or tells.
+    head : tuple
+        Small facts.
+    body : Packed
+        An object that is not unpacked yet.
+    """
+
+    source: int
+    kind: str
+    head: tuple[Any, ...]
+    body: Packed
+
+
+class Post:
+    """The letters of one rank.
+
+    Letters from one rank with one tag arrive in the order in which they were sent. All methods may be called from
+    several threads if MPI allows that.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        A communicator that nothing else uses.
+
+    Attributes
+    ----------
+    rank, size : int
+        As of the communicator.
+    lock : threading.RLock
+        Held during each call.
+    closed : bool
+        Whether the other ranks have been told that no more letters come.
+    """
+
+    def __init__(self, comm: Any):
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self.lock = threading.RLock()
+        self.closed = False
+        self._broken = False
+        self._numbers = itertools.count()
+        self._sends: deque[tuple[list[Any], Any]] = deque()
+        self._mpi = mpi.start()
+        self._status = self._mpi.Status()
+
+    def send(
+        self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST
+    ) -> None:
+        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns."""
+        stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
+        if aside:
+            stream, buffers = b"", (stream, *buffers)
+        facts = pickle.dumps((kind, head), 5)
+        lengths = [_LENGTH.pack(memoryview(each).nbytes) for each in buffers]
+        frame = b"".join([_HEADER.pack(len(facts), len(buffers), aside), *lengths, facts, stream])
+        byte = self._mpi.BYTE
+        with self._whole():
+            requests = [self._comm.Isend([frame, byte], to, tag)]
+            for buffer in buffers:
+                requests += [self._comm.Isend([piece, byte], to, tag + 1) for piece in _pieces(buffer)]
+            if len(requests) > 1 or not requests[0].Test():
+                self._sends.append((requests, (frame, buffers)))
+
+    def receive(self, tag: int = REQUEST, source: int | None = None) -> Letter | None:
+        """Return the next letter, or None if none has arrived."""
+        with self._whole():
+            if self._sends:
+                self._forget_sent()
+            status = self._status
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE if source is None else source, tag, status)
+            if message is None:
+                return None
+            origin = status.Get_source()
+            frame = bytearray(status.Get_count(self._mpi.BYTE))
+            message.Recv([frame, self._mpi.BYTE])
+            size, count, aside = _HEADER.unpack_from(frame)
+            start = _HEADER.size + count * _LENGTH.size
+            buffers = []
+            for i in range(count):
+                (nbytes,) = _LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)
+                buffer = np.empty(nbytes, np.uint8)
+                for piece in _pieces(buffer):
+                    self._comm.Recv([piece, self._mpi.BYTE], origin, tag + 1)
+                buffers.append(buffer)
+        view = memoryview(frame)
+        kind, head = pickle.loads(view[start : start + size])
+        stream = buffers.pop(0) if aside else view[start + size :]
+        return Letter(origin, kind, head, Packed(stream, tuple(buffers)))
+
+    def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
+        """Send a request, wait for its reply, and return the value in it.
+
+        Raises
+        ------
+        Exception
+            The error of the other rank.
+        """
+        (value,) = self.ask_all([(to, kind, head, body)])
+        return value
+
+    def ask_all(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
+        """Send requests, and return the values of their replies. The first error is raised after all have come."""
+        with self.lock:
+            numbers = []
+            for to, kind, head, body in requests:
+                numbers.append(next(self._numbers))
+                self.send(to, kind, (numbers[-1], *head), body)
+            replies = [self._reply(to, number) for (to, *_), number in zip(requests, numbers, strict=True)]
+        values = [unpack(reply.body) for reply in replies]
+        for reply, value in zip(replies, values, strict=True):
+            if reply.kind == "error":
+                raise value.error()
+        return values
+
+    def _reply(self, source: int, number: int) -> Letter:
+        backoff = Backoff()
+        while True:
+            letter = self.receive(REPLY, source)
+            if letter is None:
+                backoff.pause()
+            elif letter.head[0] == number:
+                return letter  # any other one answers a request that was interrupted
+
+    def answer(self, letter: Letter, value: Any) -> None:
+        """Send the value that a request asked for, and wait until its arrays may change."""
+        self.send(letter.source, "value", letter.head[:1], pack(value)[0], REPLY)
+        self.flush()
+
+    def refuse(self, letter: Letter, error: BaseException, where: str) -> None:
+        """Send the error that a request met."""
+        failure: Failure = failure_of(error, where)
+        self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Hold the lock. If an exception, such as KeyboardInterrupt, leaves the context, a letter may be lost."""
+        with self.lock:
+            if self._broken:
+                raise RuntimeError(
+                    f"rank {self.rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
+                    "the program"
+                )
+            try:
+                yield
+            except BaseException:
+                self._broken = True
+                raise
+
+    def close(self) -> None:
+        """Free the communicator. Collective, after `contact.say_goodbye`."""
+        self._comm.Free()
+
+    def flush(self) -> None:
+        """Wait until all letters have left, so that their arrays may change."""
+        backoff = Backoff()
+        while self._sends:
+            with self.lock:
+                self._forget_sent()
+            if self._sends:
+                backoff.pause()
+
+    def _forget_sent(self) -> None:
+        while self._sends and self._mpi.Request.Testall(self._sends[0][0]):
+            self._sends.popleft()
+
+
+def _pieces(buffer: Any) -> list[memoryview]:
+    view = memoryview(buffer).cast("B")
+    return [view[start : start + _PIECE] for start in range(0, view.nbytes, _PIECE)]

@@ -1,0 +1,254 @@
+"""Variables whose arrays are on parameter servers. Other ranks read and write them by messages."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpistrat import context
+from mpistrat.messages.pickling import refer
+from mpistrat.runtime import arrays
+from mpistrat.values import ArrayLike, IndexedSlices, component
+from mpistrat.variables.sharding import Sharding
+from mpistrat.variables.variable import Variable
+
+_numbers = itertools.count()  # of the coordinator, which creates all variables
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class ServerVariable(Variable):
+    """A variable whose array is on a parameter server, or whose rows are divided between several.
+
+    `mpistrat.ParameterServerStrategy` makes it. Each assignment is applied as a whole: no update is lost, and a read
+    never sees half of one.
+
+    The parts of a divided variable are its *shards*, which are variables themselves. It reads as one array. A write
+    is cut, and each shard applies its part as a whole: a read may see the new value of one shard and the old value of
+    another.
+
+    Attributes
+    ----------
+    key : int
+        Its number among the variables of the program.
+    server : int
+        Number of the parameter server that holds it, or its first shard.
+    """
+
+    key: int
+    server: int
+    _shards: tuple[ServerVariable, ...] = ()
+
+    def _initialize(self, value: np.ndarray) -> None:
+        self._place(value, self._strategy.extended.placement(value.shape, value.dtype))
+
+    def _place(self, value: np.ndarray, servers: list[int]) -> None:
+        self.key, self.server = next(_numbers), servers[0]
+        self._facts = value.shape, value.dtype
+        _known[self.key] = self
+        if len(servers) == 1:
+            self._ask([("create", (self.key,), (self, value))])
+            end = weakref.finalize(self, self._strategy.extended.servers.free, self.server, self.key)
+            end.atexit = False
+            return
+        parts = Sharding(len(value), len(servers)).cut(value)
+        self._shards = tuple(
+            self._shard(f"{self._name}/part_{i}", *each)
+            for i, each in enumerate(zip(parts, servers, strict=True))
+        )
+
+    def _shard(self, name: str, rows: np.ndarray, server: int) -> ServerVariable:
+        shard: ServerVariable = object.__new__(type(self))
+        shard.__dict__.update(self.__dict__)
+        shard._name = name
+        shard._place(np.ascontiguousarray(rows), [server])
+        return shard
+
+    def _hold_copy_of(self, variable: Any) -> None:
+        self._shards = ()
+        self._place(variable.read_value(), [shard.server for shard in variable.shards])
+
+    # --- what it is ------------------------------------------------------------------
+
+    @property
+    def shards(self) -> tuple[ServerVariable, ...]:
+        """The shards in the order of rows; the variable itself if it is not divided."""
+        return self._shards or (self,)
+
+    @property
+    def variables(self) -> list[ServerVariable]:
+        """The shards in the order of rows. A variable that is not divided does not have the attribute."""
+        if not self._shards:
+            raise AttributeError(f"variable {self.name!r} is not divided into shards")
+        return list(self._shards)
+
+    @property
+    def _sharding(self) -> Sharding:
+        return Sharding(self.shape[0], len(self.shards))
+
+    @property
+    def device(self) -> Any:
+        """The parameter server that holds the variable; a tuple of one for each shard if it is divided."""
+        devices = tuple(f"/job:ps/task:{shard.server}" for shard in self.shards)
+        return devices if self._shards else devices[0]
+
+    def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
+        return self._facts
+
+    def __repr__(self) -> str:
+        kind = f"{type(self).__name__} {self.name!r}"
+        return f"<{kind} shape={self.shape} dtype={self.dtype}, on {self.device}>"
+
+    # --- references ------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        if not refer(self):
+            return super().__reduce__()
+        names = ("_strategy", "_synchronization", "_aggregation", "_trainable", "_name", "_facts", "_shards")
+        facts = {name: getattr(self, name) for name in names}
+        return _referred, (type(self), self.key, self.server, facts)
+
+    # --- reading ---------------------------------------------------------------------
+
+    def _ask(self, requests: list[tuple[str, tuple[Any, ...], Any]]) -> list[Any]:
+        return self._strategy.extended.servers.ask_all([(self.server, *request) for request in requests])
+
+    def _ask_shards(self, kind: str, values: list[tuple[int, Any]], *head: Any) -> list[Any]:
+        """Return the replies of some shards, of which each gets its own value."""
+        shards = self.shards
+        requests = [(shards[i].server, kind, (shards[i].key, *head), value) for i, value in values]
+        return self._strategy.extended.servers.ask_all(requests)
+
+    def _read(self) -> np.ndarray:
+        return _joined(self._ask_shards("read", [(i, None) for i in range(len(self.shards))]))
+
+    def own_copy(self) -> np.ndarray:
+        """Return a copy of the value, which the parameter server sends."""
+        return self._read()
+
+    def read_value(self) -> np.ndarray:
+        return self._read()
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> np.ndarray:
+        where = self._checked_indices(indices, 1)
+        shape, dtype = self._facts
+        rows = np.empty((where.size, *shape[1:]), dtype)
+        chosen = self._sharding.by_shard(where.reshape(-1))
+        replies = self._ask_shards("rows", [(each.shard, each.rows) for each in chosen])
+        for each, reply in zip(chosen, replies, strict=True):
+            rows[each.places] = reply
+        return rows.reshape(*where.shape, *shape[1:])
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self.shape:
+            return self._read()[key]
+        selection = self._sharding.select(key)
+        return _joined(self._ask_shards("rows", list(selection.parts)))[selection.rest]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._shards or self._read())
+
+    # --- writing ---------------------------------------------------------------------
+
+    def _update(self, method: str, value: Any) -> None:
+        self._require_own_strategy()
+        value = _plain(value)
+        if isinstance(value, IndexedSlices):
+            self.check_rows(value)
+        elif self._shards:
+            value = self._checked(value)  # before a shard is written
+        parts = enumerate(self._cut(value))
+        self._ask_shards("write", [(i, part) for i, part in parts if _has_rows(part)], method)
+
+    def _require_own_strategy(self) -> None:
+        if not context.is_default() and context.current().strategy is not self._strategy:
+            raise RuntimeError(
+                f"variable {self.name!r} belongs to {self._strategy!r}, and {context.current().strategy!r} is current: "
+                "write it in its own strategy's scope, or in none"
+            )
+
+    def _checked(self, value: Any) -> np.ndarray:
+        array = arrays.as_numpy(value)
+        shape, dtype = self._facts
+        if array.shape != shape:
+            raise ValueError(
+                f"variable {self.name!r} has shape {shape}: a value of shape {array.shape} does not fit"
+            )
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them"
+            )
+        return array
+
+    def _cut(self, value: Any) -> list[Any]:
+        """Return the part of a value for each shard, or the value itself for all."""
+        number = len(self.shards)
+        if number == 1:
+            return [value]
+        if isinstance(value, ServerVariable) and len(value.shards) == number:
+            return list(value.shards)
+        if isinstance(value, IndexedSlices):
+            parts = [IndexedSlices(value.values[:0], value.indices[:0])] * number
+            for each in self._sharding.by_shard(value.indices):
+                parts[each.shard] = IndexedSlices(value.values[each.places], each.rows)
+            return parts
+        if isinstance(value, np.ndarray) and value.shape == self.shape:
+            return self._sharding.cut(value)
+        return [value] * number
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._shards:
+            raise TypeError(
+                f"variable {self.name!r} is divided into shards: use assign, scatter_update, or assign to a shard"
+            )
+        arrays.refuse_masked(key)
+        self._require_own_strategy()
+        self._ask([("write", (self.key, "setitem"), (key, _plain(value)))])
+
+    def update(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of ``function(variable, *args, **kwargs)``, which runs on the parameter server.
+
+        It runs once for each shard of a divided variable, and the results are a tuple. Arguments of the variable's
+        shape, and rows of it, are cut then. The others go to all shards.
+        """
+        given = [self._cut(value) for value in (*args, *kwargs.values())]
+        calls = []
+        for i, shard in enumerate(self.shards):
+            own = [each[i] for each in given]
+            named = dict(zip(kwargs, own[len(args) :], strict=True))
+            calls.append((shard, function, tuple(own[: len(args)]), named))
+        results = self._strategy.extended.servers.update(calls)
+        return tuple(results) if self._shards else results[0]
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _has_rows(part: Any) -> bool:
+    return not isinstance(part, IndexedSlices) or part.indices.size > 0
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that is to be written, as it is sent: arrays in place of variables and distributed values."""
+    value = component(value)
+    if isinstance(value, ArrayLike):
+        return np.asarray(value)
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(arrays.to_host(value.values), arrays.to_host(value.indices), value.dense_shape)
+    return value if isinstance(value, (int, float, complex, list, tuple)) else arrays.as_numpy(value)
+
+
+def _referred(kind: type[ServerVariable], key: int, server: int, facts: dict[str, Any]) -> ServerVariable:
+    """Return the variable that a message refers to: one object for each variable and rank."""
+    variable = _known.get(key)
+    if variable is None:
+        variable = object.__new__(kind)
+        variable.__dict__.update(facts)
+        variable.key, variable.server = key, server
+        variable._engine = variable._strategy.extended.engine
+        _known[key] = variable
+    return variable

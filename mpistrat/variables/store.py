@@ -1,0 +1,91 @@
+"""The variables that a parameter server keeps, and what other ranks ask of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.messages.functions import FunctionKeeper
+from mpistrat.messages.pickling import unpack
+from mpistrat.messages.post import Letter, Post
+from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.on_server import ServerVariable
+
+
+class HeldVariable(LocalVariable):
+    """The array of a `ServerVariable`, on its parameter server. Update functions get it."""
+
+    def __reduce__(self) -> Any:
+        return self._container().__reduce__()
+
+
+class VariableStore:
+    """The variables of this parameter server.
+
+    It does what one letter asks for before it looks at the next, so a read never sees half of a write.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[ServerVariable, HeldVariable]] = {}
+        self._functions = FunctionKeeper()
+        self._replies: dict[str, Callable[[Letter], Any]] = {
+            "create": self._create,
+            "read": self._array,
+            "rows": lambda letter: self._array(letter)[unpack(letter.body)],
+            "write": self._write,
+            "update": self._update,
+        }
+
+    def handle(self, post: Post, letter: Letter, where: str) -> None:
+        """Do what a letter asks for, and answer it."""
+        if letter.kind == "function":
+            self._functions.keep(letter)
+        elif letter.kind == "free":
+            self._held.pop(letter.head[0], None)
+        else:
+            try:
+                reply = self._replies[letter.kind](letter)
+            except Exception as error:  # of the function or the value of another rank, which raises it
+                post.refuse(letter, error, where)
+            else:
+                post.answer(letter, reply)
+
+    def _array(self, letter: Letter) -> np.ndarray:
+        return self._held[letter.head[1]][1].array
+
+    def _create(self, letter: Letter) -> None:
+        variable, value = unpack(letter.body)
+        held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
+        self._held[letter.head[1]] = (variable, held)  # type: ignore[assignment]
+
+    def _write(self, letter: Letter) -> None:
+        _, key, method = letter.head
+        held = self._held[key][1]
+        if method == "setitem":
+            where, value = unpack(letter.body)
+            held[where] = value
+        else:
+            held._update(method, unpack(letter.body))
+
+    def _update(self, letter: Letter) -> Any:
+        _, key, digest = letter.head
+        variable, held = self._held[key]
+        args, kwargs = unpack(letter.body)
+        function = self._functions.function(letter.source, digest)
+        args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
+        extended = variable.distribute_strategy.extended
+        return extended.update_non_slot(None, function, (held, *args), kwargs, group=False)[0]
+
+    def _here(self, value: Any) -> Any:
+        if not isinstance(value, ServerVariable):
+            return value
+        if value.key not in self._held:
+            raise ValueError(
+                f"variable {value.name!r} is on {value.device}, not on the parameter server of the updated variable: "
+                "create it in extended.colocate_vars_with(variable)"
+            )
+        return self._held[value.key][1]

@@ -1,0 +1,15 @@
+"""Programs whose ranks have roles, each checked on its coordinator."""
+
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize(
+    ("name", "n"), [("training", 4), ("schedules", 4), ("farm", 2), ("farm", 3), ("retried", 2)]
+)
+def test_program(run_ranks, name, n):
+    run_ranks(n, PROGRAMS, name, limit=90).check().shows("all checks passed")

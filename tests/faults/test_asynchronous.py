@@ -1,0 +1,50 @@
+"""Whatever goes wrong in a job with roles, it ends, and says why."""
+
+import concurrent.futures
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.fault
+
+PROGRAMS = Path(__file__).with_name("asynchronous.py")
+LIMIT = 60
+# What each program shows, and whether it succeeds.
+CASES = {
+    "chief_raises": (False, ["rank 0 of 4 failed, which ends the job", "ValueError: on purpose"]),
+    "chief_is_killed": (False, []),
+    "worker_is_killed": (False, []),
+    "server_is_killed": (False, []),
+    "chief_is_interrupted": (False, ["rank 0 of 4 failed, which ends the job", "KeyboardInterrupt"]),
+    "chief_leaves_without_join": (True, ["free 1", "free 2", "free 3"]),
+    "worker_is_not_there": (False, ["not in Server.join() after 1 s: rank 2 (worker 1)"]),
+    "worker_is_late": (True, ["goes on without: not in Server.join()", "free 1", "free 2", "free 3"]),
+    "no_coordinator": (False, ["waited 1 s for the coordinator"]),
+    "roles_differ": (True, [f"refused {rank} the ranks have different jobs" for rank in range(4)]),
+    "more_servers_than_ranks": (True, [f"refused {rank} " for rank in range(4)]),
+    "worker_is_its_own_chief": (False, ["worker 0 constructs ParameterServerStrategy", ").join() instead"]),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(request, run_ranks):
+    """How each program that is asked for ended. Two run at a time: starting and ending a job is mostly waiting."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    jobs = {
+        name: pool.submit(run_ranks, 4, PROGRAMS, name, limit=LIMIT, MPISTRAT_CONTACT_SECONDS="1")
+        for name in names
+    }
+    yield jobs
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.mpich
+@pytest.mark.timeout(LIMIT * 4)
+@pytest.mark.parametrize("name", CASES)
+def test_the_job_ends(ended, name):
+    succeeds, texts = CASES[name]
+    job = ended[name].result()
+    assert job.status is not None, str(job)
+    assert (job.status == 0) == succeeds, str(job)
+    job.shows(*texts)
