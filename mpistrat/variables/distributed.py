@@ -14,9 +14,10 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues
+from mpistrat.values import DistributedValues, VariableSynchronization
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import kind_on
+from mpistrat.variables.storage import placed_beside
 from mpistrat.variables.variable import Variable
 
 
@@ -38,6 +39,8 @@ class DistributedVariable(Variable, DistributedValues):
         self._number = engine.topology.sequence  # equal on all ranks: creation is collective
         device = engine.variable_device
         mine = arrays.placed(value, device)
+        if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:
+            mine = placed_beside(mine, self._trainable)
         self._component = kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
 
     def _agree_on_variable(self, method: str) -> None:
