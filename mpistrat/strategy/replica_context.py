@@ -11,6 +11,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
+from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
@@ -155,6 +156,8 @@ class ReplicaContext:
             op = OPS[reduce_op]
         except (KeyError, TypeError):
             op = ReduceOp.parse(reduce_op)
+        if type(value) in NUMBERS:
+            return self._strategy.extended.engine.all_reduce_number(op, value, options)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
             return self._strategy.extended.engine.all_reduce(op, [value], options)[0]

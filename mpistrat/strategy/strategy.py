@@ -13,6 +13,7 @@ import numpy as np
 from mpistrat import context, data, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
+from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
@@ -240,6 +241,8 @@ class Strategy(FormerNames):
             op = ReduceOp.parse(reduce_op)
         if context.local.stack:
             require_cross_replica(self, "reduce", "use all_reduce of the replica context")
+        if axis is None and type(value) in NUMBERS:
+            return self._extended.engine.all_reduce_number(op, value)
         if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
             return self._extended.engine.all_reduce(op, [value])[0]
         return self._reduce(op, value, axis)
