@@ -110,16 +110,17 @@ class ReplicaContext:
         RuntimeError
             If this replica context is not the current one.
         """
-        require_replica_context(self)
         strategy = self._strategy
         stack = context.stack()
         depth = len(stack)
+        if not depth or stack[-1] is not self.mode:
+            require_replica_context(self)
         try:
             stack.append(strategy.extended.cross_replica_mode)
-            result = merge_fn(strategy, *args, **(kwargs or {}))
+            result = merge_fn(strategy, *args, **kwargs) if kwargs else merge_fn(strategy, *args)
         finally:
             del stack[depth:]
-        return components_but_variables(result)
+        return None if result is None else components_but_variables(result)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None

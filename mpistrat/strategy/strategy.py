@@ -183,13 +183,14 @@ class Strategy(FormerNames):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
         extended = self._extended
-        require_cross_replica(self, "run", "a replica function cannot run another")
+        stack = context.stack()
+        depth = len(stack)
+        if depth and stack[-1] is not extended.cross_replica_mode:
+            require_cross_replica(self, "run", "a replica function cannot run another")
         if args:
             args = [components_but_variables(arg) for arg in args]
         if kwargs:
             kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}
-        stack = context.stack()
-        depth = len(stack)
         try:
             stack.append(extended.replica_context.mode)
             return fn(*args, **kwargs) if kwargs else fn(*args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -12,17 +13,8 @@ from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined
 
+_SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
-
-
-class Names(tuple[Hashable, ...]):
-    """What the ranks compare, with its hash: that of hundreds of names and shapes takes as long as a message."""
-
-    def __init__(self, parts: tuple[Hashable, ...]):
-        self._hash = hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 class Stretch(NamedTuple):
@@ -75,8 +67,17 @@ class FlatStep:
         Those of the gradients.
     names : tuple
         What the ranks compare besides dtypes and shapes.
+    completed : Variable
+        The number of completed steps.
     least_alone : int
         From this number of bytes on a gradient is not joined with others.
+
+    Attributes
+    ----------
+    form : str
+        What the ranks compare: a string, since the hash of many names and shapes would take as long as a message.
+    completed : numpy.ndarray
+        The number of completed steps, in the memory of its variable.
     """
 
     def __init__(
@@ -85,14 +86,16 @@ class FlatStep:
         slots: Sequence[Sequence[Variable]],
         dtypes: Sequence[np.dtype],
         names: tuple[Hashable, ...],
+        completed: Variable,
         least_alone: int,
     ):
-        self.variables = list(variables)
+        self._variables = list(variables)
+        self.completed = completed.own_copy()
         self._values = [variable.own_copy() for variable in variables]
         self._state = [[slot.own_copy() for slot in each] for each in slots]
         self._dtypes = list(dtypes)
         self._shapes = [value.shape for value in self._values]
-        self.form = Names((*names, *zip(self._dtypes, self._shapes, strict=True)))
+        self.form = _in_words([*names, *zip(map(str, self._dtypes), self._shapes, strict=True)])
         groups: dict[Hashable, list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
             alone = value.size * dtype.itemsize >= least_alone
@@ -144,6 +147,16 @@ class FlatStep:
     def update(self, rule: Rule, messages: Sequence[np.ndarray], step: int, rate: float) -> None:
         """Update the variables with the reduced messages."""
         for (_, _, stretches), total in zip(self._messages, messages, strict=True):
-            gradient = np.ascontiguousarray(total).reshape(-1)
+            gradient = total if total.ndim == 1 else np.ascontiguousarray(total).reshape(-1)
             for where, weights, state in stretches:
-                rule.update(weights, for_update(gradient[where], weights.dtype), step, rate, *state)
+                mine = gradient[where]
+                if mine.dtype is not weights.dtype:
+                    mine = for_update(mine, weights.dtype)
+                rule.update(weights, mine, step, rate, *state)
+
+
+def _in_words(parts: Sequence[Hashable]) -> str:
+    """Return a text that differs where the parts differ, and shows the first ones."""
+    shown = ", ".join(map(str, parts[:_SHOWN]))
+    more = ", ..." if len(parts) > _SHOWN else ""
+    return f"{shown}{more} ({len(parts)} in all, checksum {zlib.crc32(repr(parts).encode()):08x})"

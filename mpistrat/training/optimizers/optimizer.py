@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.runtime.topology import Topology
 from mpistrat.training.optimizers.flat_step import FlatStep
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.values import IndexedSlices, ReduceOp, component
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
 _Pairs = list[tuple[Any, Variable]]
 _ONLY_ARRAYS = {np.ndarray}
 _MOST_FLAT_STEPS = 64
-
-
-def _current_ranks(optimizer: Optimizer) -> Topology:
-    return strategies.get_strategy().extended.engine.topology
 
 
 class Optimizer(ABC):
@@ -121,7 +115,6 @@ class Optimizer(ABC):
             with strategy.scope():
                 self._create(variables)
 
-    @whole(_current_ranks)
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
@@ -152,31 +145,46 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        replica = strategies.get_replica_context()
+        replica = context.current().replica_context
         if replica is None:
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
         extended = replica.strategy.extended
-        telling = (
-            structures.refusals("all_reduce", extended.engine.topology)
-            if experimental_aggregate_gradients
-            else nullcontext()
-        )
-        with telling:
-            step, gradients = self._prepared(extended, list(grads_and_vars))
-        replica.merge_call(self._apply, (step, gradients, experimental_aggregate_gradients))
+        topology = extended.engine.topology
+        sequence = topology.sequence
+        try:  # as `whole`, without its cost
+            try:
+                step, gradients = self._prepared(extended, list(grads_and_vars))
+            except (TypeError, ValueError, NotImplementedError):
+                if not experimental_aggregate_gradients:
+                    raise
+                with structures.refusals("all_reduce", topology):
+                    raise
+            apply = self._apply_flat if isinstance(step, FlatStep) else self._apply
+            replica.merge_call(apply, (step, gradients, experimental_aggregate_gradients))
+        except BaseException as error:
+            topology.left_call("apply_gradients", type(error), sequence)
+            raise
 
     def _prepared(
         self, extended: StrategyExtended, given: _Pairs
-    ) -> tuple[FlatStep | SeparateStep, list[Any]]:
+    ) -> tuple[FlatStep | SeparateStep, Sequence[Any]]:
         """Return the step for these variables, and the gradients that are not None."""
         engine = extended.engine
-        gradients = [gradient for gradient, _ in given]
-        if set(map(type, gradients)) == _ONLY_ARRAYS and not engine.holds_buffer(gradients):
-            flat = self._flat_steps.get((extended, *[id(variable) for _, variable in given]))
-            if flat is not None and flat.fits(gradients):
-                return flat, gradients
+        if given:
+            gradients, variables = zip(*given, strict=True)
+            if set(map(type, gradients)) == _ONLY_ARRAYS and not (
+                engine.arenas and engine.holds_buffer(gradients)
+            ):
+                flat = self._flat_steps.get((extended, *map(id, variables)))
+                if flat is not None and flat.fits(gradients):
+                    return flat, gradients
+        return self._prepared_anew(extended, given)
+
+    def _prepared_anew(
+        self, extended: StrategyExtended, given: _Pairs
+    ) -> tuple[FlatStep | SeparateStep, list[Any]]:
         pairs = [pair for pair in given if pair[0] is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable")
@@ -184,7 +192,7 @@ class Optimizer(ABC):
         for variable in variables:
             extended.check_variable(variable, "apply_gradients")
         gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
-        if not self._may_join(extended, gradients, variables):
+        if self._iterations is None or not self._may_join(extended, gradients, variables):
             return SeparateStep(extended, variables, self._slots, _names(given)), gradients
         gradients = [*map(arrays.to_host, gradients)]
         key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
@@ -192,8 +200,8 @@ class Optimizer(ABC):
         if flat is None or not flat.fits(gradients):
             slots = [self._slots[id(variable)][1] for variable in variables]
             dtypes = [gradient.dtype for gradient in gradients]
-            least_alone = engine.topology.limits.alone_bytes
-            flat = FlatStep(variables, slots, dtypes, _names(given), least_alone)
+            least_alone = extended.engine.topology.limits.alone_bytes
+            flat = FlatStep(variables, slots, dtypes, _names(given), self._iterations, least_alone)
             if len(self._flat_steps) >= _MOST_FLAT_STEPS:
                 self._flat_steps.clear()
             self._flat_steps[key] = flat
@@ -213,26 +221,34 @@ class Optimizer(ABC):
             and not engine.holds_buffer(gradients)
         )
 
-    def _apply(
-        self,
-        strategy: Strategy,
-        step: FlatStep | SeparateStep,
-        gradients: list[Any],
-        aggregate: bool,
-    ) -> None:
-        """Update the variables. Sum the gradients first if asked to."""
+    def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
+        """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
-        # The user's function may fail. Here no rank waits yet.
-        rate = float(self._learning_rate(number) if callable(self._learning_rate) else self._learning_rate)
-        messages = step.join(gradients)
+        rate = self._rate(number)
         if aggregate:
-            messages = strategy.extended.engine.all_reduce(ReduceOp.SUM, messages, None, step.form)
+            gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
-        step.update(self, messages, number + 1, rate)
+        step.update(self, gradients, number + 1, rate)
         assert self._iterations is not None
         completed = self._iterations.own_copy()
         np.add(completed, 1, completed)
         self._iterations.after_local_write("update")
+
+    def _apply_flat(
+        self, strategy: Strategy, step: FlatStep, gradients: Sequence[np.ndarray], aggregate: bool
+    ) -> None:
+        """Update the variables together. Sum the gradients first if asked to."""
+        number = step.completed.item()
+        rate = self._rate(number)
+        messages = step.join(gradients)
+        if aggregate:
+            messages = strategy.extended.engine.all_reduce(ReduceOp.SUM, messages, None, step.form)
+        step.update(self, messages, number + 1, rate)
+        np.add(step.completed, 1, step.completed)
+
+    def _rate(self, number: int) -> float:
+        """Return the learning rate. The user's function may fail, when no rank waits yet."""
+        return float(self._learning_rate(number) if callable(self._learning_rate) else self._learning_rate)
 
     def _create(self, variables: list[Variable]) -> None:
         new = [variable for variable in variables if id(variable) not in self._slots]

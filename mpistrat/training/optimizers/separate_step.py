@@ -45,10 +45,6 @@ class SeparateStep:
         self._extended, self._slots = extended, slots
         self.variables, self.form = variables, names
 
-    def join(self, gradients: list[Any]) -> list[Any]:
-        """Return the arrays to reduce."""
-        return gradients
-
     def update(self, rule: Rule, gradients: Sequence[Any], step: int, rate: float) -> None:
         """Update the variables with the reduced gradients."""
         variables: Sequence[Variable] = self.variables
