@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,10 +83,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         comm.Barrier()
         work = _work(where, arguments.epochs)
         programs = {LIBRARY: ways(work), **rivals(comm, work)}
-        fault = _fault(comm, programs)
-        if fault:
-            if comm.rank == 0:
-                print(fault, file=sys.stderr)
+        if any_fault(comm, _faults(programs)):
             return 1
         cold = _Colder()
         for case in programs[LIBRARY]:
@@ -107,9 +104,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
         if folder is not None:
             folder.cleanup()
     if comm.rank == 0:
-        print(report.table())
-        if arguments.json:
-            report.write_json(arguments.json)
+        report.show(arguments.json)
     return 0
 
 
@@ -149,8 +144,8 @@ class _Colder:
         self._objects = [(i, str(i)) for i in range(_OBJECTS)]
 
 
-def _fault(comm: Any, programs: Mapping[str, Ways]) -> str | None:
-    """Return the first difference of a result from the library's, or None. It makes each call once."""
+def _faults(programs: Mapping[str, Ways]) -> list[str]:
+    """Return how results differ from the library's. It makes each call once."""
     faults = []
     for case, ours in programs[LIBRARY].items():
         expected = ours(1)
@@ -163,8 +158,7 @@ def _fault(comm: Any, programs: Mapping[str, Ways]) -> str | None:
                     faults.append(f"{case}: {way} ends with the loss {got[-1]:.3g}, not {expected[-1]:.3g}")
             elif not all(map(_close, _listed(got), _listed(expected))):
                 faults.append(f"{case}: the result of {way} is not that of {LIBRARY}")
-    told = comm.allgather(faults)
-    return "\n".join(f"rank {rank}: {fault}" for rank, all_ in enumerate(told) for fault in all_) or None
+    return faults
 
 
 def _listed(result: Any) -> list[Any]:
