@@ -7,13 +7,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench import launch
 from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
-    import numpy as np
+    from mpistrat.bench.programs.small_work import Call, Work
 
 PROGRAM = ("-m", "mpistrat.bench.small")
 LOOPS = ("loop, data in memory", "loop, data in HDF5 files")
@@ -21,34 +21,6 @@ _TOUCHED = 8 << 20  # bytes
 _OBJECTS = 5000
 
 
-class Work(NamedTuple):
-    """What the calls work on, and where the files of the loops are.
-
-    Attributes
-    ----------
-    values : numpy.ndarray
-        Reduced as it is, given to a metric, or summed.
-    few, many : list of numpy.ndarray
-        Gradients of the variables of the loop, and of 200 variables.
-    array, arrays : numpy.ndarray, list of numpy.ndarray
-        64 KiB, and 60 vectors of 16 to 4,096 floats.
-    folder : Path
-    epochs : int
-        Of the loops.
-    """
-
-    values: np.ndarray
-    few: list[np.ndarray]
-    many: list[np.ndarray]
-    array: np.ndarray
-    arrays: list[np.ndarray]
-    folder: Path
-    epochs: int
-
-
-Call: TypeAlias = (
-    "Callable[[int], Any]"  # of k: repeats the call k times, and returns what the last one returned
-)
 Ways: TypeAlias = "Mapping[str, Call]"  # by case
 Rivals: TypeAlias = "Callable[[Any, Work], Mapping[str, Ways]]"  # by way
 
@@ -118,6 +90,7 @@ def _work(folder: Path, epochs: int) -> Work:
     import numpy as np
 
     from mpistrat.bench.programs.digits import initial_weights
+    from mpistrat.bench.programs.small_work import Work
 
     random = np.random.default_rng(0)
 
