@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
@@ -13,6 +15,8 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import Mirrored, ReduceOp, reducible
+
+NUMBERS = frozenset({int, float, complex})
 
 
 class Engine:
@@ -41,6 +45,8 @@ class Engine:
         The name of the device.
     arenas : Arenas
         The memory of buffers that are reduced where they are.
+    joins_arrays : bool
+        Whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count them.
     variable_device : Device
         The device of new variables.
     """
@@ -58,6 +64,7 @@ class Engine:
         self.devices = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)
         self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
+        self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device
         self._unnamed = 0
 
@@ -109,6 +116,19 @@ class Engine:
             kinds = tuple(map(structures.kind_across_replicas, leaves))
             structures.agree(self.topology, "all_reduce", op.name, form, kinds)
         return [reducible(op, leaf) for leaf in leaves]
+
+    def all_reduce_number(
+        self, op: ReduceOp, value: complex, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Combine one of `NUMBERS`. Fast path of `all_reduce`."""
+        if self.joins_arrays:
+            return self.all_reduce(op, [np.array(value)], options)[0][()]
+        return self.all_reduce(op, [value], options)[0]
+
+    def holds_buffer(self, values: Sequence[Any]) -> bool:
+        """Return whether one of the arrays is reduced where it is."""
+        arenas = self.arenas
+        return bool(arenas) and any(id(getattr(value, "base", None)) in arenas for value in values)
 
     # --- variables -------------------------------------------------------------------
 

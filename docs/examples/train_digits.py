@@ -138,9 +138,9 @@ def train(options):
         loss, gradients = loss_and_gradients(weights, images, labels, library)
         # The step is that of the mean over the *examples* of the global batch. The last batch is smaller,
         # and the replicas' parts differ by a row, so: divide by the number of all, and let
-        # apply_gradients add up the replicas' gradients.
+        # apply_gradients add up the replicas' gradients. A NumPy integer would make float64 of float32: int().
         replica = mpistrat.get_replica_context()
-        examples = replica.all_reduce("SUM", len(labels))
+        examples = int(replica.all_reduce("SUM", len(labels)))
         optimizer.apply_gradients(zip([g / examples for g in gradients], variables, strict=True))
         return float(loss), len(labels)
 

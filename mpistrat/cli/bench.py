@@ -12,6 +12,7 @@ SUBJECTS = {
     "step": "One training step on several ranks.",
     "startup": "The time from the start of a program to its first step.",
     "overhead": "The time of a call beyond its computation.",
+    "small": "Small training steps and calls, cold and hot.",
     "input": "Reading batches from HDF5 files.",
     "checkpoint": "Saving variables to a file, and loading them.",
     "files": "Starting on many small HDF5 files.",

@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
-from mpistrat.engine import Engine
+from mpistrat.engine import NUMBERS, Engine
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
@@ -115,16 +115,17 @@ class ReplicaContext:
         RuntimeError
             If this replica context is not the current one.
         """
-        require_replica_context(self)
         strategy = self._strategy
         stack = context.stack()
         depth = len(stack)
+        if not depth or stack[-1] is not self.mode:
+            require_replica_context(self)
         try:
             stack.append(strategy.extended.cross_replica_mode)
-            result = merge_fn(strategy, *args, **(kwargs or {}))
+            result = merge_fn(strategy, *args, **kwargs) if kwargs else merge_fn(strategy, *args)
         finally:
             del stack[depth:]
-        return components_but_variables(result)
+        return None if result is None else components_but_variables(result)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
@@ -161,6 +162,8 @@ class ReplicaContext:
             op = OPS[reduce_op]
         except (KeyError, TypeError):
             op = ReduceOp.parse(reduce_op)
+        if type(value) in NUMBERS:
+            return self._strategy.extended.engine.all_reduce_number(op, value, options)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
             engine = self._engine

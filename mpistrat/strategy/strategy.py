@@ -13,6 +13,7 @@ import numpy as np
 from mpistrat import context, data, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
+from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
@@ -182,13 +183,14 @@ class Strategy(FormerNames):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
         extended = self._extended
-        require_cross_replica(self, "run", "a replica function cannot run another")
+        stack = context.stack()
+        depth = len(stack)
+        if depth and stack[-1] is not extended.cross_replica_mode:
+            require_cross_replica(self, "run", "a replica function cannot run another")
         if args:
             args = [components_but_variables(arg) for arg in args]
         if kwargs:
             kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}
-        stack = context.stack()
-        depth = len(stack)
         try:
             stack.append(extended.replica_context.mode)
             return fn(*args, **kwargs) if kwargs else fn(*args)
@@ -240,6 +242,8 @@ class Strategy(FormerNames):
             op = ReduceOp.parse(reduce_op)
         if context.local.stack:
             require_cross_replica(self, "reduce", "use all_reduce of the replica context")
+        if axis is None and type(value) in NUMBERS:
+            return self._extended.engine.all_reduce_number(op, value)
         if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
             return self._extended.engine.all_reduce(op, [value])[0]
         return self._reduce(op, value, axis)

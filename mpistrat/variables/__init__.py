@@ -4,7 +4,7 @@ from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.mirrored import MirroredVariable
 from mpistrat.variables.on_gpu import GpuVariable, kind_on
-from mpistrat.variables.sync_on_read import SyncOnReadVariable
+from mpistrat.variables.sync_on_read import SyncOnReadVariable, read_together
 from mpistrat.variables.variable import Variable
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "SyncOnReadVariable",
     "Variable",
     "kind_on",
+    "read_together",
 ]

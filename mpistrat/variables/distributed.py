@@ -15,9 +15,10 @@ from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.values import DistributedValues
+from mpistrat.values import DistributedValues, VariableSynchronization
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import kind_on
+from mpistrat.variables.storage import placed_beside
 from mpistrat.variables.variable import Variable
 
 ranks_of = attrgetter("_engine.topology")  # of the ranks that hold copies of a variable
@@ -39,6 +40,8 @@ class DistributedVariable(Variable, DistributedValues):
         (value,) = broadcast(engine.topology, [value], "of the variable", *self._rules())
         device = engine.variable_device
         mine = arrays.placed(value, device)
+        if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:
+            mine = placed_beside(mine, self._trainable)
         return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
 
     def _rules(self) -> tuple[Hashable, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, component
+from mpistrat.variables.storage import placed_beside
 from mpistrat.variables.variable import Variable
 
 _NUMBERS = {int, float, complex}
@@ -24,7 +25,7 @@ class LocalVariable(Variable):
     """
 
     def _initialize(self, value: np.ndarray) -> None:
-        self._array = value
+        self._array = placed_beside(value, self._trainable)
 
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:

@@ -47,6 +47,20 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return self._component._array
 
     @property
+    def __array_struct__(self) -> Any:
+        """The memory of the variable, read-only.
+
+        NumPy asks for it before ``__array__``. Without it, `Mirrored.__getattr__` takes more time than the conversion
+        (2.5 us instead of 0.9).
+        """
+        own = self._component._array
+        if type(own) is np.ndarray and own.dtype.isbuiltin == 1 and own.dtype.kind in "biufc":
+            view = own.view()
+            view.flags.writeable = False
+            return view.__array_struct__
+        raise AttributeError("__array_struct__")  # it cannot describe bfloat16, and none is on the host
+
+    @property
     def __cupy_get_ndarray__(self) -> Callable[[], Any]:
         """On a GPU, CuPy's functions take a variable as the array that it is."""
         component: Any = self._component

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpistrat.collectives.division import divide
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
+from mpistrat.variables.variable import Variable
 
 _whole = whole(ranks_of)
 
@@ -67,6 +69,29 @@ _CALLS = (
 )
 for _name in _CALLS:
     setattr(SyncOnReadVariable, _name, _whole(getattr(SyncOnReadVariable, _name)))
+
+
+def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
+    """Return what `Variable.read_value` returns for each. Collective in cross-replica context.
+
+    Sums over the replicas of one strategy travel in one message.
+    """
+    first = variables[0]
+    if isinstance(first, SyncOnReadVariable) and all(_is_summed(each, first) for each in variables):
+        engine = first.distribute_strategy.extended.engine
+        return engine.all_reduce(ReduceOp.SUM, [each.own_copy() for each in variables])
+    return [each.read_value() for each in variables]
+
+
+def _is_summed(variable: Variable, first: SyncOnReadVariable) -> bool:
+    """Return whether a read now sums a variable over the replicas of ``first``."""
+    return (
+        type(variable) is SyncOnReadVariable
+        and variable._aggregation is VariableAggregation.SUM
+        and variable._engine is first._engine
+        and not variable._engine.topology.compares_variables
+        and not variable._is_own()
+    )
 
 
 def _share(value: np.ndarray, replicas: int, dtype: np.dtype) -> np.ndarray:

@@ -14,6 +14,13 @@ LISTS = [f"all_reduce of 200 x {length} floats" for length in (16, 256, 4096)]
 IN_LISTS = {"mpistrat", "Allreduce of as many bytes", "by hand", "by hand, same buffer"}
 PLAIN = {"mpistrat", "one call", "4 MiB pieces", "not blocking"}
 
+SMALL = [
+    *("Adam, 6 variables", "Adam, 200 variables", "SGD, 6 variables", "SGD, 200 variables"),
+    *("reduce of one float", "reduce of 64 KiB", "all_reduce of 60 arrays", "all_reduce of a number"),
+    *("run", "update_state", "result"),
+]
+LOOPS = ["loop, data in memory, a step", "loop, data in HDF5 files, a step"]
+
 # Of each comparison under two ranks: its arguments, and the ways of each case.
 COMPARISONS = {
     "overhead": (
@@ -56,6 +63,13 @@ COMPARISONS = {
             "sgd, momentum 0.9": {
                 "mpistrat", "mpistrat, plain arrays", "by hand", "by hand, 2 MiB pieces",
             }
+        },
+    ),
+    "small": (
+        ("--repetitions", "1", "--epochs", "3", "--inner", "2"),
+        {
+            case: {"mpistrat", "by hand"}
+            for case in [*LOOPS, *(f"{case}, {kind}" for case in SMALL for kind in ("cold", "hot"))]
         },
     ),
     "checkpoint": (
@@ -196,6 +210,14 @@ runpy.run_path({path!r}, run_name="__main__")
             "step_by_hand.StepByHand.step = lambda self, images, labels: right(self, images, labels, rate=0.11)",
             ["--repetitions", "1"],
             "rank 0: the programs differ: parameter 0 of by hand by up to",
+        ),
+        (
+            "small",
+            "small_by_hand",
+            "right = small_by_hand.Sgd.apply\n"
+            "small_by_hand.Sgd.apply = lambda self, gradients: right(self, gradients, rate=0.004)",
+            ["--repetitions", "1", "--epochs", "1"],
+            "rank 1: SGD, 6 variables: the result of by hand is not that of mpistrat",
         ),
     ],
 )

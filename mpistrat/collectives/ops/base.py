@@ -189,6 +189,10 @@ class CrossDeviceOps:
             self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
         )
 
+    def joins_arrays(self, options: CommunicationOptions) -> bool:
+        """Return whether a caller may join arrays before they are reduced. The hooks get them as they are."""
+        return False
+
     @_whole
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None

@@ -20,3 +20,7 @@ class Copies(CollectiveAllReduce):
         """Return copies of the values, and buffers themselves: buffers are reduced where they are."""
         arenas = self._arenas
         return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]
+
+    def joins_arrays(self, options: CommunicationOptions) -> bool:
+        """Return False: values are copied one by one."""
+        return False

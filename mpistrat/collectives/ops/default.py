@@ -64,6 +64,9 @@ class CollectiveAllReduce(CrossDeviceOps):
         values = [component(value) for value, _ in value_destination_pairs]
         return self._combine(reduce_op, values, options, IN_PAIRS)
 
+    def joins_arrays(self, options: CommunicationOptions) -> bool:
+        return not (self._has_own_hooks or self._bytes_per_pack((), options))
+
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Compare values as `CrossDeviceOps._compare`, if one is not sent; else the reduction compares them."""
         if self._has_own_hooks or not values or any(isinstance(value, Mirrored) for value in values):

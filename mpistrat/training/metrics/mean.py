@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.training.metrics.metric import Metric, weighted
+import numpy as np
+
+from mpistrat.training.metrics.metric import Metric, as_float64, weighted
+from mpistrat.training.metrics.total import results
 
 
 class Mean(Metric):
@@ -39,11 +42,16 @@ class Mean(Metric):
         sample_weight : array or number, optional
             The shape is that of the values, or of their first axes.
         """
-        values, weights = weighted(values, sample_weight)
-        self._total.add(values * weights)
-        self._count.add(weights)
+        if sample_weight is None:
+            values = as_float64(values)
+            self._total.add(values)
+            self._count.add(np.array(values.size, np.float64))
+        else:
+            values, weights = weighted(values, sample_weight)
+            self._total.add(values * weights)
+            self._count.add(weights)
 
     def result(self) -> Any:
         """Return the mean of the values of all replicas."""
-        total, count = self._total.result(), self._count.result()
+        total, count = results(self._total, self._count)
         return total / count if count else total * 0.0

@@ -103,6 +103,13 @@ class Metric(ABC):
         return f"<{type(self).__name__} {self._name!r}>"
 
 
+def as_float64(values: Any) -> np.ndarray:
+    """Return values as a float64 array."""
+    if type(values) is np.ndarray:  # fast path: neither masked nor of another library
+        return values.astype(np.float64, copy=False)
+    return arrays.as_numpy(values, np.float64)
+
+
 def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the values and their weights as float64 arrays of one shape.
 
@@ -111,11 +118,7 @@ def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     ValueError
         If an axis of the weights has neither the length of the same axis of the values nor length 1.
     """
-    values = arrays.as_numpy(values, np.float64)
-    if sample_weight is None:
-        weights = np.ones((), np.float64)
-    else:
-        weights = arrays.as_numpy(sample_weight, np.float64)
+    values, weights = as_float64(values), as_float64(sample_weight)
     if weights.ndim < values.ndim:
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
     try:

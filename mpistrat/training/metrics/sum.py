@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.training.metrics.metric import Metric, weighted
+from mpistrat.training.metrics.metric import Metric, as_float64, weighted
 
 
 class Sum(Metric):
@@ -35,8 +35,11 @@ class Sum(Metric):
         sample_weight : array or number, optional
             The shape is that of the values, or of their first axes.
         """
-        values, weights = weighted(values, sample_weight)
-        self._total.add(values * weights)
+        if sample_weight is None:
+            self._total.add(as_float64(values))
+        else:
+            values, weights = weighted(values, sample_weight)
+            self._total.add(values * weights)
 
     def result(self) -> Any:
         """Return the sum of the values of all replicas."""

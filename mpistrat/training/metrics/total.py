@@ -8,6 +8,7 @@ import numpy as np
 
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.values import VariableAggregation, VariableSynchronization
+from mpistrat.variables import read_together
 
 
 class Total:
@@ -34,11 +35,21 @@ class Total:
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of any shape to the sum of this replica."""
-        self.variable.assign_add(values.sum())
+        self.variable.assign_add(np.asarray(np.add.reduce(values, None)))
 
     def result(self) -> Any:
         """Return the sum as a float64. Collective in cross-replica context, where it is over all replicas."""
-        return self.variable.read_value()[()]
+        return results(self)[0]
+
+    def of(self, value: np.ndarray) -> Any:
+        """Return the sum of which ``value`` is the value of the variable."""
+        return value[()]
+
+
+def results(*totals: Total) -> list[Any]:
+    """Return several sums as `Total.result` does, in one message."""
+    values = read_together([total.variable for total in totals])
+    return [total.of(value) for total, value in zip(totals, values, strict=True)]
 
 
 _DIGIT = 20  # bits per digit
@@ -72,9 +83,7 @@ class ExactTotal(Total):
             _carry(words[:_DIGITS], _GUARD)
         self.variable.assign_add(words - own)
 
-    def result(self) -> Any:
-        """Return the sum as a float64. Collective in cross-replica context, where it is over all replicas."""
-        words = self.variable.read_value()
+    def of(self, words: np.ndarray) -> Any:
         digits = ((words + (1 << (_GUARD - 1))) >> _GUARD).tolist()
         above, below, undefined = digits[_DIGITS:]
         if undefined or (above and below):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -60,6 +61,8 @@ class Adam(Optimizer):
     0.9
     """
 
+    elementwise = True
+
     def __init__(
         self,
         learning_rate: float | Callable[[int], float] = 0.001,
@@ -77,7 +80,7 @@ class Adam(Optimizer):
         self.slots = ("m", "v", "vhat") if amsgrad else ("m", "v")
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
-        scaled = rate * np.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
+        scaled = rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
         numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon, 1 - self._decay(rate))
         return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
 
@@ -88,19 +91,24 @@ class Adam(Optimizer):
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        scaled = rate * np.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
-        for w, g, m, v, *vhat in blocks(weights, gradient, *state):
-            part = np.subtract(g, m)
-            part *= 1 - self._beta_1
-            m += part
-            np.multiply(g, g, out=part)
-            part -= v
-            part *= 1 - self._beta_2
-            v += part
-            if vhat:
-                np.maximum(vhat[0], v, out=vhat[0])
-            np.sqrt(vhat[0] if vhat else v, out=part)
-            part += self._epsilon
-            np.divide(m, part, out=part)
-            part *= float(scaled)
-            w -= part
+        scaled = rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
+        for part in blocks(weights, gradient, *state):
+            self._update_block(float(scaled), *part)
+
+    def _update_block(
+        self, scaled: float, w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, *vhat: np.ndarray
+    ) -> None:
+        part = np.subtract(g, m)
+        part *= 1 - self._beta_1
+        m += part
+        np.multiply(g, g, out=part)
+        part -= v
+        part *= 1 - self._beta_2
+        v += part
+        if vhat:
+            np.maximum(vhat[0], v, out=vhat[0])
+        np.sqrt(vhat[0] if vhat else v, out=part)
+        part += self._epsilon
+        np.divide(m, part, out=part)
+        part *= scaled
+        w -= part

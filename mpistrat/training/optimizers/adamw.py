@@ -37,6 +37,8 @@ class AdamW(Adam):
     0.85
     """
 
+    elementwise = True
+
     def __init__(
         self,
         learning_rate: float | Callable[[int], float] = 0.001,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 ELEMENTS = 1 << 15
 
 
-def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield the same flat block of each of several arrays of one shape.
+def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
+    """Return the same flat block of each of several arrays of one shape.
 
     The blocks are views: a write to a block changes its array.
 
@@ -19,10 +19,11 @@ def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     ValueError
         If an array is not contiguous.
     """
-    flat = []
     for array in arrays:
         if not array.flags.c_contiguous:
             raise ValueError(f"an array of shape {array.shape} is not contiguous")
-        flat.append(array.reshape(-1))
-    for start in range(0, flat[0].size, ELEMENTS):
-        yield tuple(each[start : start + ELEMENTS] for each in flat)
+    size = arrays[0].size
+    if size <= ELEMENTS and arrays[0].ndim == 1:
+        return (arrays,) if size else ()
+    flat = [array.reshape(-1) for array in arrays]
+    return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
-from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.gpu.kernels import FLOATS, EachElement
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.training.optimizers.flat_step import FlatStep
+from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.values import IndexedSlices, ReduceOp, component
-from mpistrat.variables import GpuVariable, LocalVariable, Variable
+from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
-    from mpistrat.strategy import Strategy
+    from mpistrat.strategy import Strategy, StrategyExtended
 
-
-def _current_ranks(optimizer: Optimizer) -> Topology:
-    return strategies.get_strategy().extended.engine.topology
+_Pairs = list[tuple[Any, Variable]]
+_ONLY_ARRAYS = {np.ndarray}
+_MOST_FLAT_STEPS = 64
 
 
 class Optimizer(ABC):
     """The base class of optimizers.
 
-    A subclass names the state it keeps for each variable in `slots`, and changes a variable in `update`.
+    A subclass names the state it keeps for each variable in `slots`, and changes a variable in `update`. If it changes
+    each element by itself, it may set `elementwise`.
 
     Parameters
     ----------
@@ -60,12 +60,21 @@ class Optimizer(ABC):
     """
 
     slots: tuple[str, ...] = ()
+    #: Whether `update` changes each element of its arrays without looking at others. Small variables are then updated
+    #: together, by one call with flat arrays. Set it in the class that defines `update`.
+    elementwise: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "update" in cls.__dict__:
+            cls.elementwise = cls.__dict__.get("elementwise", False)
 
     def __init__(self, learning_rate: float | Callable[[int], float], name: str | None = None):
         self.learning_rate = learning_rate
         self._name = name or type(self).__name__
         self._iterations: Variable | None = None
         self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        self._flat_steps = _FlatSteps()
 
     @property
     def learning_rate(self) -> Any:
@@ -81,7 +90,7 @@ class Optimizer(ABC):
     @property
     def iterations(self) -> int:
         """The number of completed steps."""
-        return 0 if self._iterations is None else int(self._iterations.own_copy())
+        return 0 if self._iterations is None else self._iterations.own_copy().item()
 
     @property
     def variables(self) -> list[Variable]:
@@ -106,7 +115,6 @@ class Optimizer(ABC):
             with strategy.scope():
                 self._create(variables)
 
-    @whole(_current_ranks)
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
@@ -137,47 +145,110 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        replica = strategies.get_replica_context()
+        replica = context.current().replica_context
         if replica is None:
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
         extended = replica.strategy.extended
-        telling = (
-            structures.refusals("all_reduce", extended.engine.topology)
-            if experimental_aggregate_gradients
-            else nullcontext()
-        )
-        with telling:
-            given = list(grads_and_vars)
-            pairs = [(gradient, variable) for gradient, variable in given if gradient is not None]
-            if not pairs:
-                raise ValueError("No gradients provided for any variable")
-            variables = [variable for _, variable in pairs]
-            for variable in variables:
-                extended.check_variable(variable, "apply_gradients")
-            gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
-            form = _form(given) if experimental_aggregate_gradients else None
-        replica.merge_call(self._apply, (gradients, variables, form))
+        topology = extended.engine.topology
+        sequence = topology.sequence
+        try:  # as `whole`, without its cost
+            try:
+                step, gradients = self._prepared(extended, list(grads_and_vars))
+            except (TypeError, ValueError, NotImplementedError):
+                if not experimental_aggregate_gradients:
+                    raise
+                with structures.refusals("all_reduce", topology):
+                    raise
+            apply = self._apply_flat if isinstance(step, FlatStep) else self._apply
+            replica.merge_call(apply, (step, gradients, experimental_aggregate_gradients))
+        except BaseException as error:
+            topology.left_call("apply_gradients", type(error), sequence)
+            raise
 
-    def _apply(
-        self, strategy: Strategy, gradients: list[Any], variables: list[Variable], form: Hashable
-    ) -> None:
-        """Update the variables. Sum the gradients first if ``form`` is given."""
-        extended = strategy.extended
-        step = self.iterations
-        # The user's function may fail. Here no rank waits yet.
-        rate = float(self._learning_rate(step) if callable(self._learning_rate) else self._learning_rate)
-        if form is not None:
-            gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, form)
-        self._create(variables)
+    def _prepared(
+        self, extended: StrategyExtended, given: _Pairs
+    ) -> tuple[FlatStep | SeparateStep, Sequence[Any]]:
+        """Return the step for these variables, and the gradients that are not None."""
+        engine = extended.engine
+        if given:
+            gradients, variables = zip(*given, strict=True)
+            if set(map(type, gradients)) == _ONLY_ARRAYS and not (
+                engine.arenas and engine.holds_buffer(gradients)
+            ):
+                flat = self._flat_steps.get((extended, *map(id, variables)))
+                if flat is not None and flat.fits(gradients):
+                    return flat, gradients
+        return self._prepared_anew(extended, given)
+
+    def _prepared_anew(
+        self, extended: StrategyExtended, given: _Pairs
+    ) -> tuple[FlatStep | SeparateStep, list[Any]]:
+        pairs = [pair for pair in given if pair[0] is not None]
+        if not pairs:
+            raise ValueError("No gradients provided for any variable")
+        variables = [variable for _, variable in pairs]
+        for variable in variables:
+            extended.check_variable(variable, "apply_gradients")
+        gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
+        if self._iterations is None or not self._may_join(extended, gradients, variables):
+            return SeparateStep(extended, variables, self._slots, _names(given)), gradients
+        gradients = [*map(arrays.to_host, gradients)]
+        key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
+        flat = self._flat_steps.get(key)
+        if flat is None or not flat.fits(gradients):
+            slots = [self._slots[id(variable)][1] for variable in variables]
+            dtypes = [gradient.dtype for gradient in gradients]
+            least_alone = extended.engine.topology.limits.alone_bytes
+            flat = FlatStep(variables, slots, dtypes, _names(given), self._iterations, least_alone)
+            if len(self._flat_steps) >= _MOST_FLAT_STEPS:
+                self._flat_steps.clear()
+            self._flat_steps[key] = flat
+        return flat, gradients
+
+    def _may_join(self, extended: StrategyExtended, gradients: list[Any], variables: list[Variable]) -> bool:
+        """Return whether a `FlatStep` can make this step. Equal on all ranks if they give equal kinds of gradients."""
+        engine = extended.engine
+        return (
+            self.elementwise
+            and engine.joins_arrays
+            and not engine.topology.compares_variables
+            and len(set(map(id, variables))) == len(variables)
+            and all(id(variable) in self._slots for variable in variables)
+            and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
+            and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
+            and not engine.holds_buffer(gradients)
+        )
+
+    def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
+        """Update the variables one by one. Sum the gradients first if asked to."""
+        number = self.iterations
+        rate = self._rate(number)
+        if aggregate:
+            gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+        self._create(step.variables)
+        step.update(self, gradients, number + 1, rate)
         assert self._iterations is not None
-        if extended.engine.device.kind == "cuda":
-            gradients, variables = self._apply_on_gpu(extended, gradients, variables, step + 1, rate)
-        for gradient, variable in zip(gradients, variables, strict=True):
-            slots = self._slots[id(variable)][1]
-            extended.update(variable, self._update, (gradient, step + 1, rate, *slots), group=False)
-        extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
+        completed = self._iterations.own_copy()
+        np.add(completed, 1, completed)
+        self._iterations.after_local_write("update")
+
+    def _apply_flat(
+        self, strategy: Strategy, step: FlatStep, gradients: Sequence[np.ndarray], aggregate: bool
+    ) -> None:
+        """Update the variables together. Sum the gradients first if asked to."""
+        number = step.completed.item()
+        rate = self._rate(number)
+        messages = step.join(gradients)
+        if aggregate:
+            messages = strategy.extended.engine.all_reduce(ReduceOp.SUM, messages, None, step.form)
+        step.update(self, messages, number + 1, rate)
+        np.add(step.completed, 1, step.completed)
+
+    def _rate(self, number: int) -> float:
+        """Return the learning rate. The user's function may fail, when no rank waits yet."""
+        return float(self._learning_rate(number) if callable(self._learning_rate) else self._learning_rate)
 
     def _create(self, variables: list[Variable]) -> None:
         new = [variable for variable in variables if id(variable) not in self._slots]
@@ -188,18 +259,19 @@ class Optimizer(ABC):
         if self._iterations is None:
             with variables[0].distribute_strategy.extended.engine.variables_on_host():
                 self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
-        for variable in new:
-            if id(variable) not in self._slots:
+        # Slot by slot, so that the values of one slot lie side by side.
+        distinct = {id(variable): variable for variable in new}
+        made = {}
+        for slot in self.slots:
+            for key, variable in distinct.items():
                 with variable.distribute_strategy.extended.colocate_vars_with(variable):
-                    made = tuple(
-                        Variable(
-                            np.zeros(variable.shape, variable.dtype),
-                            trainable=False,
-                            name=f"{self._name}/{variable.name}/{slot}",
-                        )
-                        for slot in self.slots
+                    made[key, slot] = Variable(
+                        np.zeros(variable.shape, variable.dtype),
+                        trainable=False,
+                        name=f"{self._name}/{variable.name}/{slot}",
                     )
-                self._slots[id(variable)] = (variable, made)
+        for key, variable in distinct.items():
+            self._slots[key] = variable, tuple(made[key, slot] for slot in self.slots)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -212,69 +284,6 @@ class Optimizer(ABC):
         """
         return None
 
-    def _apply_on_gpu(
-        self,
-        extended: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Variable],
-        step: int,
-        rate: float,
-    ) -> tuple[list[Any], list[Variable]]:
-        """Update variables on the GPU by one launch per dtype. Return the gradients and variables left to update."""
-        kernel = self.on_gpu(step, rate)
-        left: list[tuple[Any, Variable]] = []
-        groups: dict[Any, list[list[Any]]] = {}
-        for gradient, variable in zip(gradients, variables, strict=True):
-            weights = variable.own_copy()
-            fused = (
-                kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
-            )
-            if not fused or isinstance(gradient, IndexedSlices):
-                left.append((gradient, variable))
-                continue
-            placed = arrays.placed(gradient, extended.engine.device).astype(weights.dtype, copy=False)
-            slots = [slot.own_copy() for slot in self._slots[id(variable)][1]]
-            row = [cupy_for("an optimizer").ascontiguousarray(placed), weights, *slots]
-            groups.setdefault(weights.dtype, []).append(row)
-        if kernel is not None:
-            with cupy_for("an optimizer").cuda.Device(extended.engine.device.index):
-                for rows in groups.values():
-                    kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
-        done = {id(variable) for _, variable in left}
-        for variable in variables:
-            if id(variable) not in done:
-                variable.after_local_write("update")
-        return [gradient for gradient, _ in left], [variable for _, variable in left]
-
-    def _update(
-        self, variable: LocalVariable, gradient: Any, step: int, rate: float, *slots: LocalVariable
-    ) -> None:
-        state = [slot.array for slot in slots]
-        if isinstance(variable, GpuVariable):
-            self._update_alone(variable, gradient, step, rate, state)
-        elif isinstance(gradient, IndexedSlices):
-            gradient = IndexedSlices(
-                arrays.to_host(gradient.values), arrays.to_host(gradient.indices), gradient.dense_shape
-            )
-            self.update_rows(variable.array, gradient, step, rate, *state)
-        else:
-            self.update(variable.array, np.ascontiguousarray(arrays.to_host(gradient)), step, rate, *state)
-
-    def _update_alone(
-        self, variable: GpuVariable, gradient: Any, step: int, rate: float, state: list[Any]
-    ) -> None:
-        """Update on the host without a kernel, and for rows: GPUs add rows in another order on each replica."""
-        weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
-        if isinstance(gradient, IndexedSlices):
-            rows = IndexedSlices(
-                arrays.to_host(gradient.values), arrays.to_host(gradient.indices), gradient.dense_shape
-            )
-            self.update_rows(weights, rows, step, rate, *held)
-        else:
-            self.update(weights, np.ascontiguousarray(arrays.to_host(gradient)), step, rate, *held)
-        for target, result in zip((variable.array, *state), (weights, *held), strict=True):
-            target[...] = arrays.from_host(result, target)
-
     @abstractmethod
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
@@ -284,7 +293,8 @@ class Optimizer(ABC):
         Parameters
         ----------
         weights, gradient : numpy.ndarray
-            Contiguous arrays of one shape. Do not change the gradient.
+            Contiguous arrays of one shape. Their dtypes are equal too, except that the gradient of a variable of 16
+            bits may be wider. Do not change the gradient.
         step : int
             Number of this step, counted from 1.
         rate : float
@@ -302,7 +312,14 @@ class Optimizer(ABC):
         self.update(weights, dense, step, rate, *state)
 
 
-def _form(pairs: Iterable[tuple[Any, Variable]]) -> tuple[str, ...]:
+class _FlatSteps(dict[Hashable, FlatStep]):
+    """Steps by their strategies and variables. A copy of an optimizer prepares its own."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FlatSteps:
+        return _FlatSteps()
+
+
+def _names(pairs: _Pairs) -> tuple[str, ...]:
     """Return the names of the variables with and without gradients, for the ranks to compare."""
     return tuple(
         [

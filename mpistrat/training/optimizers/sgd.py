@@ -59,6 +59,8 @@ class SGD(Optimizer):
     0.5
     """
 
+    elementwise = True
+
     def __init__(
         self,
         learning_rate: float | Callable[[int], float] = 0.01,

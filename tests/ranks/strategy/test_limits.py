@@ -182,6 +182,7 @@ LOCAL = [
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
+    "CrossDeviceOps.joins_arrays",
     "CrossDeviceOps.reduce_implementation",
     "Variable.after_local_write",
     "Variable.batch_scatter_update",

@@ -1,0 +1,111 @@
+"""The step of an optimizer that updates its variables one by one, or on a GPU those of one dtype together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat.runtime import arrays
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.gpu.kernels import FLOATS
+from mpistrat.training.optimizers.rule import Rule, for_update
+from mpistrat.values import IndexedSlices
+from mpistrat.variables import GpuVariable, LocalVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.strategy import StrategyExtended
+
+Slots = Mapping[int, tuple[Variable, tuple[Variable, ...]]]
+
+
+class SeparateStep:
+    """The step of any optimizer, for gradients of all kinds.
+
+    Parameters
+    ----------
+    extended : StrategyExtended
+        That of the variables' strategy.
+    variables : sequence of Variable
+        In the order of the gradients.
+    slots : mapping
+        The variables' state, by the identity of the variable, when `update` is called.
+    names : tuple
+        What the ranks compare besides dtypes and shapes.
+    """
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        variables: list[Variable],
+        slots: Slots,
+        names: tuple[Hashable, ...],
+    ):
+        self._extended, self._slots = extended, slots
+        self.variables, self.form = variables, names
+
+    def update(self, rule: Rule, gradients: Sequence[Any], step: int, rate: float) -> None:
+        """Update the variables with the reduced gradients."""
+        variables: Sequence[Variable] = self.variables
+        if self._extended.engine.device.kind == "cuda":
+            gradients, variables = self._update_on_gpu(rule, gradients, step, rate)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            slots = self._slots[id(variable)][1]
+            self._extended.update(variable, _update_one, (rule, gradient, step, rate, *slots), group=False)
+
+    def _update_on_gpu(
+        self, rule: Rule, gradients: Sequence[Any], step: int, rate: float
+    ) -> tuple[list[Any], list[Variable]]:
+        """Update variables on the GPU by one launch per dtype. Return the gradients and variables left to update."""
+        kernel = rule.on_gpu(step, rate)
+        device = self._extended.engine.device
+        left: list[tuple[Any, Variable]] = []
+        groups: dict[Any, list[list[Any]]] = {}
+        for gradient, variable in zip(gradients, self.variables, strict=True):
+            weights = variable.own_copy()
+            fused = (
+                kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
+            )
+            if not fused or isinstance(gradient, IndexedSlices):
+                left.append((gradient, variable))
+                continue
+            placed = arrays.placed(gradient, device).astype(weights.dtype, copy=False)
+            slots = [slot.own_copy() for slot in self._slots[id(variable)][1]]
+            row = [cupy_for("an optimizer").ascontiguousarray(placed), weights, *slots]
+            groups.setdefault(weights.dtype, []).append(row)
+        if kernel is not None:
+            with cupy_for("an optimizer").cuda.Device(device.index):
+                for rows in groups.values():
+                    kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
+        done = {id(variable) for _, variable in left}
+        for variable in self.variables:
+            if id(variable) not in done:
+                variable.after_local_write("update")
+        return [gradient for gradient, _ in left], [variable for _, variable in left]
+
+
+def _update_one(
+    variable: LocalVariable, rule: Rule, gradient: Any, step: int, rate: float, *slots: LocalVariable
+) -> None:
+    state = [slot.array for slot in slots]
+    if not isinstance(variable, GpuVariable):
+        _update_on_host(variable.array, rule, gradient, step, rate, state)
+        return
+    # Without a kernel, and for rows: GPUs add rows in another order on each replica.
+    weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
+    _update_on_host(weights, rule, gradient, step, rate, held)
+    for target, result in zip((variable.array, *state), (weights, *held), strict=True):
+        target[...] = arrays.from_host(result, target)
+
+
+def _update_on_host(
+    weights: np.ndarray, rule: Rule, gradient: Any, step: int, rate: float, state: list[np.ndarray]
+) -> None:
+    if isinstance(gradient, IndexedSlices):
+        values, indices = arrays.to_host(gradient.values), arrays.to_host(gradient.indices)
+        rows = IndexedSlices(values, indices, gradient.dense_shape)
+        rule.update_rows(weights, rows, step, rate, *state)
+    else:
+        dense = for_update(np.ascontiguousarray(arrays.to_host(gradient)), weights.dtype)
+        rule.update(weights, dense, step, rate, *state)

@@ -1,0 +1,79 @@
+"""Small work makes few Python calls, and a step as many for many variables as for few.
+
+A call whose code has left the caches takes microseconds. The time would depend on the machine, the number does not.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+
+import mpistrat
+from mpistrat.optimizers import SGD, Adam, AdamW
+
+
+def python_calls(function):
+    """Return the number of Python functions that a call enters when it is made again."""
+    for _ in range(3):
+        function()
+    entered = []
+
+    def count(frame, event, argument):
+        if event == "call":
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+def step_of(strategy, optimizer, count):
+    with strategy.scope():
+        variables = [mpistrat.Variable(np.zeros((3, i % 5 + 1), np.float32)) for i in range(count)]
+    gradients = [np.ones(variable.shape, np.float32) for variable in variables]
+
+    def step():
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    return lambda: strategy.run(step)
+
+
+@pytest.fixture
+def strategy():
+    return mpistrat.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize("make", [SGD, lambda: SGD(momentum=0.5), Adam, AdamW])
+def test_a_step(strategy, make):
+    few, many = (python_calls(step_of(strategy, make(), count)) for count in (6, 200))
+    assert few == many
+    assert few <= 50
+
+
+def test_run(strategy):
+    assert python_calls(lambda: strategy.run(abs, (-1,))) <= 10
+    with strategy.scope():
+        assert python_calls(lambda: strategy.run(abs, (-1,))) <= 10
+
+
+def test_a_number(strategy):
+    def reduce():
+        return mpistrat.get_replica_context().all_reduce("SUM", 3)
+
+    assert python_calls(lambda: strategy.run(reduce)) <= 40
+
+
+def test_a_metric(strategy):
+    with strategy.scope():
+        mean = mpistrat.metrics.Mean()
+    values = np.ones(8, np.float32)
+    assert python_calls(lambda: strategy.run(mean.update_state, (values,))) <= 25
+
+
+def test_a_variable_as_an_array(strategy):
+    with strategy.scope():
+        variable = mpistrat.Variable(np.zeros(3))
+    assert python_calls(lambda: np.asarray(variable)) <= 3
