@@ -28,6 +28,8 @@ class CentralVariable(MirroredVariable):
     in the call. ON_READ is the same as ON_WRITE.
     """
 
+    each_replica_writes = False
+
     def _component_with(self, value: np.ndarray) -> LocalVariable:
         topology, device = self._engine.topology, self._engine.variable_device
         container = weakref.ref(self)

@@ -38,6 +38,7 @@ class ServerVariable(Variable):
         Number of the parameter server that holds it, or its first shard.
     """
 
+    each_replica_writes = False
     key: int
     server: int
     _shards: tuple[ServerVariable, ...] = ()

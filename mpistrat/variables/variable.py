@@ -56,6 +56,7 @@ class Variable(ArrayLike, NotProvided):
     array([4., 6.])
     """
 
+    each_replica_writes = True  # its own copy, an array of this process
     _container: Any = None  # in a component: a weak reference to its distributed variable
 
     def __new__(

@@ -16,7 +16,7 @@ from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.training.optimizers.flat_step import FlatStep
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.values import IndexedSlices, ReduceOp, component
-from mpistrat.variables import Variable
+from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
@@ -216,6 +216,7 @@ class Optimizer(ABC):
             and not engine.topology.compares_variables
             and len(set(map(id, variables))) == len(variables)
             and all(id(variable) in self._slots for variable in variables)
+            and all(variable.each_replica_writes for variable in variables)
             and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
             and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
             and not engine.holds_buffer(gradients)
@@ -230,9 +231,7 @@ class Optimizer(ABC):
         self._create(step.variables)
         step.update(self, gradients, number + 1, rate)
         assert self._iterations is not None
-        completed = self._iterations.own_copy()
-        np.add(completed, 1, completed)
-        self._iterations.after_local_write("update")
+        strategy.extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _apply_flat(
         self, strategy: Strategy, step: FlatStep, gradients: Sequence[np.ndarray], aggregate: bool
