@@ -9,6 +9,7 @@ from typing import Any
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
+from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
@@ -54,6 +55,7 @@ class Engine:
     ):
         self.options = options or CommunicationOptions()
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        watchdog.start(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)

@@ -16,6 +16,7 @@ from mpistrat.collectives.arenas.arena import buffers
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.record import flight_record
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import ChiefFirst
@@ -191,9 +192,11 @@ class Strategy(FormerNames):
         depth = len(stack)
         try:
             stack.append(extended.replica_context.mode)
-            return fn(*args, **kwargs) if kwargs else fn(*args)
+            result = fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
             del stack[depth:]
+        flight_record.step(flight_record.RUN)
+        return result
 
     # --- values ----------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu.kernels import FLOATS, EachElement
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.record import flight_record
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
@@ -159,6 +160,7 @@ class Optimizer(ABC):
             gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
             form = _form(given) if experimental_aggregate_gradients else None
         replica.merge_call(self._apply, (gradients, variables, form))
+        flight_record.step(flight_record.UPDATE)
 
     def _apply(
         self, strategy: Strategy, gradients: list[Any], variables: list[Variable], form: Hashable
