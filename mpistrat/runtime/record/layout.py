@@ -35,15 +35,12 @@ class Word(enum.IntEnum):
     TEXTS = 14  # texts that were written
     STEPS = 15
     STEP_SINCE = 16  # float
-    IN_COLLECTIVES = 17  # float, total
-    IN_INPUT = 18  # float, total
-    IN_SAVING = 19  # float, total
-    BYTES = 20  # that collectives were given, total
+    BYTES = 17  # that collectives were given, total
     MOVES = (
-        21  # whether the main thread ran Python code when the watchdog looked: 1, 0, or -1 if it did not look
+        18  # whether the main thread ran Python code when the watchdog looked: 1, 0, or -1 if it did not look
     )
-    EXIT_STATUS = 22  # 1 + the status given to os._exit; 0 if it was not called
-    OUT_OF_MEMORY_KILLS = 23  # 1 + what the cgroup had counted when the record was made; 0 if unknown
+    EXIT_STATUS = 19  # 1 + the status given to os._exit; 0 if it was not called
+    OUT_OF_MEMORY_KILLS = 20  # 1 + what the cgroup had counted when the record was made; 0 if unknown
 
 
 class Phase(enum.IntEnum):

@@ -15,8 +15,8 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu.kernels import FLOATS, EachElement
-from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
