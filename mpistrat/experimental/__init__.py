@@ -2,6 +2,7 @@
 
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpistrat.monitor.stragglers import RankStatistics, step
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
 from mpistrat.training.preemption.watcher import PreemptionWatcher
@@ -17,6 +18,8 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
+    "RankStatistics",
     "TerminationConfig",
     "ValueContext",
+    "step",
 ]

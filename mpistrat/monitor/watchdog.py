@@ -29,6 +29,7 @@ _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
+_COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
 _log = logging.getLogger(__name__)
 _watchdog: Watchdog | None = None
 
@@ -37,7 +38,7 @@ def start(topology: Topology) -> None:
     """Watch the collectives of these ranks, if there are several and this process has a record."""
     global _watchdog
     record = flight_record.current()
-    if record is None or topology.size == 1 or not rc.hang_seconds:
+    if record is None or topology.size == 1:
         return
     if _watchdog is None:
         _watchdog = Watchdog(record)
@@ -59,6 +60,7 @@ class Watchdog(threading.Thread):
         self.topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
         self._record = record
         self._reports: tuple[float, int] = (0.0, 0)  # when the wait began, and how many reports are due
+        self._next_comparison = 0.0
         self._writes = False  # whether this rank writes the reports
 
     def run(self) -> None:
@@ -73,6 +75,7 @@ class Watchdog(threading.Thread):
             time.sleep(every)
             try:
                 self._look(every)
+                self._compare_speeds()
             except Exception:  # a program must not notice that its watchdog fails
                 _log.debug("the watchdog failed", exc_info=True)
 
@@ -122,6 +125,30 @@ class Watchdog(threading.Thread):
             text += f"This report is in no file: {error}\n"
         _say(text)
 
+    def _compare_speeds(self) -> None:
+        """Log the ranks of this node that are slower than its others. The first rank of the node does."""
+        now = time.monotonic()
+        if now < self._next_comparison or not any(
+            each.rank == min(_node(each)) for each in list(self.topologies)
+        ):
+            return
+        from mpistrat.monitor import stragglers, waits
+        from mpistrat.runtime.record import read
+
+        self._next_comparison = now + _COMPARE_EVERY
+        everyone = read.records()
+        own = next((each for each in everyone if each.pid == os.getpid()), None)
+        if own is None:
+            return
+        job = [
+            stragglers.Measured(each.rank, each.host, each.steps) for each in waits.of_one_job(own, everyone)
+        ]
+        slow = [each for each in stragglers.compare(job) if each.slow]
+        if slow:
+            self._next_comparison = now + _LOG_EVERY
+            for each in slow:
+                _log.warning("%s", each)
+
     def _end_job(self, waited: float) -> None:
         from mpi4py import MPI
 
@@ -136,6 +163,10 @@ class Watchdog(threading.Thread):
 
         threading.Thread(target=leave, daemon=True).start()
         MPI.COMM_WORLD.Abort(exit_status.RESTART)
+
+
+def _node(topology: Topology) -> tuple[int, ...]:
+    return next(ranks for ranks in topology.nodes if topology.rank in ranks)
 
 
 def _is_mine(own: Record, job: list[Record]) -> bool:

@@ -187,10 +187,10 @@ class Options:
     gpu_direct : str
         Whether MPI gets pointers to GPU memory. With ``"auto"`` it does if ``mpistrat check --gpu-direct`` has found
         that this works.
+    hang_abort_seconds : float
+        After how many seconds of waiting in a collective the job is ended, with exit status 42; 0 for never.
     hang_seconds : float
         After how many seconds of waiting in a collective the ranks report which rank they wait for; 0 for never.
-    hang_abort_seconds : float
-        After how many seconds of waiting such a report ends the job, with exit status 42; 0 for never.
     progress : bool or None
         Whether `mpistrat.training.progress` shows its bar; None for a bar on a terminal and lines in a log.
     record : bool
@@ -219,8 +219,8 @@ class Options:
     )
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
-    hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
     hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
+    hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
     record_dir = Option("", _folder, "a directory", same=False)

@@ -13,6 +13,8 @@ import numpy as np
 from mpistrat import context, data, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
+from mpistrat.monitor import stragglers
+from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
@@ -197,6 +199,29 @@ class Strategy(FormerNames):
             del stack[depth:]
         flight_record.step(flight_record.RUN)
         return result
+
+    def experimental_statistics(self) -> tuple[RankStatistics, ...]:
+        """Return how long the steps of each rank took, and which ranks the others wait for. Collective.
+
+        A step is one ``apply_gradients``, else one `run`, or what `mpistrat.experimental.step` says.
+
+        Returns
+        -------
+        tuple of RankStatistics
+            In the order of ranks. Without a flight record (``MPISTRAT_RECORD=0``) they count no steps.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> for _ in range(3):
+        ...     _ = strategy.run(lambda: sum(range(1000)))
+        >>> [each.slow for each in strategy.experimental_statistics()] == [False] * strategy.num_replicas_in_sync
+        True
+        """
+        topology = self._extended.engine.topology
+        own = stragglers.own(topology.rank)
+        return stragglers.compare(topology.all_gather_object(own))
 
     # --- values ----------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ def on_all_nodes(job: str) -> list[dict[str, Any]]:
 def view_of(ended: Ended) -> View:
     """Return what is known of a job that has ended: its processes are gone."""
     return View(
-        max((each.heartbeat for each in ended.records), default=0.0),
+        ended.when - ended.records[0].clock if ended.records else 0.0,
         ended.records,
         {each.pid: process.ProcessFacts("X") for each in ended.records},
         {},

@@ -152,6 +152,10 @@ class FlightRecord:
         if os.getpid() == self._process:
             self._words[Word.EXIT_STATUS] = 1 + (status & 255)
 
+    def contents(self) -> bytes:
+        """Return a copy of the record."""
+        return self._memory[: layout.STACKS]
+
     def in_collective(self) -> float:
         """Return since when this process is in a collective, by the monotonic clock; infinity if it is in none."""
         words, seconds = self._words, self._seconds

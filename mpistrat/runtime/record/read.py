@@ -138,12 +138,17 @@ def read(path: str | Path) -> Record | None:
             os.close(descriptor)
     except OSError:
         return None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, path: str = "") -> Record | None:
+    """Return the record that a file or memory holds, or None if it does not hold a complete one."""
     if len(data) < layout.STACKS:
         return None
     words = memoryview(data).cast("q")
     if words[Word.MAGIC] != layout.MAGIC or words[Word.VERSION] != layout.VERSION:
         return None
-    return _Reader(data).record(str(path))
+    return _Reader(data).record(path)
 
 
 def stacks(path: str | Path, start: int) -> str:
