@@ -42,6 +42,13 @@ class RankStatistics:
         Whether the other ranks wait for this one.
     cost : float
         Which part of every step the job would save if this rank were like the others: 0.13 for 13 %. 0 if not slow.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+    >>> strategy.experimental_statistics()[0].rank
+    0
     """
 
     rank: int

@@ -29,6 +29,7 @@ _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
+_KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
 _log = logging.getLogger(__name__)
 _watchdog: Watchdog | None = None
@@ -112,6 +113,8 @@ class Watchdog(threading.Thread):
         found = report.waits_in(seen)
         if not found or not waits.wait_of(next(each for each in seen.records if each.pid == own.pid), found):
             return  # it goes on
+        if all(not wait.missing and 0 in wait.unseen for wait in found):
+            return  # the missing rank and the chief are on other nodes, which report
         text = report.text(seen, found, own.rank)
         first = found[0]
         try:
@@ -135,6 +138,8 @@ class Watchdog(threading.Thread):
         from mpistrat.monitor import stragglers, waits
         from mpistrat.runtime.record import read
 
+        if not self._next_comparison:
+            read.remove_old(_KEPT)
         self._next_comparison = now + _COMPARE_EVERY
         everyone = read.records()
         own = next((each for each in everyone if each.pid == os.getpid()), None)

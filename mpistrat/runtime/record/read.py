@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,14 @@ def parse(data: bytes, path: str = "") -> Record | None:
     if words[Word.MAGIC] != layout.MAGIC or words[Word.VERSION] != layout.VERSION:
         return None
     return _Reader(data).record(path)
+
+
+def remove_old(seconds: float) -> None:
+    """Remove the records of this user's processes that ended longer ago than this without removing them."""
+    for record in records():
+        with contextlib.suppress(OSError):
+            if not record.lives and time.time() - os.stat(record.path).st_mtime > seconds:
+                os.unlink(record.path)
 
 
 def stacks(path: str | Path, start: int) -> str:
