@@ -39,7 +39,7 @@ def python():
 
 def c_code():
     while not was_reported():
-        sum(range(100_000_000))  # seconds without releasing the lock of the interpreter
+        sum(range(250_000_000))  # seconds without releasing the lock of the interpreter
 
 
 def sleep():

@@ -309,6 +309,7 @@ class FlightRecord:
                 if of < unit:
                     return
                 unit, count, before = of, 0, (0.0, 0.0, 0.0, 0.0)
+                words[at_steps] = 0  # steps of the smaller unit do not count any more
             began, collectives, input, saving = before
             before = now(), in_collectives, in_phase[1], in_phase[2]
             if began:
