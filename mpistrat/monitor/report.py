@@ -17,6 +17,7 @@ from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Entry, Record
 
 _SECOND_LOOK = 2.0  # seconds for the threads of a process that seem not to run
+_MISSED, _SURELY_MISSED = 2, 4  # heartbeats: a busy machine may delay a thread
 _MOST_FRAMES = 12
 _MOST_PROCESSES = 4
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
@@ -50,17 +51,18 @@ def view(records: Sequence[Record]) -> View:
     """Look at the processes of these records: at their stacks, and at what the system says."""
     facts = {each.pid: process.look(each.pid, each.started) for each in records}
     found = stacks.ask(records)
-    silent = {each.pid for each in records if facts[each.pid].state not in "TtZX" and _is_silent(each)}
-    if silent:
-        longest = min(_SECOND_LOOK, 2 * max((each.beat_every for each in records), default=0.0))
-        time.sleep(longest)
+    runs = [each for each in records if facts[each.pid].state not in "TtZX"]
+    silent = {each.pid for each in runs if _is_silent(each, _SURELY_MISSED)}
+    doubtful = {each.pid for each in runs if _is_silent(each, _MISSED)} - silent
+    if doubtful:
+        time.sleep(min(_SECOND_LOOK, 2 * max(each.beat_every for each in records)))
         records = [read.read(each.path) or each for each in records]
-        silent = {each.pid for each in records if each.pid in silent and _is_silent(each)}
+        silent |= {each.pid for each in records if each.pid in doubtful and _is_silent(each, _MISSED)}
     return View(time.monotonic(), tuple(records), facts, found, frozenset(silent))
 
 
-def _is_silent(record: Record) -> bool:
-    return bool(record.beat_every) and time.monotonic() - record.heartbeat > 2 * record.beat_every
+def _is_silent(record: Record, beats: int) -> bool:
+    return bool(record.beat_every) and time.monotonic() - record.heartbeat > beats * record.beat_every
 
 
 def halted(seen: View) -> set[int]:

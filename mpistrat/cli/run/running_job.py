@@ -58,7 +58,9 @@ def run(job: Job, environ: dict[str, str]) -> int:
     if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
         from mpistrat.monitor import last  # a late import: seldom needed
 
-        last.keep(started, running.ranks.keys(), [f"mpistrat run ended with exit status {status}"], bool(status))
+        last.keep(
+            started, running.ranks.keys(), [f"mpistrat run ended with exit status {status}"], bool(status)
+        )
     if status:
         leftovers.remove(started)
     return status
