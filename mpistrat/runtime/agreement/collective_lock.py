@@ -268,6 +268,7 @@ class CollectiveLock:
                 self._leave(kind.__name__, noticed=self.only_meets and len(self.nodes) == 1)
             self.sequence -= 1
         self.end()
+        flight_record.note(f"{self._operation.name}{call_site()} was left by {kind.__name__}")
 
     def _has_met(self) -> bool:
         """Return whether other ranks may have met this one in its collective."""
