@@ -236,7 +236,7 @@ class FlightRecord:
         at_steps, at_step_since, at_phase, at_phase_since = (
             word[name] for name in ("STEPS", "STEP_SINCE", "PHASE", "PHASE_SINCE")
         )
-        at_bytes = word["BYTES"]
+        at_bytes, at_entries = word["BYTES"], word["ENTRIES"]
         in_collectives, in_phase, total_bytes = 0.0, [0.0] * len(Phase), 0
         before = 0.0, 0.0, 0.0, 0.0  # time, in collectives, in input, in saving: when the last step ended
         unit = count = 0
@@ -282,7 +282,7 @@ class FlightRecord:
                 nbytes, entered = operation.nbytes, now()
                 text = operation.record or operation_text(operation)
                 pack_entry(memory, at, number, index, text, place_of(frame), nbytes, entered, 0.0, 0.0)
-                words[home + 3] = entry + 1
+                words[home + 3] = words[at_entries] = entry + 1
                 inside = True
 
             def meet() -> None:

@@ -179,7 +179,7 @@ class _Reader:
     def record(self, path: str) -> Record:
         words, seconds = self._words, self._seconds
         tokens = [words[self._home(i)] for i in range(layout.MOST_COMMUNICATORS)]
-        first = max(0, (last := self._last_entry()) - layout.RING_ENTRIES)
+        first = max(0, (last := words[Word.ENTRIES]) - layout.RING_ENTRIES)
         entries = tuple(self._entry(i, tokens) for i in range(first, last))
         return Record(
             path=path,
@@ -214,9 +214,6 @@ class _Reader:
     @staticmethod
     def _home(index: int) -> int:
         return layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS
-
-    def _last_entry(self) -> int:
-        return max((self._words[self._home(i) + 3] for i in range(layout.MOST_COMMUNICATORS)), default=0)
 
     def _membership(self, index: int, tokens: list[int]) -> Membership:
         token, size, rank, after = self._words[self._home(index) : self._home(index) + 4].tolist()

@@ -14,7 +14,12 @@ needs_memory = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this
 
 @pytest.fixture
 def strategy(comm):
-    return mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    made = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    if made.extended.engine.topology.flight is None:
+        pytest.skip(
+            f"the record has {layout.MOST_COMMUNICATORS} communicators, which other tests did not free"
+        )
+    return made
 
 
 def own():
