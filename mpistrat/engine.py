@@ -13,7 +13,7 @@ from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
-from mpistrat.values import Mirrored, ReduceOp, reducible, snapshot
+from mpistrat.values import Mirrored, ReduceOp, reducible
 
 
 class Engine:
@@ -129,18 +129,3 @@ class Engine:
             return name
         self._unnamed += 1
         return "Variable" if self._unnamed == 1 else f"Variable_{self._unnamed - 1}"
-
-
-class DefaultEngine(Engine):
-    """The engine of the default strategy: one replica, whose values are the results."""
-
-    def all_reduce(
-        self,
-        op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        form: Hashable = None,
-    ) -> list[Any]:
-        """Return copies of the values, and buffers themselves: buffers are reduced where they are."""
-        arenas = self.arenas
-        return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]

@@ -87,7 +87,8 @@ def packed_for_host(
         If one of the arrays cannot be reduced by ``op``.
     """
     of_dtypes = {
-        dtype: _limits(topology, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm) for dtype, _ in key
+        dtype: _limits(topology, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm)
+        for dtype in {dtype: None for dtype, _ in key}
     }
     return pack(op, key, topology.size, of_dtypes)
 

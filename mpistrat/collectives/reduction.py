@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from mpistrat.collectives.algorithms.contract import Meeting
 from mpistrat.collectives.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
@@ -173,14 +172,18 @@ class Reduction:
             topology.failed(type(error))
             raise
 
-    @whole(attrgetter("_topology"), "all_reduce")
     def _run(self, values: Sequence[Any], timeout_seconds: float | None) -> Any:
         topology = self._topology
         lay_down, combine, give_back, meets = self._steps
-        laid = lay_down(values)
-        with topology.turn(self._operation, meets, timeout_seconds):
-            done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
-        return give_back(done)
+        sequence = topology.sequence
+        try:
+            laid = lay_down(values)
+            with topology.turn(self._operation, meets, timeout_seconds):
+                done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
+            return give_back(done)
+        except BaseException as error:
+            topology.left_call("all_reduce", type(error), sequence)
+            raise
 
 
 class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.data.distribute.autoshard import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, divide
+from mpistrat.data.distribute.autoshard import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Division,
+    divide,
+)
 from mpistrat.data.distribute.until_all_end import divide_until_all_end
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
 from mpistrat.data.pipeline.chain import Chain
@@ -16,6 +21,8 @@ from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.pipeline.transforms import Shard, Shuffle, before_batch, length_of
+from mpistrat.data.rows.contracts import ranks_of_node
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
 
@@ -289,12 +296,31 @@ class Dataset(Chain):
         return self._planned(self._transforms)
 
     def _planned(self, transforms: tuple[Transform, ...]) -> Any:
-        return PipelinePlan(self._source, transforms)
+        return PipelinePlan(self._for_shuffle(), transforms)
+
+    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Source:
+        """Return the source, ready for the shuffle of this dataset if it has one.
+
+        Parameters
+        ----------
+        ranks : int, optional
+            How many ranks of this node share the memory for it, if that is known.
+        peers : Peers, optional
+            The replicas, if all have this dataset. Collective over them if given.
+        """
+        of_rows = before_batch(self._transforms)
+        if not any(isinstance(each, Shuffle) for each in of_rows):
+            return self._source
+        if peers is not None:  # which together read all shards
+            of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
+        wanted = length_of(len(self._source), of_rows)
+        return self._source.for_shuffle(self.options().shuffle_memory, wanted, ranks, peers)
 
     def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
         """Return the division of this dataset over the replicas."""
         distribute = self.options().experimental_distribute
-        return divide(distribute.auto_shard_policy, self._source, transforms, peers, distribute.balance)
+        source = self._for_shuffle(ranks_of_node(peers), peers)
+        return divide(distribute.auto_shard_policy, source, transforms, peers, distribute.balance)
 
     def _own_length(self) -> int | None:
         """Return the number of elements, or None for an endless dataset."""
@@ -332,6 +358,9 @@ class IterableDataset(Dataset):
 
     def _planned(self, transforms: tuple[Transform, ...]) -> Any:
         return StreamPlan(self._source, transforms)
+
+    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Source:
+        return self._source
 
     def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
         policy = self.options().experimental_distribute.auto_shard_policy

@@ -154,6 +154,7 @@ class DistributedDataset(Distributed):
             "source": source.fingerprint(),
             "pipeline": [_description(each) for each in transforms],
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
+            "shuffle_memory": dataset.options().shuffle_memory,
         }
         everyone = topology.all_gather_object((mine, drawn_seeds(transforms)))
         _check_equal([description for description, _ in everyone])

@@ -11,7 +11,7 @@ from mpistrat.data.distribute.until_all_end import OwnUntilAllEnd
 from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
 from mpistrat.data.pipeline.transforms import drawn_seeds, with_drawn_seeds
-from mpistrat.data.rows.contracts import Peers
+from mpistrat.data.rows.contracts import Peers, ranks_of_node
 from mpistrat.runtime.device import Device
 
 
@@ -81,7 +81,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        source, transforms = dataset._source, with_drawn_seeds(dataset._transforms, reports[0]["seeds"])
+        source = dataset._for_shuffle(ranks_of_node(topology))
+        transforms = with_drawn_seeds(dataset._transforms, reports[0]["seeds"])
         own: Division
         if UNKNOWN_CARDINALITY in lengths:
             own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(transforms))

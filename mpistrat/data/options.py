@@ -11,7 +11,9 @@ SHARD_HINT = -1
 AUTOTUNE = -1
 """Placeholder in ``dataset.prefetch(AUTOTUNE)``: the library chooses a number that suits the size of a batch."""
 
-PREFETCH, MOST_PREFETCH = 2, 16
+_SHUFFLE_MEMORY = 1 << 30
+
+PREFETCH, MOST_PREFETCH = 2, 8192
 """Number of batches that AUTOTUNE reads ahead: usually, and at most (for small batches)."""
 
 
@@ -307,6 +309,10 @@ class Options:
         The options of distribution.
     prefetch : int or None
         Number of batches that are read ahead. `AUTOTUNE` (-1) lets the library choose.
+    shuffle_memory : int
+        Bytes of memory on each node for a shuffle of small rows (less than 16 KiB) of files. If all rows fit, the
+        node reads them once and keeps them. Otherwise they are mixed in windows of this memory. The default is
+        1 GiB.
 
     Examples
     --------
@@ -314,11 +320,12 @@ class Options:
     >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     """
 
-    __slots__ = ("_distribute", "_prefetch")
+    __slots__ = ("_distribute", "_prefetch", "_shuffle_memory")
 
     def __init__(self) -> None:
         self._distribute = DistributeOptions()
         self._prefetch: int | None = None
+        self._shuffle_memory: int | None = None
 
     @property
     def experimental_distribute(self) -> DistributeOptions:
@@ -342,6 +349,17 @@ class Options:
             raise ValueError(f"prefetch must be a number of batches, AUTOTUNE (-1) or None, not {value!r}")
         self._prefetch = value
 
+    @property
+    def shuffle_memory(self) -> int:
+        """Bytes of memory on each node for a shuffle of small rows of files. The default is 1 GiB."""
+        return _SHUFFLE_MEMORY if self._shuffle_memory is None else self._shuffle_memory
+
+    @shuffle_memory.setter
+    def shuffle_memory(self, value: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"shuffle_memory must be a number of bytes, not {value!r}")
+        self._shuffle_memory = value
+
     def merge(self, other: Options) -> Options:
         """Return these options, overridden by the options that are set in another object.
 
@@ -357,7 +375,9 @@ class Options:
         """
         merged = Options()
         for each in (self, other):
-            merged._prefetch = merged._prefetch if each._prefetch is None else each._prefetch
+            for name in ("_prefetch", "_shuffle_memory"):
+                if getattr(each, name) is not None:
+                    setattr(merged, name, getattr(each, name))
             for name in DistributeOptions.__slots__:
                 value: Any = getattr(each._distribute, name)
                 if value is not None:
@@ -367,10 +387,11 @@ class Options:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Options):
             return NotImplemented
-        return self._distribute == other._distribute and self._prefetch == other._prefetch
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         prefetch = "" if self._prefetch is None else f", prefetch={self._prefetch}"
-        return f"Options(experimental_distribute={self._distribute!r}{prefetch})"
+        memory = "" if self._shuffle_memory is None else f", shuffle_memory={self._shuffle_memory}"
+        return f"Options(experimental_distribute={self._distribute!r}{prefetch}{memory})"

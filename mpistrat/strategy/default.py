@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.engine import DefaultEngine
+from mpistrat.collectives.ops.copies import Copies
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED
 from mpistrat.strategy.scope import Scope
@@ -69,7 +69,7 @@ class _DefaultScope(Scope[Strategy]):
 
 
 class _DefaultExtended(StrategyExtended):
-    _engine_class = DefaultEngine
+    _usual_ops = Copies
 
     def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
         return kind_on(self.engine.variable_device)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
-from mpistrat.collectives import CommunicationOptions, CrossDeviceOps
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
@@ -73,13 +73,15 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
     ):
         self._strategy = container_strategy
-        self.engine: Engine = self._engine_class(topology, device, cross_device_ops, communication_options)
+        self.engine: Engine = Engine(
+            topology, device, cross_device_ops or self._usual_ops(), communication_options
+        )
         rank = self.engine.topology.rank
         self.replica_context: ReplicaContext = ReplicaContext(container_strategy, rank)
         self.cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=rank)
 
-    _engine_class = Engine
+    _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 
     # --- properties ------------------------------------------------------------------
 

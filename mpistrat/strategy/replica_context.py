@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
+from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
@@ -60,6 +62,10 @@ class ReplicaContext:
         self._strategy = strategy
         self._id = replica_id_in_sync_group
         self.mode = context.Mode(strategy, self)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return self._strategy.extended.engine
 
     @property
     def strategy(self) -> context.AnyStrategy:
@@ -157,9 +163,13 @@ class ReplicaContext:
             op = ReduceOp.parse(reduce_op)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
-            return self._strategy.extended.engine.all_reduce(op, [value], options)[0]
+            engine = self._engine
+            merged = engine.options if options is None else engine.merged(options)
+            return engine.ops.all_reduce(op, [value], merged)[0]
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
-            return self._strategy.extended.engine.all_reduce(op, value, options, nest.IN_A_LIST)
+            engine = self._engine
+            merged = engine.options if options is None else engine.merged(options)
+            return engine.ops.all_reduce(op, value, merged, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
     @_whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,12 @@ from mpistrat.collectives.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_gpu import kind_on
 from mpistrat.variables.variable import Variable
 
-
-def ranks_of(variable: DistributedVariable) -> Topology:
-    """Return the topology of the ranks that hold copies of a variable."""
-    return variable._engine.topology
+ranks_of = attrgetter("_engine.topology")  # of the ranks that hold copies of a variable
 
 
 class DistributedVariable(Variable, DistributedValues):

@@ -79,6 +79,11 @@ def run(*arguments, stdin=b"", cwd=None, **environ):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+def own(err):
+    """The errors without the line that a rank prints in MPI_Abort of MPICH."""
+    return re.sub(r"^Abort\(\d+\) on node .*\n", "", err, flags=re.MULTILINE)
+
+
 def gone(pids, patience=10.0):
     """Whether these processes, with the times of their starts, end soon."""
     end = time.monotonic() + patience
@@ -154,11 +159,12 @@ def test_default_is_one_rank_per_core(write):
 @pytest.mark.fault
 def test_exit_status(write):
     program = write("sys.exit(3 if rank == 1 else 0)")
-    assert run("-n", 2, program)[:2] == (3, "")
+    status, out, err = run("-n", 2, program)
+    assert (status, out, own(err)) == (3, "", "")
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("status", [1, 42])
+@pytest.mark.parametrize("status", [1, 42, 256])
 def test_abort(write, status):
     program = write(
         f"""
@@ -170,16 +176,19 @@ def test_abort(write, status):
         """
     )
     found, out, err = run("-n", 2, program)
-    assert (found, out) == (status, "")
-    assert err.count("last words\n") == 2
+    if status == 256 and FAMILY == "mpich" and found == 0:
+        pytest.xfail("MPICH takes 256 modulo 256, and may end the job before what it says comes out")
+    assert found == (status if status < 256 else 1)
+    assert (out, own(err)) == ("", "last words\n" * 2)
 
 
 @pytest.mark.fault
-def test_traceback_is_shown(write):
+def test_traceback_is_the_last_thing(write):
     program = write("if rank == 1: raise ValueError('the last thing')\nMPI.COMM_WORLD.Barrier()")
     status, _, err = run("-n", 2, "-m", "mpi4py", program)
     assert status == 1
-    assert "ValueError: the last thing\n" in err
+    assert own(err).endswith("ValueError: the last thing\n")
+    assert "---" not in err
 
 
 @pytest.mark.fault
@@ -198,19 +207,27 @@ def test_killed_by_a_signal(write, number):
         """
     )
     status, out, err = run("-n", 2, program)
-    assert status == (128 + number if FAMILY == "openmpi" else number)
+    assert status == 128 + number
     assert out == ""
-    assert "no newline" in err
-    assert re.search(rf"signal {number:d}\b", err)
+    who, more = "rank 1", ""
+    if FAMILY != "openmpi":  # it does not always say
+        who, more = "(rank 1|a rank)", r"( or \d+ \(SIG\w+\))*"
+    # The ranks of MPICH write past this command, which cannot see whether a line has ended.
+    newline = "\n" if FAMILY == "openmpi" else "\n?"
+    assert re.fullmatch(
+        rf"no newline{newline}mpistrat run: {who} was killed by signal {number:d} \({number.name}\){more}\n",
+        err,
+    )
 
 
 @pytest.mark.fault
 def test_crash_shows_where(write):
     program = write("import ctypes\nif rank == 1: ctypes.string_at(0)\nMPI.COMM_WORLD.Barrier()")
     status, _, err = run("-n", 2, program)
-    assert status == (128 + signal.SIGSEGV if FAMILY == "openmpi" else signal.SIGSEGV)
+    assert status == 128 + signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in err
     assert "prog.py" in err
+    assert re.search(r"\nmpistrat run: (rank 1|a rank) was killed by signal 11 \(SIGSEGV\)\n$", err)
 
 
 @pytest.mark.full
@@ -301,7 +318,7 @@ def test_signals_that_no_rank_handles(write, name):
         job.send_signal(signal.Signals[name])
         _, err = job.communicate(timeout=LIMIT)
         assert job.returncode == 128 + signal.Signals[name]
-        assert "mpistrat run:" not in err
+        assert "was killed" not in err
         assert gone(pids)
 
 

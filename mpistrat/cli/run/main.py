@@ -58,8 +58,8 @@ def command(
     mpistrat run -n 4 train.py --epochs 10
     mpistrat run -n 4 -m mypackage.train --epochs 10
 
-    Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the launcher: that of
-    the first rank that failed. 128 + signal means that a signal killed the rank (MPICH: the signal).
+    Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the first rank
+    that failed, and 128 + signal if it was killed.
     """
     if module is not None:
         program = ["-m", module, *arguments]

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.run import leftovers, processes
+from mpistrat.cli.run import banners, leftovers, processes
+from mpistrat.cli.run.banners import Death
+from mpistrat.cli.run.forwarded import Forwarded
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
 from mpistrat.runtime.record import layout
@@ -24,14 +27,17 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
 _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
+_DRAINED = 2.0  # seconds to read what a launcher printed after it has ended
 _SET_PDEATHSIG = 1  # prctl
+# More likely causes of a death than other signals.
+_USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
 def run(job: Job, environ: dict[str, str]) -> int:
     """Run a job to its end.
 
-    Standard input goes to rank 0, and signals go to the ranks.
+    Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
 
     Parameters
     ----------
@@ -43,7 +49,7 @@ def run(job: Job, environ: dict[str, str]) -> int:
     Returns
     -------
     int
-        The exit status of the launcher, or 128 + signal if a signal killed the launcher.
+        The exit status: 128 + signal if a rank was killed by one, and never 0 if the job failed.
     """
     started = time.time()
     environ = {**environ, **{name: value for name, value, _ in job.settings}}
@@ -82,16 +88,28 @@ class _RunningJob:
         self._passed_on: set[int] = set()
         self._alone_since: float | None = None
         self._released = False
-        self._open_mpi = job.launcher.family == "openmpi"
-        self._streams = Streams(folder, forwarded=job.launcher.family != "mpich")
+        family = job.launcher.family
+        self._open_mpi = family == "openmpi"
+        self._streams = Streams(folder, forwarded=family != "mpich")
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
             env=environ,
             stdin=subprocess.DEVNULL,
-            stdout=2 if self._streams.inherited else None,  # what MPICH prints about a failure
+            stdout=None if self._open_mpi else subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=self._streams.inherited,
             preexec_fn=_as_child(signal.SIGTERM if self._open_mpi else signal.SIGKILL),
         )
+
+        # The ranks of MPICH have the output of this process, so its launcher has only messages to print.
+        out, err = self._process.stdout, self._process.stderr
+        described = banners.of_stdout(family), banners.of_stderr(family, socket.gethostname())
+        targets = (2, 2) if self._streams.inherited else (1, 2)
+        self._forwarded = [
+            Forwarded(pipe, target, texts, self._process.terminate)
+            for pipe, target, texts in zip((out, err), targets, described, strict=True)
+            if pipe is not None
+        ]
 
     def run(self) -> int:
         self._streams.copy()
@@ -108,6 +126,8 @@ class _RunningJob:
                 else:
                     end.join(_TICK)
                     self._watch_end()
+        for each in self._forwarded:
+            each.join(_DRAINED)
         code = self._process.returncode
         if code < 0:
             self._end_orphans()
@@ -142,7 +162,7 @@ class _RunningJob:
         if not self._released:
             self._released = True
             for process in processes.started_by_ranks(self._folder):
-                _say(
+                self._say(
                     f"all ranks have ended, but process {process} ({processes.command_of(process)}), which one of "
                     "them started, still runs: it is not waited for"
                 )
@@ -162,7 +182,7 @@ class _RunningJob:
                 self._process.kill() if ended_before else self._release()
             elif repeated and not again:
                 running = ", ".join(f"{rank} (process {process})" for process, rank in ranks.items())
-                _say(f"ranks that still run: {running}; SIGINT twice kills them")
+                self._say(f"ranks that still run: {running}; SIGINT twice kills them")
         for rank in ranks:
             _kill(rank, signal.SIGKILL if again else number)
 
@@ -182,18 +202,42 @@ class _RunningJob:
                 _kill(process, signal.SIGKILL)
 
     def _status(self, code: int) -> int:
+        deaths = [death for each in self._forwarded for death in each.found.deaths]
+        failed = int(any(each.found.failed for each in self._forwarded))
+        if deaths:
+            death = deaths[0]
+            for number in (death.signal, *death.or_signals):
+                if number in self._passed_on:
+                    return 128 + number
+            others = [number for number in death.or_signals if number in _USUAL]
+            numbers = " or ".join(map(_signal, (death.signal, *others)))
+            self._say(f"{self._name(death)} was killed by signal {numbers}")
+            return 128 + death.signal
         if self._released and self._open_mpi:
-            return 0  # this launcher ends at once if a rank fails, so all ranks succeeded
-        if not self._open_mpi and code in self._passed_on:
-            return 128 + code  # MPICH returns the number of the signal that ended a rank
-        if code < 0 and -code not in self._passed_on:
-            _say(f"{self._job.launcher.path} was killed by signal {-code} ({signal.Signals(-code).name})")
-        return code if code >= 0 else 128 - code
+            return (
+                failed  # this launcher ends at once if a rank fails, so without a banner all ranks succeeded
+            )
+        if code < 0:
+            if -code not in self._passed_on:
+                self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")
+            return 128 - code
+        return code or failed
+
+    def _name(self, death: Death) -> str:
+        rank = death.rank if death.rank is not None else self._ranks.get(death.pid or 0)
+        return "a rank" if rank is None else f"rank {rank}"
+
+    def _say(self, text: str) -> None:
+        start = "" if self._forwarded[-1].line_ended else "\n"
+        with contextlib.suppress(OSError):
+            os.write(2, f"{start}mpistrat run: {text}\n".encode())
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"mpistrat run: {text}\n".encode())
+def _signal(number: int) -> str:
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)
 
 
 def _kill(process: int, number: int) -> None:

@@ -137,6 +137,8 @@ class CollectiveAllReduce(CrossDeviceOps):
             return found.run(values, options.timeout_seconds)
         topology = self._ranks
         homes = arena.homes(topology, values)
+        if not any(homes):
+            return None
         groups: dict[int | None, list[int]] = {}
         for i, (value, home) in enumerate(zip(values, homes, strict=True)):
             stays = dtypes.result(value.dtype, op) == value.dtype
@@ -174,7 +176,6 @@ class CollectiveAllReduce(CrossDeviceOps):
                 out[i] = total
         return out
 
-    @whole_all_reduce
     def _combine_kinds(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable
     ) -> list[Any]:

@@ -71,37 +71,22 @@ class Division:
         return self.plan.read(self.rows(step, iteration))
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
-        """Yield this replica's batches from a step on: a list of one, then lists of ``together`` read at once."""
-        size = 1
-        while self.steps is None or step < self.steps:
-            stop = step + size if self.steps is None else min(step + size, self.steps)
-            made: list[Any] = []
-            error = None
-            try:
-                for batch in self.plan.read_each([self.rows(k, iteration) for k in range(step, stop)]):
-                    made.append(batch)
-                    del batch
-            except Exception as raised:
-                error = raised
-            if made:
-                yield made
-            del made
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    error = None  # breaks the reference cycle of the frame and its error
-            step, size = stop, together
+        """Yield this replica's batches from a step on, in lists of up to ``together``."""
+        return self.plan.lists(partial(self.rows, iteration=iteration), step, self.steps, together)
 
-    def ahead(self, prefetch: int) -> tuple[int, int]:
-        """Return how many lists of `batches` may wait, and how many batches a list should hold."""
+    def ahead(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:
+        """Return how many lists of `batches` may wait, and how many batches a list should hold.
+
+        No list waits where the program makes the batches itself: small ones of rows in memory, unless it asked for
+        read-ahead. Handing a list over to another thread takes as long as making it.
+        """
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
-        if self.plan.maps:  # a function may turn small rows into large arrays
-            return PREFETCH if prefetch == AUTOTUNE else prefetch, 1
-        best = self.source.at_once() // self._most_rows()
+        best = self.plan.together(self._most_rows())
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
         together = max(1, min(most if most <= PREFETCH else most // 2, best))
+        if prefetch == AUTOTUNE and best > 1 and self.source.in_memory and kind == "cpu":
+            return 0, together
         return most // together, together
 
     def _most_rows(self) -> int:

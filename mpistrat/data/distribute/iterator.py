@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class DistributedIterator(NextAsOptional):
 
     def _begin(self) -> None:
         self._place = self._passes.begin()
-        self._ahead: Prefetched | None = None
+        self._ahead: Iterator[list[Any]] | None = None
         self._read_ahead: deque[Any] = deque()
         self._pace: ThroughputLog | None = None
         self._ended = False
@@ -91,7 +91,7 @@ class DistributedIterator(NextAsOptional):
     def _read(self) -> Any:
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
-            if self._ahead is not None:
+            if isinstance(self._ahead, Prefetched):
                 self._passes.at_once = self._ahead.at_once
             self._ahead = None
             raise StopIteration
@@ -100,12 +100,13 @@ class DistributedIterator(NextAsOptional):
             return handed_over(fetched(division.batch(step, epoch), device), device)
         if self._read_ahead:
             return handed_over(self._read_ahead.popleft(), device)
-        if self._ahead is None or not self._ahead.usable:
-            most, together = division.ahead(self._passes.prefetch)
-            batches = division.batches(step, epoch, together)
+        if self._ahead is None or (isinstance(self._ahead, Prefetched) and not self._ahead.usable):
+            most, together = division.ahead(self._passes.prefetch, device.kind)
+            self._ahead = batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
-            self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.making)
+            if most:
+                self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.making)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:

@@ -49,7 +49,9 @@ class Passes:
     making : MakingLock
         A lock: one thread at a time runs the functions of the program.
     at_once : bool
-        Whether the program asked for each batch of the last epoch at once, with hardly any work in between.
+        Whether the program asked for each batch of the last epoch at once, with hardly any work in between. Assumed
+        for the first epoch, unless functions of the program make the batches or it asked for read-ahead: two
+        threads that read compete for memory and the GIL, and being wrong costs one read.
     """
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
@@ -57,7 +59,8 @@ class Passes:
         self.device = Device("cpu")
         self.prefetch = AUTOTUNE if prefetch is None else prefetch
         self.making = MakingLock()
-        self.at_once = False
+        automatic = prefetch is None or prefetch == AUTOTUNE
+        self.at_once = automatic and not division.communicates and not division.plan.maps
         self._peers = peers
         # Equal on all replicas, because making a distributed dataset is collective.
         self._number: int = getattr(peers, "sequence", 0)

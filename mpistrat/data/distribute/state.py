@@ -100,7 +100,12 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
         now = whole.source.identity().get("blocks")
-        _same(blocks, state["source"].get("blocks"), now, "read the HDF5 datasets of the saved run")
+        _same(
+            blocks,
+            state["source"].get("blocks"),
+            now,
+            "read the HDF5 datasets of the saved run, with its Options.shuffle_memory",
+        )
     if len(state["seeds"]) != len(given):
         raise TypeError(
             f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"

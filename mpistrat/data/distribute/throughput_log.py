@@ -46,9 +46,14 @@ class ThroughputLog:
     def got(self, batch: Any, waited: float) -> None:
         """Count a batch for which the program waited ``waited`` seconds."""
         self._waited += waited
-        leaves, _ = nest.flatten(batch)
+        leaves = [*batch.values()] if type(batch) is dict else batch if type(batch) is tuple else [batch]
+        for leaf in leaves:
+            if type(leaf) is not np.ndarray:
+                leaves, _ = nest.flatten(batch)
+                break
         self._samples += len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
-        self._bytes += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        for leaf in leaves:
+            self._bytes += getattr(leaf, "nbytes", 0)
 
     def ended(self, epoch: int) -> None:
         """End the epoch of this replica: log the throughput on rank 0, send the figures on the others."""

@@ -51,8 +51,8 @@ class Manifest(NamedTuple):
         rows = [record.rows for record in records]
         return cls(tuple(files), tuple(records), np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]))
 
-    def blocks(self) -> Blocks:
-        """Return the blocks of the rows: whole chunks, or about 1.5 MiB of rows.
+    def blocks(self, memory: int | None = None) -> Blocks:
+        """Return the blocks of the rows: whole chunks, or about 1.5 MiB of rows; less if ``memory`` is small.
 
         The chunks are those of the dataset with the largest rows, and if possible of all datasets.
         """
@@ -63,7 +63,9 @@ class Manifest(NamedTuple):
             for kinds, column in zip(decoded, record.columns, strict=True):
                 kinds.update(column.decoded)
         largest = columns[sizes.index(max(sizes))].chunk_rows
-        return Blocks.of(sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded)
+        return Blocks.of(
+            sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded, memory
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return what identifies this set of files, with a list of the files if that fits in 64 KiB."""

@@ -15,6 +15,7 @@ from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Descriptors
 from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
 from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
 from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json
+from mpistrat.data.rows.blocks import MOST_DECODED
 
 _LAYOUTS_KEPT = 256
 
@@ -29,17 +30,19 @@ class Reader:
     ----------
     most_open : int
         Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
+    most_decoded : int
+        Size of the cache of decoded chunks in bytes.
     """
 
-    def __init__(self, most_open: int = 64):
-        self._most_open = most_open
+    def __init__(self, most_open: int = 64, most_decoded: int = MOST_DECODED):
+        self._most_open, self._most_decoded = most_open, most_decoded
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._descriptors = Descriptors(self._most_open)
-        self._decoded = DecodedChunks()
+        self._decoded = DecodedChunks(self._most_decoded)
         self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
         self._rows: dict[tuple[str, int], RowReader] = {}
         self._written: dict[str, int] = {}
@@ -132,8 +135,8 @@ class Reader:
         if os.getpid() != self._pid:
             self._start()
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[int]]:
-        return Reader, (self._most_open,)
+    def __reduce__(self) -> tuple[type[Reader], tuple[int, int]]:
+        return Reader, (self._most_open, self._most_decoded)
 
 
 class _Files:

@@ -249,10 +249,10 @@ class Chain:
     def prefetch(self, buffer_size: int) -> Self:
         """Read batches in a thread while the program computes.
 
-        By default a distributed dataset reads 2 batches ahead. Of small batches in HDF5 files it reads up to 16
-        ahead, several at once. A dataset that is not distributed does not read ahead by default. Prefetching does
-        not change the batches. The functions given to `map` run in the thread, in order and one call at a time.
-        They must not make collective calls.
+        By default a distributed dataset reads 2 batches ahead. Of small batches in HDF5 files it reads up to 4 MiB
+        ahead, many at once. Small batches of rows in memory are made without a thread. A dataset that is not
+        distributed does not read ahead by default. Prefetching does not change the batches. The functions given
+        to `map` run in the thread, in order and one call at a time. They must not make collective calls.
 
         Parameters
         ----------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.data.options import MOST_PREFETCH
 from mpistrat.data.pipeline.readahead import Advice
 from mpistrat.data.pipeline.transforms import Batch, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
@@ -15,8 +17,8 @@ from mpistrat.data.rows.contracts import Source
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024
-ORDER_AHEAD_ROWS = 4096
-_ORDER_AHEAD_STEPS = 64
+ORDER_AHEAD_ROWS = 16384
+_ORDER_AHEAD_STEPS = 256
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
 
@@ -55,7 +57,7 @@ class PipelinePlan:
         self._no_mapped_rows: Any = None
         self._ahead: dict[int, _Ahead] = {}
         windows = self._rows.windows
-        self._advice = None if windows is None or source.blocks() is None else Advice(source, windows)
+        self._advice = None if windows is None or not source.announced() else Advice(source, windows)
         self.batch: Batch | None = None
         self.length = self.row_length = self._rows.length
         if at < len(transforms):
@@ -66,6 +68,12 @@ class PipelinePlan:
             self._batch_maps = [each.fn for each in batches if isinstance(each, Map)]
             self.length = self._batches.length
 
+    def together(self, own: int) -> int:
+        """Return how many batches of ``own`` rows each are best read and kept; 0 or 1 if none are read together."""
+        if self.batch is None or self.maps:  # a function may turn small rows into large arrays
+            return 1
+        return self._source.at_once(own / self.batch.size) // own
+
     @property
     def maps(self) -> bool:
         """Whether functions of the program (``map``) make the elements."""
@@ -74,7 +82,7 @@ class PipelinePlan:
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
         """Return the numbers of the source's rows that make element ``k``, or a cut of them.
 
-        The numbers are computed for up to 64 elements at once, which is faster than one element at a time.
+        The numbers are computed for up to 256 elements at once, which is faster than one element at a time.
         """
         ahead = self._ahead.get(iteration)
         if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
@@ -115,6 +123,44 @@ class PipelinePlan:
         for rows in parts:
             yield self.read(rows)
 
+    def lists(
+        self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int
+    ) -> Iterator[list[Any]]:
+        """Yield the batches from ``first`` up to ``stop``, in lists of up to ``together`` that are read at once.
+
+        In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks again.
+        An error is raised after the batches before it.
+
+        Parameters
+        ----------
+        rows_of : callable
+            Maps the number of a batch to the numbers of its rows.
+        first : int
+        stop : int or None
+            None if there is no end.
+        together : int
+        """
+        size = 1 if self._rows.windows is None else together
+        while stop is None or first < stop:
+            last = first + size if stop is None else min(first + size, stop)
+            made: list[Any] = []
+            error = None
+            try:
+                for batch in self.read_each([rows_of(k) for k in range(first, last)]):
+                    made.append(batch)
+                    del batch
+            except Exception as raised:
+                error = raised
+            if made:
+                yield made
+            del made
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    error = None  # breaks the reference cycle of the frame and its error
+            first, size = last, min(2 * size, together)
+
     def element(self, k: int, iteration: int) -> Any:
         """Return element ``k``: a batch, or a single row if the dataset is not batched."""
         return self.read(self.rows(k, iteration))
@@ -130,14 +176,13 @@ class PipelinePlan:
     def elements(self, iteration: int) -> Iterator[Any]:
         """Yield the elements of an iteration, one after another."""
         if self.batch is not None:
-            k = 0
-            while self.length is None or k < self.length:
-                yield self.element(k, iteration)
-                k += 1
+            rows_of = partial(self.rows, iteration=iteration)
+            together = min(self.together(self.batch.size), MOST_PREFETCH) // 2
+            for made in self.lists(rows_of, 0, self.length, max(1, together)):
+                while made:  # only the caller keeps a batch alive
+                    yield made.pop(0)
             return
-        row_bytes = sum(
-            s.dtype.itemsize * int(np.prod(s.shape)) for s in nest.flatten(self._source.element_spec())[0]
-        )
+        row_bytes = spec.row_bytes(self._source.element_spec())
         ahead = max(1, min(_READ_AHEAD_ROWS, _READ_AHEAD_BYTES // max(1, row_bytes)))
         start = 0
         while self.length is None or start < self.length:

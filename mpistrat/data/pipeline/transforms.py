@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -284,6 +284,11 @@ def with_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> tuple[T
     """Return the transforms with these seeds, one for every shuffle."""
     left = iter(seeds)
     return tuple(replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in transforms)
+
+
+def before_batch(transforms: Sequence[Transform]) -> Sequence[Transform]:
+    """Return the transforms of single rows."""
+    return [*itertools.takewhile(lambda each: not isinstance(each, Batch), transforms)]
 
 
 def length_of(n: int | None, transforms: Iterable[Transform]) -> int | None:

@@ -20,7 +20,14 @@ MOST_DECODED = 48 << 20
 A batch may have rows of two windows, so a window fills at most half of it. Then no chunk is decoded twice.
 """
 
+OF_MEMORY = 8
+"""Number of windows in the memory of a shuffle.
+
+One is in use, two wait, one is read, and two are decoded. The rest is for copies.
+"""
+
 _BLOCK_BYTES = 3 << 19
+_LEAST_BLOCK_BYTES = 64 << 10
 _WINDOW_BYTES = 48 << 20
 _FEWEST, _MOST = 8, 64
 _TABLE = 256  # blocks
@@ -51,12 +58,16 @@ class Blocks(NamedTuple):
         chunk_rows: int,
         starts: np.ndarray,
         decoded: Collection[Collection[WholeChunks]] = (),
+        memory: int | None = None,
     ) -> Blocks:
         """Return blocks of about 1.5 MiB, of whole chunks of ``chunk_rows`` rows where there are chunks.
 
         A window has 8 to 64 blocks, and at most 48 MiB unless 8 blocks are larger. If chunks must be read as
         wholes, ``decoded`` has their kinds for each dataset. Then a window has at least one block, and no more
         than can be kept decoded.
+
+        ``memory`` is the number of bytes that a node has for windows. If it is small, a window has an eighth of it
+        and blocks are smaller, so that a window still has 8 blocks where blocks need not be whole chunks.
 
         Examples
         --------
@@ -68,17 +79,27 @@ class Blocks(NamedTuple):
         """
         row_bytes = max(1, row_bytes)
         unit = max(1, chunk_rows)
-        rows = unit * max(1, round(_BLOCK_BYTES / (unit * row_bytes)))
-        window = min(max(_WINDOW_BYTES // (rows * row_bytes), _FEWEST), _MOST)
+        block_bytes, window_bytes, most_decoded = _BLOCK_BYTES, _WINDOW_BYTES, MOST_DECODED
+        if memory is not None:
+            window_bytes = min(window_bytes, memory // OF_MEMORY)
+            block_bytes = min(block_bytes, max(window_bytes // (2 * _FEWEST), _LEAST_BLOCK_BYTES))
+            most_decoded = decoded_bytes(memory)
+        rows = unit * max(1, round(block_bytes / (unit * row_bytes)))
+        window = min(max(window_bytes // (rows * row_bytes), _FEWEST), _MOST)
         starts = np.asarray(starts, np.int64)
         kept = sum(max((_kept(each, rows, starts) for each in kinds), default=0) for kinds in decoded)
         if kept:
-            window = max(1, min(window, MOST_DECODED // 2 // kept))
+            window = max(1, min(window, most_decoded // 2 // kept))
         return cls(rows, window, starts)
 
     def in_one_run(self, count: int) -> Blocks:
         """Return blocks of the same size for ``count`` rows, without the borders of files."""
         return self._replace(starts=np.array([0, count], np.int64))
+
+
+def decoded_bytes(memory: int) -> int:
+    """Return the size of the cache of decoded chunks, of the bytes that a rank may take for a shuffle."""
+    return min(MOST_DECODED, 2 * memory // OF_MEMORY)
 
 
 def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[WholeChunks]]) -> int:
@@ -177,10 +198,14 @@ class BlockOrder:
         keys = round_keys(seed, epoch, "rows")
         window, start, size = self._windows(positions, seed, epoch)
         mixed = positions - start
-        for n in set(size.tolist()):
-            where = size == n
-            where = slice(None) if where.all() else where
-            mixed[where] = Feistel(n, keys)(mixed[where], window[where])
+        least, most = int(size.min()), int(size.max())
+        if least == most:
+            one = window[:1] if window[0] == window[-1] and (window == window[0]).all() else window
+            mixed = Feistel(most, keys)(mixed, one)
+        else:
+            for n in np.unique(size).tolist():
+                where = size == n
+                mixed[where] = Feistel(n, keys)(mixed[where], window[where])
         mixed += start
         return self._rows(mixed, seed, epoch)
 

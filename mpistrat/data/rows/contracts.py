@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from mpistrat.data.rows.blocks import Blocks
 
 
+IN_MEMORY_AT_ONCE = 512 << 10
+"""Bytes of rows in memory that are best taken in two calls."""
+
+
 class Peers(Protocol):
     """The replicas that share a dataset. All methods are collective."""
 
@@ -32,11 +36,22 @@ class Peers(Protocol):
         """Return whether a flag is true on all replicas."""
 
 
+def ranks_of_node(peers: Peers) -> int:
+    """Return how many of the replicas are on this node; all of them if that is not known."""
+    node = getattr(peers, "node", None)
+    return int(peers.size if node is None else node.size)
+
+
 class Source(Protocol):
     """Rows that can be read in any order. A new kind of source is a new file with a subclass.
 
     The defaults are for rows that do not come from files.
     """
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in memory. Then a small batch is made faster than it is handed over."""
+        return False
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -70,9 +85,33 @@ class Source(Protocol):
         """Return which rows are best read together, or None if that makes no difference."""
         return None
 
-    def at_once(self) -> int:
-        """Return how many rows are best read in one call; 1 if that makes no difference."""
+    def at_once(self, share: float) -> int:
+        """Return how many rows a replica that reads this share of each batch should read ahead, in two calls.
+
+        Return 1 if that makes no difference.
+        """
         return 1
+
+    def for_shuffle(
+        self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
+    ) -> Source:
+        """Return the source of the same rows for a shuffle that may take ``nbytes`` of memory on each node.
+
+        Parameters
+        ----------
+        nbytes : int
+        wanted : int or None
+            How many rows an epoch has. None if it is endless.
+        ranks : int, optional
+            How many ranks of the node share this memory, if that is known.
+        peers : Peers, optional
+            The replicas, if all of them read these rows. Collective over them if given.
+        """
+        return self
+
+    def announced(self) -> bool:
+        """Return whether `advise` is of use."""
+        return self.blocks() is not None
 
     def advise(self, spans: np.ndarray) -> None:
         """Start read-ahead of rows, given as an array of (first, one past the last), read in any order later."""

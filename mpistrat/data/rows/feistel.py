@@ -55,7 +55,10 @@ class Feistel:
         """Return the images of these numbers (int64), with one tweak (uint32) for all or one for each."""
         if self._n < 2 or not len(numbers):
             return numbers.copy()
-        tweak = None if tweaks is None else _mixed(np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN)
+        tweak = None
+        if tweaks is not None:
+            tweak = np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN
+            _mix(tweak, np.empty_like(tweak))
         found = self._once(numbers, tweak)
         astray = np.flatnonzero(found >= self._n)
         while len(astray):
@@ -68,10 +71,15 @@ class Feistel:
         wide = numbers.astype(np.uint64)
         low = wide.astype(np.uint32) & self._masks[0]
         high = (wide >> self._low).astype(np.uint32)
+        mixed, shifted = np.empty_like(low), np.empty_like(low)
         for number, key in enumerate(self._keys):
             into, other = (low, high) if number % 2 == 0 else (high, low)
-            mixed = other + key if tweak is None else (other ^ tweak) + key
-            mixed = _mixed(mixed)
+            if tweak is None:
+                np.add(other, key, out=mixed)
+            else:
+                np.bitwise_xor(other, tweak, out=mixed)
+                mixed += key
+            _mix(mixed, shifted)
             mixed &= self._masks[number % 2]
             into ^= mixed
         wide = high.astype(np.uint64)
@@ -80,11 +88,13 @@ class Feistel:
         return wide.astype(np.int64)
 
 
-def _mixed(h: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of MurmurHash3 in place, and return the array."""
-    h ^= h >> _U16
+def _mix(h: np.ndarray, shifted: np.ndarray) -> None:
+    """Apply the finaliser of MurmurHash3 in place. ``shifted`` is memory for it: new memory would take longer."""
+    np.right_shift(h, _U16, out=shifted)
+    h ^= shifted
     h *= _C1
-    h ^= h >> _U13
+    np.right_shift(h, _U13, out=shifted)
+    h ^= shifted
     h *= _C2
-    h ^= h >> _U16
-    return h
+    np.right_shift(h, _U16, out=shifted)
+    h ^= shifted

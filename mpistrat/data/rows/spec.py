@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -77,6 +78,17 @@ class ArraySpec:
             and len(self.shape) == len(value.shape)
             and all(a is None or b is None or a == b for a, b in zip(self.shape, value.shape, strict=True))
         )
+
+
+def row_bytes(spec: Any) -> int:
+    """Return the bytes of a row, from its specs.
+
+    Examples
+    --------
+    >>> row_bytes((ArraySpec((2, 3), "f4"), ArraySpec((), "i8")))
+    32
+    """
+    return sum(math.prod(each.shape) * each.dtype.itemsize for each in nest.flatten(spec)[0])
 
 
 def of_array(value: Any) -> ArraySpec:

@@ -8,8 +8,8 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.rows import elements
-from mpistrat.data.rows.contracts import Source
-from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
+from mpistrat.data.rows.spec import ArraySpec, row_bytes
 
 
 class ArraySource(Source):
@@ -17,7 +17,8 @@ class ArraySource(Source):
 
     def __init__(self, tree: Any):
         self._tree = nest.map_structure(elements.as_array, elements.lists_to_arrays(tree))
-        arrays, _ = nest.flatten(self._tree)
+        self._arrays, self._rebuild = nest.flatten(self._tree)
+        arrays = self._arrays
         if not arrays:
             raise ValueError(
                 "there is no array to make a dataset of: pass an array, or a tuple or dict of arrays"
@@ -44,10 +45,19 @@ class ArraySource(Source):
 
     def read(self, rows: np.ndarray) -> Any:
         """Return copies of these rows."""
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
             run = slice(int(rows[0]), int(rows[-1]) + 1)
-            return nest.map_structure(lambda x: x[run].copy(), self._tree)
-        return nest.map_structure(lambda x: x[rows], self._tree)
+            return self._rebuild([values[run].copy() for values in self._arrays])
+        return self._rebuild([values.take(rows, 0) for values in self._arrays])
+
+    @property
+    def in_memory(self) -> bool:
+        """True."""
+        return True
+
+    def at_once(self, share: float) -> int:
+        """Return the number of rows in 256 KiB."""
+        return IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))
 
     def fingerprint(self) -> Any:
         """Return number and type of the rows."""
@@ -73,6 +83,15 @@ class RangeSource(Source):
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return these integers."""
         return self._numbers.start + rows * self._numbers.step
+
+    @property
+    def in_memory(self) -> bool:
+        """True."""
+        return True
+
+    def at_once(self, share: float) -> int:
+        """Return the number of integers in 256 KiB."""
+        return IN_MEMORY_AT_ONCE // 8
 
     def fingerprint(self) -> Any:
         """Return the range as text."""

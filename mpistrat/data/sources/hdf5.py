@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,18 +12,25 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.errors import NotFiniteError
+from mpistrat.data.errors import DataFileError, NotFiniteError
 from mpistrat.data.hdf5.file_list import FileList
 from mpistrat.data.hdf5.manifest import Manifest, Manifests
 from mpistrat.data.hdf5.reader import Reader
-from mpistrat.data.rows.blocks import Blocks
-from mpistrat.data.rows.contracts import Peers, Source
+from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
+from mpistrat.data.rows.blocks import OF_MEMORY, Blocks, decoded_bytes
+from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Source
 from mpistrat.data.rows.finite import first_not_finite
 from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import launch, mpi
 
 _AT_ONCE_BYTES = 4 << 20
+_SMALL_ROW = 16 << 10
+_LEAST_SHARE = 1 / 8
+_SHARE = operation("experimental_distribute_dataset")
+_log = logging.getLogger("mpistrat.data")
 
 
 class Hdf5Source(Source):
@@ -38,6 +47,8 @@ class Hdf5Source(Source):
         reader: Reader | None = None,
         check_finite: bool = False,
         blocks: Blocks | None = None,
+        shuffle_bytes: int | None = None,
+        kept: RowsInMemory | None = None,
     ):
         self._manifests = manifests
         self._structure = structure
@@ -48,6 +59,7 @@ class Hdf5Source(Source):
         self._buffers = Buffers()
         self._check_finite = check_finite
         self._blocks = blocks
+        self._shuffle_bytes, self._kept = shuffle_bytes, kept
 
     @classmethod
     def open(
@@ -80,11 +92,18 @@ class Hdf5Source(Source):
 
     def read(self, rows: np.ndarray) -> Any:
         """Return these rows. Each file is read once, in ascending order."""
+        out = self._taken(rows)
+        if out is None:
+            columns = self._manifest.records[0].columns
+            out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
+            if len(rows):
+                self._read_files(rows, out)
+        if self._check_finite:
+            self._refuse_not_finite(rows, out)
+        return self._rebuild(out)
+
+    def _read_files(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         manifest = self._manifest
-        columns = manifest.records[0].columns
-        out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
-        if not len(rows):
-            return self._rebuild(out)
         first, last = int(rows[0]), int(rows[-1])
         if last - first == len(rows) - 1 and 0 not in (rows[1:] > rows[:-1]).tobytes():
             for number, start, stop in self._in_files(first, last + 1):
@@ -97,9 +116,19 @@ class Hdf5Source(Source):
                 )
         else:
             self._read_rows(rows, out)
-        if self._check_finite:
-            self._refuse_not_finite(rows, out)
-        return self._rebuild(out)
+
+    def _taken(self, rows: np.ndarray) -> list[np.ndarray] | None:
+        """Return these rows of the memory, or None if the files cannot be read into it."""
+        if self._kept is None:
+            return None
+        try:
+            return self._kept.take(rows, self._buffers)
+        except (DataFileError, OSError) as error:
+            # From now on, rows are read batch by batch: an error of a file is then raised at the batch that has it.
+            if not isinstance(error, DataFileError):
+                _log.warning("%s is not kept in memory, which makes reading slower: %s", self, error)
+            self._kept = None
+            return None
 
     def _refuse_not_finite(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         manifest = self._manifest
@@ -142,6 +171,9 @@ class Hdf5Source(Source):
                 order[start:stop],
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # the memory belongs to this process, or to the node
+
     def _in_files(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first, last) for each file that has rows of the range ``first`` up to ``last``."""
         offsets = self._manifest.offsets
@@ -172,7 +204,65 @@ class Hdf5Source(Source):
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
         # Size and window of the blocks of all files: a state records these, so all replicas must have them.
         blocks = self.blocks()._replace(starts=part.offsets)
-        return Hdf5Source(self._manifests, self._structure, part, self._reader, self._check_finite, blocks)
+        kept = None if self._kept is None else self._kept.of_files(which)
+        return Hdf5Source(
+            self._manifests,
+            self._structure,
+            part,
+            self._reader,
+            self._check_finite,
+            blocks,
+            self._shuffle_bytes,
+            kept,
+        )
+
+    def for_shuffle(
+        self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
+    ) -> Hdf5Source:
+        """Return the source that keeps the rows in memory if they fit, and otherwise reads windows as wholes.
+
+        If an epoch has less than an eighth of the rows, none are kept.
+
+        Rows of 16 KiB and more, and rows of variable length, are read as without a shuffle.
+        """
+        manifest = self._manifest
+        columns = manifest.records[0].columns
+        row_bytes = sum(column.row_bytes for column in columns)
+        if not 0 < row_bytes < _SMALL_ROW or any(column.dtype.hasobject for column in columns):
+            return self
+        own = nbytes // (ranks or 1)
+        blocks, reader, kept = self.blocks(), self._reader, None
+        if len(self) * row_bytes > nbytes:
+            blocks, reader = manifest.blocks(nbytes), Reader(most_decoded=decoded_bytes(own))
+        elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
+            kept = self._rows_in_memory(own if ranks or not _among_several() else 0, peers)
+        return Hdf5Source(
+            self._manifests, self._structure, manifest, reader, self._check_finite, blocks, own, kept
+        )
+
+    def _rows_in_memory(self, nbytes: int, peers: Peers | None) -> RowsInMemory | None:
+        """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
+        manifest, block_rows = self._manifest, self.blocks().rows
+        node = getattr(peers, "node", None)
+        if node is not None:
+            topology: Any = peers  # a turn of all its ranks, also of those that are alone on their nodes
+            with topology.turn(_SHARE):
+                try:
+                    return RowsInMemory(manifest, self._reader, block_rows, node)
+                except NoSharedMemoryError as error:
+                    if node.rank == 0:
+                        _log.warning("%s; each rank reads the files by itself", error)
+        own = sum(column.row_bytes for column in manifest.records[0].columns) * len(self)
+        return None if own > nbytes else RowsInMemory(manifest, self._reader, block_rows)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows are in memory, or will be after the first read."""
+        return self._kept is not None
+
+    def announced(self) -> bool:
+        """Return whether read-ahead helps: not for rows in memory."""
+        return not self.in_memory
 
     def agree(self, peers: Peers) -> None:
         """Build the manifest together with the peers. Collective, even if a rank already has a manifest."""
@@ -185,12 +275,23 @@ class Hdf5Source(Source):
             self._blocks = self._manifest.blocks()
         return self._blocks
 
-    def at_once(self) -> int:
-        """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly."""
+    def at_once(self, share: float) -> int:
+        """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly.
+
+        Small rows that are shuffled are read a window in each call, so that every row is read once.
+        """
         columns = self._manifest.records[0].columns
         if any(column.dtype.hasobject for column in columns):  # values of variable length
             return 0
-        return _AT_ONCE_BYTES // max(1, sum(column.row_bytes for column in columns))
+        row_bytes = max(1, sum(column.row_bytes for column in columns))
+        if self.in_memory:
+            return IN_MEMORY_AT_ONCE // row_bytes
+        if self._shuffle_bytes is None:
+            return _AT_ONCE_BYTES // row_bytes
+        blocks = self.blocks()
+        return 2 * min(
+            math.ceil(blocks.rows * blocks.window * share), self._shuffle_bytes // OF_MEMORY // row_bytes
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return names, lengths and sizes of the files, and the sizes of the blocks."""

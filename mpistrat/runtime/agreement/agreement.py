@@ -88,8 +88,11 @@ class TwoTierAgreement(Agreement):
     """An agreement by shared memory inside each node, then by messages between leaders.
 
     Leaders use recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2). Its messages may carry an
-    array of up to `PAYLOAD_BYTES`. A leader that receives another word or size sends only the disagreement from
-    then on. Every leader thus finishes all steps.
+    array of up to `PAYLOAD_BYTES`; the all-reduce "leader" sends its sums so. A leader that receives another word or
+    size sends only the disagreement from then on. Every leader thus finishes all steps.
+
+    The exchange lies here and not among the algorithms of ``collectives``. Every collective of several nodes begins
+    with it, also those of the topology itself.
     """
 
     def __init__(self, memory: NodeMemory, leaders: Any):

@@ -26,6 +26,7 @@ from mpistrat.runtime.agreement.operation import (
     mismatch,
     out_of_step,
     ranks_in_words,
+    with_article,
 )
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import float_errors
@@ -42,19 +43,8 @@ _OUT_OF_STEP = 1 << 62
 _Error = TypeVar("_Error", bound=BaseException)
 
 
-def _runs(frame: FrameType) -> bool:
-    """Whether a thread is in this frame."""
-    for at in sys._current_frames().values():
-        each: FrameType | None = at
-        while each is not None:
-            if each is frame:
-                return True
-            each = each.f_back
-    return False
-
-
 class CollectiveLock:
-    """What the collectives of a communicator have in common.
+    """The lock of a communicator: one collective at a time, which all ranks make together.
 
     Attributes
     ----------
@@ -119,7 +109,7 @@ class CollectiveLock:
         self._frame: FrameType | None = None
 
     def limited(self, timeout_seconds: float | None) -> Any:
-        """The same ranks in the same turns, whose collectives wait so long by default: None for ever."""
+        """Return the same ranks and lock with another default limit; None for no limit."""
         if timeout_seconds == self.timeout_seconds:
             return self
         other = object.__new__(type(self))
@@ -130,7 +120,7 @@ class CollectiveLock:
     def turn(
         self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None
     ) -> CollectiveLock:
-        """Context in which this thread makes the collective that ``operation`` describes.
+        """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
         The ranks compare checksums of the description first, which makes those that disagree raise instead of
         hang or compute nonsense.
@@ -177,7 +167,7 @@ class CollectiveLock:
         return self
 
     def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
-        """Make the collective that does nothing but see whether all ranks are in it. It waits for all of them.
+        """Wait until all ranks call this with the same operation.
 
         Raises
         ------
@@ -189,7 +179,7 @@ class CollectiveLock:
                 self.meet()
 
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
-        """Take the turn, and return the word of the first meeting. Ends with `end`, or with `failed`.
+        """Take the lock, and return the word of the first meeting. Release it by `end` or `failed`.
 
         Parameters
         ----------
@@ -231,7 +221,7 @@ class CollectiveLock:
         return word
 
     def _begin_with_care(self, operation: Operation, word: int, timeout_seconds: float | None) -> int:
-        """Wait for a limited time, and let none but the rank that can tell the others begin what was given up."""
+        """Wait with a limit. After a collective was given up, refuse, unless the meeting can tell the other ranks."""
         if self.flight is not None and not self._given_up:
             self.flight.enter(operation, self.sequence)
         if self.size == 1:
@@ -250,7 +240,7 @@ class CollectiveLock:
         return word
 
     def end(self) -> None:
-        """Give the turn back that `begin` took: this rank has completed the collective."""
+        """Release the lock: this rank has completed the collective."""
         self._pending = self._in_mpi = False
         self._frame = None
         self.taken = False
@@ -286,7 +276,7 @@ class CollectiveLock:
         self._tells = noticed
         if not noticed:
             self._left = text
-        self.give_up(f"after {_a(why)} in the middle of a collective", text)
+        self.give_up(f"after {with_article(why)} in the middle of a collective", text)
 
     def left_call(self, name: str, kind: type[BaseException], sequence: int) -> None:
         """Note that a call of the program was left by an error, which began when ``sequence`` collectives were made.
@@ -310,7 +300,7 @@ class CollectiveLock:
             self._blamed = self.sequence
 
     def _take_over(self, operation: Operation) -> None:
-        """Take the turn although it is taken, if an interrupt left it so."""
+        """Take the lock from a collective that an interrupt left without releasing it."""
         if not self._is_abandoned():
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called while another thread is in a collective of the "
@@ -319,11 +309,11 @@ class CollectiveLock:
         self.failed(InterruptedError)
 
     def _is_abandoned(self) -> bool:
-        """Whether the turn is taken by a `with` statement that no thread is in.
+        """Return whether the lock was taken by a `with` statement that no thread is in.
 
         Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
         """
-        return self._frame is not None and not _runs(self._frame)
+        return self._frame is not None and not threads.is_in(self._frame)
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         self._arrivals += 1
@@ -344,11 +334,11 @@ class CollectiveLock:
 
     @property
     def given_up(self) -> str:
-        """Why all further collectives are refused; empty if they are not."""
+        """The reason why all further collectives are refused; empty if they are not."""
         return self._given_up if self.size > 1 else ""
 
     def meet(self, payload: Payload | None = None) -> None:
-        """Wait for all ranks of the node; in the first call of a turn for all ranks, which agree then.
+        """Wait for all ranks of the node. The first call in a collective waits for all ranks, which agree then.
 
         Only where they have `memory`. A payload is combined over all ranks, into the result of the memory.
 
@@ -362,8 +352,9 @@ class CollectiveLock:
         elif self._pending:
             agreed = self._agreement.agree(self._word)
         else:
-            self._meet_again()
-            return
+            # A rank that left this collective by an error must not be taken for one that is in it.
+            assert self.memory is not None
+            agreed = self.memory.meet_saying(self._next_word())
         self._pending = False
         if not agreed:
             self.disagree(self._operation)
@@ -371,16 +362,9 @@ class CollectiveLock:
             self.flight.meet()
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """`meet` with this payload, after `begin`. Return whether all ranks said the word it is given."""
+        """Return `meet` with this payload, prepared: it gets a word, and returns whether all ranks gave it."""
         assert isinstance(self._agreement, TwoTierAgreement)
         return self._agreement.combining(payload)
-
-    def _meet_again(self) -> None:
-        """The next barrier of a turn: a rank that has left it by an error must not be taken for one that is in it."""
-        memory = self.memory
-        assert memory is not None
-        if not memory.meet_saying(self._next_word()):
-            self.disagree(self._operation)
 
     def _next_word(self) -> int:
         self._meetings += 1
@@ -388,7 +372,7 @@ class CollectiveLock:
 
     @staticmethod
     def later_word(word: int, meetings: int) -> int:
-        """The word of a meeting after the first of a turn."""
+        """Return the word of a meeting after the first of a collective."""
         return word + (meetings & _MEETINGS) * _MEETING
 
     def __enter__(self) -> CollectiveLock:
@@ -416,7 +400,7 @@ class CollectiveLock:
         ) as interrupt:  # of a signal handler, after the call: the others heard of this rank
             name = type(interrupt).__name__
             self.give_up(
-                f"after {_a(name)} in the middle of a collective",
+                f"after {with_article(name)} in the middle of a collective",
                 f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}",
             )
             raise
@@ -425,12 +409,8 @@ class CollectiveLock:
         raise error
 
     def on_all_ranks(self, error: _Error) -> _Error:
-        """An error that all ranks raise in this turn, at the same place, so that no rank waits for another."""
+        """Return an error that all ranks raise at the same place, so that no rank waits for another."""
         self._in_mpi = False
         if self.memory is not None:
             self._before = self.memory.meetings
         return error
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"

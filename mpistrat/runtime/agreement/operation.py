@@ -172,3 +172,8 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
             runs.append([rank, rank])
     text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def with_article(name: str) -> str:
+    """Return ``a KeyboardInterrupt``, ``an InterruptError``."""
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

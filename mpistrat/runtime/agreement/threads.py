@@ -1,10 +1,12 @@
-"""Threads that must not start collectives, such as the read-ahead thread of a dataset."""
+"""Threads that must not start collectives, such as the read-ahead thread of a dataset, and what threads run."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 without: set[int] = set()  # identifiers of these threads
 
@@ -36,3 +38,14 @@ def refuse(what: str) -> None:
             f"{what} was called in the thread that reads ahead, by a function given to map() perhaps: ranks read "
             "at their own pace, and would not meet; call it in the main program, or use prefetch(0)"
         )
+
+
+def is_in(frame: FrameType) -> bool:
+    """Return whether a thread runs the function of this frame, or one that it called."""
+    for at in sys._current_frames().values():
+        each: FrameType | None = at
+        while each is not None:
+            if each is frame:
+                return True
+            each = each.f_back
+    return False

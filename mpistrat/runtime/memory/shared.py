@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistrat.runtime.process import private_file
 
-_FOLDER = "/dev/shm"
+FOLDER = "/dev/shm"
 
 
 class Shared(NamedTuple):
@@ -49,17 +49,17 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     NoSharedMemoryError
         On every rank of the node, if memory is exhausted, or if a rank cannot open the file of another rank.
     """
-    own, common = _pages(own), _pages(common)
+    own, common = pages(own), pages(common)
     stretches = node.size * own
     try:
-        descriptor = private_file.share(node, _FOLDER, stretches + common)
+        descriptor = private_file.share(node, FOLDER, stretches + common)
         try:
             memory = _map(node, descriptor, own, common)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise NoSharedMemoryError(
-            f"{node.size} ranks of a node cannot share {stretches + common} bytes in {_FOLDER}: {error}"
+            f"{node.size} ranks of a node cannot share {stretches + common} bytes in {FOLDER}: {error}"
         ) from None
     return Shared(memory[:stretches].reshape(node.size, own), memory[stretches:])
 
@@ -88,5 +88,6 @@ def _reserve(descriptor: int, start: int, nbytes: int) -> None:
         os.posix_fallocate(descriptor, start, nbytes)
 
 
-def _pages(nbytes: int) -> int:
+def pages(nbytes: int) -> int:
+    """Return a number of bytes, rounded up to whole pages."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

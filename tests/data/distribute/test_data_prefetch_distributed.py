@@ -237,7 +237,7 @@ def test_a_child_has_its_own_turn(replicas):
 
 def test_no_thread_is_left(files, replicas):
     def replica(peer):
-        distributed = DistributedDataset(Dataset.from_hdf5(files, "y").repeat().batch(2), peer)
+        distributed = DistributedDataset(Dataset.from_hdf5(files, "y").repeat().batch(2).prefetch(1), peer)
         for _ in distributed:
             assert len(readers()) == 1
             break

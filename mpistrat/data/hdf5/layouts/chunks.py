@@ -32,9 +32,16 @@ class _Task(NamedTuple):
 
 
 class DecodedChunks:
-    """A pool of threads that decode chunks, and a cache of chunks with rows that were not read yet."""
+    """A pool of threads that decode chunks, and a cache of chunks with rows that were not read yet.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    most : int
+        Size of the cache in bytes.
+    """
+
+    def __init__(self, most: int = blocks.MOST_DECODED) -> None:
+        self._most = most
         self._kept: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -95,7 +102,7 @@ class DecodedChunks:
         with self._lock:
             if key in self._kept:
                 return
-            while len(self._kept) > 1 and self._bytes + chunk.nbytes > blocks.MOST_DECODED:
+            while len(self._kept) > 1 and self._bytes + chunk.nbytes > self._most:
                 self._bytes -= self._kept.popitem(last=False)[1][0].nbytes
             self._kept[key] = chunk, remaining
             self._bytes += chunk.nbytes

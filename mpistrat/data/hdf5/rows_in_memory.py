@@ -1,0 +1,118 @@
+"""Rows of HDF5 files in memory: all of them, read once for a node."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpistrat.data.hdf5.manifest import Manifest
+from mpistrat.data.hdf5.reader import Reader
+from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.runtime.memory.filled_once import FilledOnce
+
+_PIECE_BYTES = 4 << 20
+_LINE = 64  # bytes of a cache line
+
+
+class RowsInMemory:
+    """The rows of a manifest, one array for each column. They are read when rows are first taken.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    reader : Reader
+    block_rows : int
+        Rows that are best read together. A piece of the memory has a multiple of these, about 4 MiB.
+    node : mpi4py.MPI.Intracomm, optional
+        Ranks that share the rows, and read them together. Making the object is collective over them.
+
+    Raises
+    ------
+    NoSharedMemoryError
+        On every rank of the node, if the ranks cannot share memory.
+    """
+
+    def __init__(self, manifest: Manifest, reader: Reader, block_rows: int, node: Any = None):
+        self._manifest, self._reader = manifest, reader
+        self._files: Sequence[int] = range(len(manifest.files))
+        self._offsets: np.ndarray | None = None
+        self._filled = False
+        columns = manifest.records[0].columns
+        row_bytes = sum(column.row_bytes for column in columns)
+        step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * row_bytes)))
+        # File, first row, and one past the last row of each piece, counted in all files.
+        self._pieces = [
+            (number, first, min(first + step, int(stop)))
+            for number, (start, stop) in enumerate(zip(manifest.offsets, manifest.offsets[1:], strict=False))
+            for first in range(int(start), int(stop), step)
+        ]
+        rows = int(manifest.offsets[-1])
+        self._shifts = np.zeros(1, np.int64)
+        self._begins: list[int] = []
+        end = 0
+        for column in columns:
+            self._begins.append(end)
+            end += -(-rows * column.row_bytes // _LINE) * _LINE
+        self._shared = FilledOnce(end, len(self._pieces), node)
+        self._row_bytes = [column.row_bytes for column in columns]
+        self._columns = [
+            self._shared.memory[begin : begin + rows * column.row_bytes]
+            .view(column.dtype)
+            .reshape(rows, *column.shape)
+            for begin, column in zip(self._begins, columns, strict=True)
+        ]
+
+    def of_files(self, which: Sequence[int]) -> RowsInMemory:
+        """Return the rows of some files, in the same memory. Only these files are read for them."""
+        part = copy.copy(self)
+        part._files, part._filled = which, False
+        offsets = self._manifest.offsets
+        part._offsets = np.cumsum([0, *(offsets[i + 1] - offsets[i] for i in which)])
+        part._shifts = offsets[[*which]] - part._offsets[:-1]
+        return part
+
+    def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
+        """Return these rows of every column, in new arrays.
+
+        Raises
+        ------
+        DataFileError
+            If a file has changed since it was described, or cannot be read.
+        OSError
+            If the node has not enough memory.
+        """
+        if not self._filled:
+            self._fill()
+            self._filled = True
+        if self._offsets is not None:
+            rows = rows + self._shifts[self._offsets.searchsorted(rows, side="right") - 1]
+        out = []
+        for values in self._columns:
+            taken = buffers.empty((len(rows), *values.shape[1:]), values.dtype)
+            out.append(values.take(rows, 0, taken, "clip"))  # "raise" would copy the result once more
+        return out
+
+    def _fill(self) -> None:
+        """Read the rows, except for those that a rank of the node has read already."""
+        wanted = {*self._files}
+        numbers = [i for i, (file, _, _) in enumerate(self._pieces) if file in wanted]
+        start = int(self._shared.part * len(numbers))
+        for number in numbers[start:] + numbers[:start]:
+            file, first, stop = self._pieces[number]
+            spans = [
+                (begin + first * size, (stop - first) * size)
+                for begin, size in zip(self._begins, self._row_bytes, strict=True)
+            ]
+            self._shared.fill(number, spans, partial(self._load, file, first, stop))
+
+    def _load(self, file: int, first: int, stop: int) -> None:
+        self._reader.read_run(
+            self._manifest.files[file],
+            self._manifest.records[file],
+            first - int(self._manifest.offsets[file]),
+            [values[first:stop] for values in self._columns],
+        )

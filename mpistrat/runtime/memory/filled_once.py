@@ -1,0 +1,126 @@
+"""Memory that the ranks of a node fill together, each piece once, without messages."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime.memory.buffer_pool import new_memory
+from mpistrat.runtime.memory.shared import FOLDER, NoSharedMemoryError, pages
+from mpistrat.runtime.process import private_file
+
+
+class FilledOnce:
+    """Bytes in pieces. The first rank that needs a piece fills it. The other ranks find it filled.
+
+    Ranks exclude each other by a lock of the system for each piece, on a file without a name. The system frees the
+    lock of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message.
+
+    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS.
+
+    Parameters
+    ----------
+    nbytes, pieces : int
+        How many bytes there are, and in how many pieces.
+    node : mpi4py.MPI.Intracomm, optional
+        Ranks that share the memory. Making the object is collective over them. Without it, the memory is private.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray of uint8
+    part : float
+        Where this rank should begin, as a part of the pieces, so that ranks that begin together fill different ones.
+
+    Raises
+    ------
+    NoSharedMemoryError
+        On every rank of the node, if the ranks cannot share memory.
+
+    Examples
+    --------
+    >>> numbers = FilledOnce(8, 2)
+    >>> for _ in range(2):
+    ...     numbers.fill(1, [(4, 4)], lambda: numbers.memory[4:].__iadd__(1))
+    >>> numbers.memory.tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    """
+
+    def __init__(self, nbytes: int, pieces: int, node: Any = None):
+        self._descriptor: int | None = None
+        self._filled: Any = bytearray(pieces)
+        self.part = 0.0
+        if node is None or node.size == 1:
+            self.memory = np.frombuffer(*_at(new_memory(max(1, nbytes)), nbytes))
+            return
+        self.part = node.rank / node.size
+        self._locks = pages(nbytes)
+        try:
+            descriptor = private_file.share(node, FOLDER, self._locks + pages(pieces))
+            weakref.finalize(self, os.close, descriptor)
+            self.memory = _mapped(node, descriptor, self._locks, pieces)
+        except OSError as error:
+            raise NoSharedMemoryError(
+                f"{node.size} ranks of a node cannot share {nbytes} bytes in {FOLDER}: {error}"
+            ) from None
+        self._filled = self.memory[self._locks :]
+        self._descriptor = descriptor
+
+    def fill(self, piece: int, spans: Iterable[tuple[int, int]], load: Callable[[], Any]) -> None:
+        """Call ``load`` to fill a piece, unless a rank of the node has done so.
+
+        Parameters
+        ----------
+        piece : int
+        spans : iterable of (int, int)
+            Where the piece lies: first byte and number of bytes of each of its parts.
+        load : callable
+
+        Raises
+        ------
+        OSError
+            If the node has not enough memory.
+        """
+        with self._locked(piece):
+            if not self._filled[piece]:
+                if self._descriptor is not None:
+                    for start, nbytes in spans:
+                        os.posix_fallocate(self._descriptor, start, max(1, nbytes))
+                load()
+                self._filled[piece] = 1
+
+    @contextlib.contextmanager
+    def _locked(self, piece: int) -> Iterator[None]:
+        if self._descriptor is None:
+            yield
+            return
+        # Threads of one process do not exclude each other. They would load the same bytes.
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._locks + piece)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._locks + piece)
+
+
+def _at(memory: tuple[Any, int], nbytes: int) -> tuple[Any, Any, int, int]:
+    return memory[0], np.uint8, nbytes, memory[1]
+
+
+def _mapped(node: Any, descriptor: int, start: int, pieces: int) -> np.ndarray:
+    """Map the file, with the flags of the pieces from byte ``start`` on. Raise OSError on all ranks if one fails."""
+    error: Exception | None = None
+    try:
+        os.posix_fallocate(descriptor, start, pages(pieces))
+        memory = np.frombuffer(mmap.mmap(descriptor, start + pages(pieces)), np.uint8)
+    except (OSError, ValueError) as problem:  # mmap raises these where file sizes are limited
+        error = problem
+    problems = private_file.on_all_ranks(node, error)
+    if problems:
+        raise OSError(problems[0])
+    return memory
