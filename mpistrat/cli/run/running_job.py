@@ -224,7 +224,7 @@ class _RunningJob:
         return code or failed
 
     def _name(self, death: Death) -> str:
-        rank = death.rank if death.rank is not None else self._ranks.get(death.pid or 0)
+        rank = death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
         return "a rank" if rank is None else f"rank {rank}"
 
     def _say(self, text: str) -> None:
