@@ -11,6 +11,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
+from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
@@ -60,6 +61,7 @@ class Engine:
     ):
         self.options = options or CommunicationOptions()
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        watchdog.start(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)

@@ -19,6 +19,7 @@ COMMANDS = {
     "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
     "slurm": ("slurm.main", "Write batch scripts for SLURM."),
     "check": ("check.main", "Find what will break a job. Start it like the job itself."),
+    "top": ("top.main", "Show what each rank of a running job does, or did when it ended."),
     "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
     "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),

@@ -166,7 +166,7 @@ class Reduction:
             out = give_back(values)
             if meets_again and not meet(topology.later_word(word, 1)):
                 topology.disagree(self._operation)
-            topology.taken = False
+            topology.end()
             return out
         except BaseException as error:
             topology.failed(type(error))

@@ -3,6 +3,7 @@
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from mpistrat.experimental import coordinator, partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpistrat.monitor.stragglers import RankStatistics, step
 from mpistrat.strategies import CentralStorageStrategy, ParameterServerStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
@@ -21,8 +22,10 @@ __all__ = [
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
+    "RankStatistics",
     "TerminationConfig",
     "ValueContext",
     "coordinator",
     "partitioners",
+    "step",
 ]

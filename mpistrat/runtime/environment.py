@@ -6,6 +6,7 @@ The argument of a call comes before the attribute, the attribute before the vari
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -141,6 +142,24 @@ def _flag(value: Any) -> bool:
     return _one_of(*_YES, *_NO)(value) in _YES
 
 
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
+def _folder(value: Any) -> str:
+    return os.fspath(value)
+
+
+def _signal(value: Any) -> int:
+    number = int(value)
+    if number not in (0, *signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
+        raise ValueError
+    return number
+
+
 def _flag_or_none(value: Any) -> bool | None:
     if value is None or (isinstance(value, str) and _word(value) == "auto"):
         return None
@@ -204,10 +223,21 @@ class Options:
     gpu_direct : str
         Whether MPI gets pointers to GPU memory. With ``"auto"`` it does if ``mpistrat check --gpu-direct`` has found
         that this works.
+    hang_abort_seconds : float
+        After how many seconds of waiting in a collective the job is ended, with exit status 42; 0 for never.
+    hang_seconds : float
+        After how many seconds of waiting in a collective the ranks report which rank they wait for; 0 for never.
     progress : bool or None
         Whether `mpistrat.training.progress` shows its bar; None for a bar on a terminal and lines in a log.
+    record : bool
+        Whether each rank keeps a flight record, which reports and ``mpistrat top`` read.
+    record_dir : str
+        The directory for reports and for the records of jobs that failed. By default one in the temporary directory
+        of the system.
     roles : str
         Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
+    stack_signal : int
+        The signal that makes a rank write its stacks to its record; 0 for none.
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
 
@@ -228,8 +258,18 @@ class Options:
     )
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
+    hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
+    hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
+    record = Option(True, _flag, "1 or 0", same=False)
+    record_dir = Option("", _folder, "a directory", same=False)
     roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
+    stack_signal = Option(
+        int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else 0,
+        _signal,
+        "the number of a signal, or 0",
+        same=False,
+    )
     tuned = Option(False, _flag, "1 or 0", same=False)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -30,6 +30,7 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.slot import Slot
 
 _END = operation("the end of the program")
@@ -83,7 +84,7 @@ class Topology(CollectiveLock):
         color = None if split is None else _node_of(parent, split)
         MPI = mpi.start()
         environment.agree(parent)
-        debug = environment.rc.debug
+        debug, record = environment.rc.debug, _start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         self.compares_places, self.compares_variables = "collectives" in debug, "variables" in debug
         self.parent = parent
         self.world = world = parent.Dup()
@@ -94,8 +95,12 @@ class Topology(CollectiveLock):
         else:
             self.node = world.Split(color, key=self.rank)
         self.rail = world.Split(self.node.rank, key=self.rank)
-        leader_of = np.empty(self.size, np.int64)
-        world.Allgather(np.array([self.node.bcast(self.rank)], np.int64), leader_of)
+        # The leader of each rank's node, and a random number: that of rank 0 names the communicator in flight records.
+        told = np.empty((self.size, 2), np.int64)
+        world.Allgather(np.array([self.node.bcast(self.rank), _random_number()]), told)
+        leader_of = told[:, 0]
+        if record is not None:
+            self.flight = record.join(int(told[0, 1]), self.size, self.rank)
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
@@ -309,6 +314,8 @@ class Topology(CollectiveLock):
         atexit.unregister(self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
+        if self.flight is not None:
+            self.flight.end()
         self.memory = None
         self._close_slots()
         self.__dict__.pop("_agreement", None)
@@ -338,11 +345,24 @@ class Alone(Topology):
         self.size, self.rank, self.nodes = 1, 0, ((0,),)
         self.key = Key()
         self._slots = {}
+        record = _start_record(0, 1)
+        if record is not None:
+            self.flight = record.join(_random_number(), 1, 0)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):
             return mpi.start().COMM_SELF
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _start_record(rank: int, size: int) -> flight_record.FlightRecord | None:
+    """Return the flight record of this process, or None if the options turn it off."""
+    rc = environment.rc
+    return flight_record.start(rank, size, rc.stack_signal) if rc.record else None
+
+
+def _random_number() -> int:
+    return int.from_bytes(os.urandom(8), "little") >> 2 | 1  # a positive int64
 
 
 def _node_of(comm: Any, split: Split) -> int:

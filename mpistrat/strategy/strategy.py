@@ -14,9 +14,12 @@ from mpistrat import context, data, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
 from mpistrat.engine import NUMBERS
+from mpistrat.monitor import stragglers
+from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.record import flight_record
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import ChiefFirst
@@ -193,9 +196,34 @@ class Strategy(FormerNames):
             kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}
         try:
             stack.append(extended.replica_context.mode)
-            return fn(*args, **kwargs) if kwargs else fn(*args)
+            result = fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
             del stack[depth:]
+        flight_record.step(flight_record.RUN)
+        return result
+
+    def experimental_statistics(self) -> tuple[RankStatistics, ...]:
+        """Return how long the steps of each rank took, and which ranks the others wait for. Collective.
+
+        A step is one ``apply_gradients``, else one `run`, or what `mpistrat.experimental.step` says.
+
+        Returns
+        -------
+        tuple of RankStatistics
+            In the order of ranks. Without a flight record (``MPISTRAT_RECORD=0``) they count no steps.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> for _ in range(3):
+        ...     _ = strategy.run(lambda: sum(range(1000)))
+        >>> [each.slow for each in strategy.experimental_statistics()] == [False] * strategy.num_replicas_in_sync
+        True
+        """
+        topology = self._extended.engine.topology
+        own = stragglers.own(topology.rank)
+        return stragglers.compare(topology.all_gather_object(own))
 
     # --- values ----------------------------------------------------------------------
 

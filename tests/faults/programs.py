@@ -245,7 +245,7 @@ def returns_early_on_a_part():
 
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
-    leaves_reductions(100_000, "hierarchical", Topology, "_meet_again")
+    leaves_reductions(100_000, "hierarchical", Topology, "_next_word")
 
 
 def leaves_a_small_reduction_between_nodes():

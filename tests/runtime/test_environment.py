@@ -2,6 +2,7 @@
 
 import ast
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,13 @@ CASES = {
     "debug": ("variables,collectives", {"variables", "collectives"}, {"variables"}, "variable"),
     "device": ("cuda:1", "cuda:1", "auto", "moon"),
     "gpu_direct": ("ON", "on", "off", "perhaps"),
+    "hang_abort_seconds": ("60", 60.0, 1, "soon"),
+    "hang_seconds": ("2.5", 2.5, 0, "-1"),
     "progress": ("0", False, True, "2"),
+    "record": ("no", False, True, "2"),
+    "record_dir": ("here", "here", "there", None),
     "roles": ("chief=1, worker=2", "chief=1,worker=2", "ps=1", "chief"),
+    "stack_signal": ("12", 12, 0, "9"),
     "tuned": ("yes", True, False, "2"),
 }
 
@@ -68,7 +74,7 @@ def test_values_that_cannot_be_read(monkeypatch, attribute):
         getattr(mpistrat.rc, attribute)
     assert (found.value.attribute, found.value.variable) == (attribute, variable(attribute))
     assert found.value.value == wrong
-    for value in (wrong, [3.5]):
+    for value in (wrong, 3.5j):
         with pytest.raises(
             OptionError, match=f"^mpistrat.rc.{attribute}={re.escape(repr(value))} cannot be read: use "
         ):
@@ -123,7 +129,8 @@ def test_the_table_of_the_documentation():
     """docs/options.md has each option as it is, with what it does."""
     page = (ROOT / "docs/options.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
-    shown = {frozenset(): "none", "": "none", None: "auto", False: "0"}
+    shown = {frozenset(): "none", None: "auto", False: "0", True: "1", "": "none", 120.0: "120"}
+    shown[int(signal.SIGRTMIN) + 7] = "SIGRTMIN + 7"
     assert rows == [
         (each.attribute, each.variable, each.values, str(shown.get(each.default, each.default)))
         for each in environment.options()

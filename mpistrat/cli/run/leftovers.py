@@ -12,7 +12,7 @@ from pathlib import Path
 
 # In order: MPICH, Open MPI 5, Open MPI 4, and this library, used if ranks may not open each other's files.
 _NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
-_SHARED = Path("/dev/shm")
+SHARED = Path("/dev/shm")
 
 
 def remove(since: float) -> list[Path]:
@@ -42,7 +42,7 @@ def remove(since: float) -> list[Path]:
 
 def _mine(since: float) -> list[Path]:
     try:
-        entries = list(os.scandir(_SHARED))
+        entries = list(os.scandir(SHARED))
     except OSError:
         return []
     user = os.geteuid()

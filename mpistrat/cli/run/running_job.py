@@ -21,6 +21,7 @@ from mpistrat.cli.run.banners import Death
 from mpistrat.cli.run.forwarded import Forwarded
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
+from mpistrat.runtime.record import layout
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -58,19 +59,32 @@ def run(job: Job, environ: dict[str, str]) -> int:
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
         environ[_SESSIONS] = folder
-        status = _RunningJob(job, environ, Path(folder)).run()
+        running = _RunningJob(job, environ, Path(folder))
+        status = running.run()
+    if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
+        from mpistrat.monitor import last  # a late import: seldom needed
+
+        last.keep(
+            started, running.ranks.keys(), [f"mpistrat run ended with exit status {status}"], bool(status)
+        )
     if status:
         leftovers.remove(started)
     return status
 
 
 class _RunningJob:
-    """A launcher and its ranks, from the start of the launcher to its end."""
+    """A launcher and its ranks, from the start of the launcher to its end.
+
+    Attributes
+    ----------
+    ranks : dict of int to int
+        The ranks that were found: process id -> rank.
+    """
 
     def __init__(self, job: Job, environ: dict[str, str], folder: Path):
         self._job = job
         self._folder = folder
-        self._ranks: dict[int, int] = {}
+        self.ranks: dict[int, int] = {}
         self._passed_on: set[int] = set()
         self._alone_since: float | None = None
         self._released = False
@@ -121,18 +135,18 @@ class _RunningJob:
 
     @property
     def _starting(self) -> bool:
-        return len(self._ranks) < self._job.ranks
+        return len(self.ranks) < self._job.ranks
 
     def _look(self) -> dict[int, int]:
         """Return the running ranks, and record them: one that ends is not found later."""
         ranks = processes.ranks_below(self._process.pid)
-        self._ranks.update(ranks)
+        self.ranks.update(ranks)
         return ranks
 
     def _watch_end(self) -> None:
         """Limit the wait for processes that ranks left behind and that keep the output of ranks open."""
         now = time.monotonic()
-        if any(processes.rank_of(process) == rank for process, rank in self._ranks.items()):
+        if any(processes.rank_of(process) == rank for process, rank in self.ranks.items()):
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = now
@@ -183,7 +197,7 @@ class _RunningJob:
 
     def _end_orphans(self) -> None:
         """Kill the ranks that still run after the launcher was killed."""
-        for process, rank in self._ranks.items():
+        for process, rank in self.ranks.items():
             if processes.rank_of(process) == rank:
                 _kill(process, signal.SIGKILL)
 
@@ -210,7 +224,7 @@ class _RunningJob:
         return code or failed
 
     def _name(self, death: Death) -> str:
-        rank = death.rank if death.rank is not None else self._ranks.get(death.pid or 0)
+        rank = death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
         return "a rank" if rank is None else f"rank {rank}"
 
     def _say(self, text: str) -> None:

@@ -14,6 +14,8 @@ from mpistrat.data.distribute.passes import Passes
 from mpistrat.data.distribute.throughput_log import ThroughputLog
 from mpistrat.data.pipeline.optional import NextAsOptional
 from mpistrat.data.pipeline.prefetch import Prefetched
+from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record.layout import Phase
 
 if TYPE_CHECKING:
     from mpistrat.runtime.device import Device
@@ -76,7 +78,8 @@ class DistributedIterator(NextAsOptional):
             self._pace = self._passes.pace()
         began = time.perf_counter()
         try:
-            batch = self._read()
+            with flight_record.phase(Phase.INPUT):
+                batch = self._read()
         except StopIteration:
             self._ended = True
             self._pace.ended(self._place.position.epoch)

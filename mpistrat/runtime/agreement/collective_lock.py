@@ -30,6 +30,8 @@ from mpistrat.runtime.agreement.operation import (
 )
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import float_errors
+from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record.flight_record import Flight
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
 # operation. A rank that is out of step sets bit 62, and gives its rank for the number: it agrees with no other.
@@ -63,6 +65,8 @@ class CollectiveLock:
         that has left it. `turn` takes it from ``meets``; the thread that holds the turn may correct it.
     compares_places, compares_variables : bool
         Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
+    flight : Flight or None
+        What notes the collectives of this communicator in the flight record; None without a record.
     ignoring_float_errors : callable
         ``call(function, *arguments)`` without floating point errors. For the thread that holds the turn.
     """
@@ -79,6 +83,7 @@ class CollectiveLock:
     compares_places = False
     compares_variables = False
     timeout_seconds: float | None
+    flight: Flight | None = None
     _agreement: Agreement
     _pending = False
     _in_mpi = False  # whether this rank has begun to agree by MPI
@@ -154,6 +159,8 @@ class CollectiveLock:
                 self._in_mpi = self.memory is None
                 if not self._agreement.agree(word):
                     self.disagree(operation)
+                if self.flight is not None:
+                    self.flight.meet()
             except BaseException as error:
                 self.__exit__(type(error))
                 raise
@@ -201,18 +208,22 @@ class CollectiveLock:
         word = operation.word | number & _NUMBERS
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
-        if timeout_seconds is not None or self._given_up:
-            self.only_meets = False  # the wait with a limit is by messages
-            try:
+        try:
+            if timeout_seconds is not None or self._given_up:
+                self.only_meets = False  # the wait with a limit is by messages
                 word = self._begin_with_care(operation, word, timeout_seconds)
-            except BaseException as error:  # also of a signal handler, where that function begins
-                self.failed(type(error))
-                raise
+            elif self.flight is not None:
+                self.flight.enter(operation, number)
+        except BaseException as error:  # also of a signal handler, where one of these functions begins
+            self.failed(type(error))
+            raise
         self.only_meets = True
         return word
 
     def _begin_with_care(self, operation: Operation, word: int, timeout_seconds: float | None) -> int:
         """Wait with a limit. After a collective was given up, refuse, unless the meeting can tell the other ranks."""
+        if self.flight is not None and not self._given_up:
+            self.flight.enter(operation, self.sequence)
         if self.size == 1:
             return word
         limited = timeout_seconds is not None and timeout_seconds != math.inf
@@ -233,6 +244,8 @@ class CollectiveLock:
         self._pending = self._in_mpi = False
         self._frame = None
         self.taken = False
+        if self.flight is not None:
+            self.flight.leave()
 
     def failed(self, kind: type[BaseException]) -> None:
         """Release the lock after an error of class ``kind``: this rank has not completed the collective.
@@ -245,6 +258,7 @@ class CollectiveLock:
                 self._leave(kind.__name__, noticed=self.only_meets and len(self.nodes) == 1)
             self.sequence -= 1
         self.end()
+        flight_record.note(f"{self._operation.name}{call_site()} was left by {kind.__name__}")
 
     def _has_met(self) -> bool:
         """Return whether other ranks may have met this one in its collective."""
@@ -269,6 +283,7 @@ class CollectiveLock:
 
         Its last collective does not count, so that the others are told. If all ranks leave the call, they stay in step.
         """
+        flight_record.note(f"{name}{call_site()} was left by {kind.__name__}")
         if self.taken and self._is_abandoned():
             self.failed(kind)
         elif (
@@ -343,6 +358,8 @@ class CollectiveLock:
         self._pending = False
         if not agreed:
             self.disagree(self._operation)
+        if self.flight is not None:
+            self.flight.meet()
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
         """Return `meet` with this payload, prepared: it gets a word, and returns whether all ranks gave it."""

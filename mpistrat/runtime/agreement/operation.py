@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import zlib
@@ -48,14 +49,20 @@ class Operation:
         Names, numbers, (dtype, shape) pairs, and remarks. Remarks may differ between ranks.
     word : int
         A CRC-32 of name and parts, shifted left by 30 bits. The low bits take the sequence number.
+    nbytes : int
+        The bytes of the arrays in the parts.
+    record : int
+        The number of its text in the flight record, which sets it. 0 before that.
     """
 
-    __slots__ = ("name", "parts", "word")
+    __slots__ = ("name", "nbytes", "parts", "record", "word")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
         self.parts = parts
         self.word = zlib.crc32(repr((name, parts)).encode()) << _BELOW
+        self.nbytes = _nbytes(parts)
+        self.record = 0
 
     def __str__(self) -> str:
         return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])
@@ -137,6 +144,15 @@ def _in_groups(texts: Sequence[str]) -> str:
     for rank, text in enumerate(texts):
         groups.setdefault(text, []).append(rank)
     return "\n".join(f"  {ranks_in_words(ranks)}: {text}" for text, ranks in groups.items())
+
+
+def _nbytes(part: Hashable) -> int:
+    match part:
+        case (np.dtype() as dtype, tuple() as shape):
+            return int(dtype.itemsize * math.prod(shape))
+        case tuple():
+            return sum(map(_nbytes, part))
+    return 0
 
 
 def _word(part: Hashable) -> str:

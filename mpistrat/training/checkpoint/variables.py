@@ -12,6 +12,8 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.runtime import arrays
+from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable
 from mpistrat.strategy.checks import require_cross_replica
@@ -262,7 +264,8 @@ def _values(named: Mapping[str, Variable], topology: Topology) -> dict[str, np.n
 def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
     from mpistrat.training.checkpoint.write import write
 
-    write(values, path)
+    with flight_record.phase(Phase.SAVING):
+        write(values, path)
 
 
 def _read(values: Mapping[str, np.ndarray], path: Path) -> tuple[str, bool] | None:

@@ -13,6 +13,7 @@ from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.values import IndexedSlices, ReduceOp, component
@@ -163,6 +164,7 @@ class Optimizer(ABC):
                     raise
             apply = self._apply_flat if isinstance(step, FlatStep) else self._apply
             replica.merge_call(apply, (step, gradients, experimental_aggregate_gradients))
+            flight_record.step(flight_record.UPDATE)
         except BaseException as error:
             topology.left_call("apply_gradients", type(error), sequence)
             raise

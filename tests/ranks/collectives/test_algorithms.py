@@ -244,6 +244,6 @@ def test_a_limit_for_files_is_told():
 
 
 def test_sharing_says_why_not(monkeypatch):
-    monkeypatch.setattr(shared_memory, "_FOLDER", "/no/such/folder")
+    monkeypatch.setattr(shared_memory, "FOLDER", "/no/such/folder")
     with pytest.raises(NoSharedMemoryError, match="/no/such/folder"):
         shared_memory.share(MPI.COMM_WORLD, 100)

@@ -192,7 +192,7 @@ def test_left_by_an_error_between_nodes(monkeypatch):
         raise MemoryError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(strategy.extended.engine.topology), "_meet_again", fails)
+        patch.setattr(type(strategy.extended.engine.topology), "_next_word", fails)
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
     for _ in range(2):
@@ -387,15 +387,15 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     if SIZE == 1 or strategy.extended.engine.topology.memory is None:
         return
     topology = strategy.extended.engine.topology
-    original, calls = type(topology)._meet_again, []
+    original, calls = type(topology)._next_word, []
 
     def fails(self):
         calls.append(1)
         if len(calls) == 3 and RANK == 1:
             raise MemoryError("in the middle")
-        original(self)
+        return original(self)
 
-    monkeypatch.setattr(type(topology), "_meet_again", fails)
+    monkeypatch.setattr(type(topology), "_next_word", fails)
     if RANK == 1:
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", value, axis=None)

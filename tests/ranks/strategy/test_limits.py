@@ -96,6 +96,7 @@ CALLS = {
         )
     ),
     "Strategy.experimental_buffers_like": lambda case: case.strategy.experimental_buffers_like(np.zeros(3)),
+    "Strategy.experimental_statistics": lambda case: case.strategy.experimental_statistics(),
     "Strategy.experimental_distribute_dataset": lambda case: case.strategy.experimental_distribute_dataset(
         data.Dataset.range(8).batch(2)
     ),

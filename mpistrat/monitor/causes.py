@@ -1,0 +1,354 @@
+"""Why a rank does not come to a collective: a table of causes, the surest first.
+
+A cause looks at the evidence of one rank and says in words what it sees and what to do, or nothing if it does not
+apply. A new cause is a function and a line in `CAUSES`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.runtime.record import process_facts
+from mpistrat.runtime.record.layout import Phase
+from mpistrat.runtime.record.read import Record
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+CIRCLE = "other order"
+_SLEEPS = ("nanosleep", "clock_nanosleep")
+_READS = (
+    "read",
+    "pread64",
+    "readv",
+    "write",
+    "pwrite64",
+    "writev",
+    "fsync",
+    "fdatasync",
+    "openat",
+    "statx",
+    "newfstatat",
+)
+_LOCKS = ("futex",)
+_WAITS_FOR_OTHERS = (
+    "poll",
+    "ppoll",
+    "select",
+    "pselect6",
+    "epoll_wait",
+    "epoll_pwait",
+    "recvfrom",
+    "recvmsg",
+    "accept",
+    "connect",
+)
+_CHILDREN = ("wait4", "waitid")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a rank that others wait for.
+
+    Attributes
+    ----------
+    record : Record
+    facts : ProcessFacts
+    stacks : Stacks
+    holds_interpreter : bool
+        Whether no other thread of the process could run for a while, though the process runs.
+    in_circle : bool
+        Whether it waits in a collective for a rank that waits for it.
+    waits_elsewhere : str
+        The collective of another communicator that it waits in, or an empty string.
+    passed : bool
+        Whether it is behind the call of the others, which it has not made.
+    """
+
+    record: Record
+    facts: ProcessFacts
+    stacks: Stacks
+    holds_interpreter: bool = False
+    in_circle: bool = False
+    waits_elsewhere: str = ""
+    passed: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a rank does not come.
+
+    Attributes
+    ----------
+    cause : str
+        One of a fixed set of names.
+    what : str
+        What the rank does, to follow "rank 2:".
+    remedy : str
+        What to do, as a sentence.
+    """
+
+    cause: str
+    what: str
+    remedy: str
+
+
+def verdict(evidence: Evidence) -> Verdict:
+    """Return the first cause of the table that fits the evidence."""
+    for cause in CAUSES:
+        found = cause(evidence)
+        if found is not None:
+            return found
+    return Verdict("unknown", f"{_at(evidence)}", "See its stack below.")
+
+
+def user_frame(stacks: Stacks) -> Frame | None:
+    """Return the innermost frame of the main thread that is code of the user."""
+    return next((each for each in stacks.main if _is_users(each)), stacks.main[0] if stacks.main else None)
+
+
+def of_package(frame: Frame) -> bool:
+    """Return whether a frame is code of this package."""
+    return frame.file.startswith(_PACKAGE)
+
+
+def _is_users(frame: Frame) -> bool:
+    return "site-packages" in frame.file or not frame.file.startswith((_PACKAGE, _LIBRARY, "<frozen"))
+
+
+def _exited(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.state not in "ZX" or evidence.record.exit_status is None:
+        return None
+    return Verdict(
+        "exited",
+        f"has ended its program by os._exit({evidence.record.exit_status}), which tells no other rank",
+        "End programs by sys.exit() or an error: then all ranks hear of it.",
+    )
+
+
+def _gone(evidence: Evidence) -> Verdict | None:
+    facts, record = evidence.facts, evidence.record
+    if facts.state not in "ZX":
+        return None
+    kills = process_facts.out_of_memory_kills()
+    if record.out_of_memory_kills is not None and kills is not None and kills > record.out_of_memory_kills:
+        return Verdict(
+            "out of memory",
+            "is gone: there is no such process, and the system has killed processes of this job for want of memory",
+            "Give each rank less data or the job more memory.",
+        )
+    if facts.ended_by is not None and os.WIFSIGNALED(facts.ended_by):
+        number = os.WTERMSIG(facts.ended_by)
+        return Verdict(
+            "killed",
+            f"was killed by signal {number} ({signal_name(number)})",
+            "Look for what has sent the signal.",
+        )
+    if facts.ended_by is not None and os.WIFEXITED(facts.ended_by):
+        return Verdict(
+            "exited",
+            f"has ended with exit status {os.WEXITSTATUS(facts.ended_by)} without telling other ranks",
+            "Look for C code that calls exit().",
+        )
+    return Verdict(
+        "killed",
+        "is gone: there is no such process. It was killed by a signal, such as `kill -9` or for want of memory",
+        "Look into the system's log (`dmesg`, `journalctl -k`) and the messages of the launcher.",
+    )
+
+
+def _stopped(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.state not in "Tt":
+        return None
+    return Verdict(
+        "stopped",
+        "is stopped by a signal (SIGSTOP, SIGTSTP, or a debugger)",
+        f"On {evidence.record.host} `kill -CONT {evidence.record.pid}` lets it go on.",
+    )
+
+
+def _failed(evidence: Evidence) -> Verdict | None:
+    if evidence.record.phase != Phase.FAILED:
+        return None
+    return Verdict(
+        "failed",
+        "has failed and does not get to its end",
+        "Its traceback is in the output; a thread or an atexit handler of it does not end.",
+    )
+
+
+def _other_order(evidence: Evidence) -> Verdict | None:
+    if not evidence.in_circle:
+        return None
+    return Verdict(
+        CIRCLE,
+        f"waits itself, {evidence.waits_elsewhere}: the ranks make the calls of two communicators in different orders",
+        "Use two strategies in the same order on all ranks.",
+    )
+
+
+def _waits_elsewhere(evidence: Evidence) -> Verdict | None:
+    if not evidence.waits_elsewhere:
+        return None
+    return Verdict(
+        "waits for others", f"waits itself, {evidence.waits_elsewhere}", "See for which ranks it waits."
+    )
+
+
+def _skipped(evidence: Evidence) -> Verdict | None:
+    if not evidence.passed:
+        return None
+    note = f" (earlier, {evidence.record.note})" if evidence.record.note else ""
+    return Verdict(
+        "skipped",
+        f"has passed the call of the others without making it, and is {_at(evidence)}{note}",
+        "Look for an error that is caught there, or a condition that differs between ranks; `strategy.agree(ok)` "
+        "lets all ranks take one way.",
+    )
+
+
+def _c_code(evidence: Evidence) -> Verdict | None:
+    if not evidence.holds_interpreter:
+        return None
+    call = f" ({evidence.facts.call}())" if evidence.facts.call and evidence.facts.state != "R" else ""
+    return Verdict(
+        "C code",
+        f"is in C code that does not release the interpreter's lock{call}, called {_at(evidence)}",
+        "Find out why that call does not return.",
+    )
+
+
+def _device(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.state != "D":
+        return None
+    call, place = evidence.facts.call or "a system call", evidence.facts.place
+    of = f" of {evidence.facts.file}" if evidence.facts.file else ""
+    return Verdict(
+        "file system",
+        f"waits for a disk or a file system in {call}(){of}{f' ({place})' if place else ''}, {_at(evidence)}",
+        "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
+    )
+
+
+def _reading(evidence: Evidence) -> Verdict | None:
+    facts = evidence.facts
+    if facts.call not in _READS:
+        return None
+    if facts.file.startswith("pipe:"):
+        return Verdict(
+            "pipe",
+            f"waits in {facts.call}() of a pipe ({facts.file}), {_at(evidence)}",
+            "Look for the process at the other end of the pipe: it writes or reads nothing.",
+        )
+    if facts.file.startswith("socket:"):
+        return _network(evidence)
+    of = f" of {facts.file}" if facts.file else ""
+    return Verdict(
+        "file", f"is in {facts.call}(){of}, {_at(evidence)}", "Look whether that file can be read with `cat`."
+    )
+
+
+def _sleeps(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.call not in _SLEEPS:
+        return None
+    return Verdict("sleep", f"sleeps, {_at(evidence)}", "Look for what that line waits for.")
+
+
+def _lock(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R":
+        return None
+    count = len(evidence.stacks.others)
+    return Verdict(
+        "lock",
+        f"waits for a lock or for another thread of its own, {_at(evidence)}",
+        f"Its {count} other threads are shown below: one has the lock, or should set what is waited for."
+        if count
+        else "No other Python thread of it runs: the lock is never released.",
+    )
+
+
+def _children(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.call not in _CHILDREN:
+        return None
+    return Verdict(
+        "child", f"waits for a process that it has started, {_at(evidence)}", "Look at that process."
+    )
+
+
+def _network(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.call not in (*_WAITS_FOR_OTHERS, *_READS) or evidence.facts.state == "R":
+        return None
+    return Verdict(
+        "message",
+        f"waits for a message or a file descriptor in {evidence.facts.call}(), {_at(evidence)}",
+        "Look for the process that should send it.",
+    )
+
+
+def _saving(evidence: Evidence) -> Verdict | None:
+    if evidence.record.phase != Phase.SAVING:
+        return None
+    return Verdict("saving", f"writes a checkpoint, {_at(evidence)}", "Look whether the file system is slow.")
+
+
+def _input(evidence: Evidence) -> Verdict | None:
+    if evidence.record.phase != Phase.INPUT:
+        return None
+    return Verdict(
+        "input", f"reads its input, {_at(evidence)}", "Look whether the data's file system is slow."
+    )
+
+
+def _runs(evidence: Evidence) -> Verdict | None:
+    if evidence.facts.state != "R":
+        return None
+    if evidence.record.moves is False:
+        return Verdict(
+            "compiled code",
+            f"computes, or waits actively, in a function that is not Python, called {_at(evidence)}",
+            "If that is a call of MPI, look for its partner; else find out why it does not return.",
+        )
+    return Verdict("Python code", f"runs Python code, {_at(evidence)}", "Look whether that loop ends.")
+
+
+CAUSES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+    _exited,
+    _gone,
+    _stopped,
+    _failed,
+    _other_order,
+    _waits_elsewhere,
+    _skipped,
+    _c_code,
+    _device,
+    _reading,
+    _sleeps,
+    _lock,
+    _children,
+    _network,
+    _saving,
+    _input,
+    _runs,
+)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "not known"
+
+
+def _at(evidence: Evidence) -> str:
+    frame = user_frame(evidence.stacks)
+    if frame is None:
+        entry = evidence.record.entries[-1] if evidence.record.entries else None
+        return f"after its call at {entry.place}" if entry else "before its first collective"
+    source = linecache.getline(frame.file, frame.line).strip()
+    return f"at {frame.file}:{frame.line} in {frame.function}" + (f": {source}" if source else "")

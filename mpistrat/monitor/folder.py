@@ -1,0 +1,51 @@
+"""The directory for reports of hangs and for the records of jobs that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from mpistrat.runtime.environment import rc
+
+
+def folder() -> Path:
+    """Return the directory, which exists and belongs to this user.
+
+    Raises
+    ------
+    OSError
+        If there is none that this user can write to.
+    """
+    if rc.record_dir:
+        chosen = Path(rc.record_dir)
+        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return chosen
+    path = Path(tempfile.gettempdir()) / f"mpistrat-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(
+            f"{path} belongs to another user, or others can write to it: set MPISTRAT_RECORD_DIR"
+        )
+    return path
+
+
+def write_new(name: str, text: str) -> Path:
+    """Write a new file, which other users cannot read.
+
+    Raises
+    ------
+    FileExistsError
+        If there is such a file: another rank of this node has written it.
+    OSError
+        If there is no directory or no space for it.
+    """
+    path = folder() / name
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+    return path

@@ -1,0 +1,134 @@
+"""The last records of jobs that have ended: kept in a file, and read again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpistrat.monitor import folder
+from mpistrat.runtime.record import read
+from mpistrat.runtime.record.layout import Phase
+from mpistrat.runtime.record.read import Entry, Membership, Record
+
+_MOST_ENTRIES = 32  # of a rank that are kept
+_MOST_FILES = 20
+_PREFIX = "last-"
+
+
+class Ended(NamedTuple):
+    """A job that has ended.
+
+    Attributes
+    ----------
+    records : tuple of Record
+    notes : tuple of str
+        What the launcher said of its end.
+    when : float
+        The time since the epoch at which the records were kept.
+    """
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+    when: float
+
+
+def keep(since: float, processes: Collection[int], notes: Sequence[str], failed: bool) -> Path | None:
+    """Move the records of processes that have ended from the memory of this node to a file.
+
+    Parameters
+    ----------
+    since : float
+        When the job was started, in seconds since the epoch.
+    processes : collection of int
+        Processes of the job; empty if they are not known.
+    notes : sequence of str
+        What the launcher says of its end.
+    failed : bool
+        Whether to write the file: the records of a job that succeeded are only removed.
+
+    Returns
+    -------
+    pathlib.Path or None
+        The file, None if there is no record or no place for a file.
+    """
+    found = []
+    for record in read.records():
+        with contextlib.suppress(OSError):
+            ours = not processes or record.pid in processes
+            if ours and not record.lives and os.stat(record.path).st_ctime >= since:
+                found.append(record)
+    path = None
+    if failed and found:
+        text = json.dumps(
+            {"when": time.time(), "notes": list(notes), "records": [as_json(each) for each in found]}
+        )
+        with contextlib.suppress(OSError):
+            path = folder.write_new(f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json", text)
+            _remove_old(path.parent)
+    for record in found:
+        with contextlib.suppress(OSError):
+            os.unlink(record.path)
+    return path
+
+
+def _remove_old(of: Path) -> None:
+    for path in sorted(of.glob(f"{_PREFIX}*.json"))[:-_MOST_FILES]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def latest() -> Ended | None:
+    """Return the job that ended last: one whose records are still in memory, or that of the newest file."""
+    gone = [each for each in read.records() if not each.lives]
+    times = [os.stat(each.path).st_mtime for each in gone]
+    files = sorted(folder.folder().glob(f"{_PREFIX}*.json"))
+    kept = load(files[-1]) if files else None
+    if gone and (kept is None or max(times) > kept.when):
+        from mpistrat.monitor.waits import of_one_job
+
+        newest = gone[times.index(max(times))]
+        return Ended(tuple(of_one_job(newest, gone)), (), max(times))
+    return kept
+
+
+def load(path: str | Path) -> Ended:
+    """Return the job in a file.
+
+    Raises
+    ------
+    ValueError
+        If the file is not one that `keep` has written.
+    """
+    try:
+        told = json.loads(Path(path).read_text())
+        return Ended(tuple(map(from_json, told["records"])), tuple(told["notes"]), float(told["when"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """Return a record as values that JSON can hold."""
+    told = dataclasses.asdict(dataclasses.replace(record, entries=record.entries[-_MOST_ENTRIES:]))
+    return {**told, "phase": record.phase.name}
+
+
+def from_json(told: dict[str, Any]) -> Record:
+    """Return the record of values that `as_json` made."""
+    return Record(
+        **{
+            **told,
+            "phase": Phase[told["phase"]],
+            "memberships": tuple(
+                Membership(**{**each, "last": Entry(**each["last"]) if each["last"] else None})
+                for each in told["memberships"]
+            ),
+            "steps": tuple(map(tuple, told["steps"])),
+            "entries": tuple(Entry(**each) for each in told["entries"]),
+        }
+    )

@@ -1,0 +1,139 @@
+"""The Python stacks of other processes, which their faulthandler writes at a signal.
+
+Its handler is C code and needs no lock of the interpreter: it answers also where the main thread is stuck in C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpistrat.runtime.record import process_facts, read
+from mpistrat.runtime.record.read import Record
+
+_LONGEST = 1.0  # seconds that processes may take to answer
+_QUIET = 0.05  # seconds without a new line after which an answer counts as complete
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\(most recent call first\):")
+_WATCHDOG = os.path.join("mpistrat", "monitor", "watchdog.py")
+_FRAME = re.compile(r' *File "(.*)", line (\d+) in (.*)')
+
+
+class Frame(NamedTuple):
+    """A line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Stacks(NamedTuple):
+    """The stacks of a process, the innermost call first: of the main thread, and of all others."""
+
+    main: tuple[Frame, ...] = ()
+    others: tuple[tuple[Frame, ...], ...] = ()
+
+
+def ask(records: Sequence[Record]) -> dict[int, Stacks]:
+    """Return the stacks of processes, by process number. Those that do not answer are left out."""
+    found, sizes = {}, {}
+    for record in records:
+        if record.pid == os.getpid():
+            found[record.pid] = own()
+        elif _asks(record):
+            size = os.stat(record.path).st_size
+            with contextlib.suppress(OSError):
+                os.kill(record.pid, record.signal)
+                sizes[record.path] = size
+    last = dict(sizes)
+    end = time.monotonic() + _LONGEST
+    while time.monotonic() < end:
+        time.sleep(_QUIET)
+        now = {path: _size(path) for path in sizes}
+        if now == last and all(now[path] > sizes[path] for path in sizes):
+            break
+        last = now
+    for record in records:
+        if record.path in sizes:
+            stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
+            if stacks.main or stacks.others:
+                found[record.pid] = stacks
+    return found
+
+
+def _asks(record: Record) -> bool:
+    """Return whether a process may be sent its signal: without a handler it would be killed."""
+    return (
+        record.signal in signal.valid_signals()
+        and process_facts.started(record.pid) == record.started
+        and process_facts.state(record.pid) not in "TtZX"
+        and _handles(record)
+    )
+
+
+def _handles(record: Record) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{record.pid}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (record.signal - 1) & 1)
+    return False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def own() -> Stacks:
+    """Return the stacks of this process, but for the thread that calls."""
+    main: tuple[Frame, ...] = ()
+    others: list[tuple[Frame, ...]] = []
+    for ident, frame in sys._current_frames().items():
+        stack = []
+        at = frame
+        while at is not None:
+            stack.append(Frame(at.f_code.co_filename, at.f_lineno or 0, at.f_code.co_name))
+            at = at.f_back  # type: ignore[assignment]
+        if ident == threading.main_thread().ident:
+            main = tuple(stack)
+        elif not _is_watchdog(stack):
+            others.append(tuple(stack))
+    return Stacks(main, tuple(others))
+
+
+def parse(text: str, main_thread: int) -> Stacks:
+    """Return the stacks in a text of faulthandler. ``main_thread`` is the number of the main thread.
+
+    Examples
+    --------
+    >>> stacks = parse('Thread 0x00007f10 (most recent call first):\\n  File "a.py", line 3 in f\\n', 0x7f10)
+    >>> stacks.main
+    (Frame(file='a.py', line=3, function='f'),)
+    """
+    main: tuple[Frame, ...] = ()
+    others = []
+    heads = list(_THREAD.finditer(text))
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        body = text[head.end() : following.start() if following else len(text)]
+        stack = tuple(
+            Frame(found[1], int(found[2]), found[3])
+            for line in body.splitlines()
+            if (found := _FRAME.match(line))
+        )
+        if int(head[1], 16) == main_thread:
+            main = stack
+        elif stack and not _is_watchdog(stack):
+            others.append(stack)
+    return Stacks(main, tuple(others))
+
+
+def _is_watchdog(stack: Sequence[Frame]) -> bool:
+    return any(each.file.endswith(_WATCHDOG) for each in stack)

@@ -1,0 +1,111 @@
+"""Which ranks wait, in which collective, for which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpistrat.runtime.record.read import Entry, Membership, Record
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A collective in which some ranks of a communicator wait for others.
+
+    Attributes
+    ----------
+    token, size : int
+        The communicator: its random number and its size.
+    entry : Entry
+        The collective, as the rank that waits longest has noted it.
+    waiting, missing : tuple of Record
+        The ranks in it, and those that are not. A rank whose process is stopped or gone counts as missing.
+    unseen : tuple of int
+        Ranks of the communicator without a record on this node.
+    """
+
+    token: int
+    size: int
+    entry: Entry
+    waiting: tuple[Record, ...]
+    missing: tuple[Record, ...]
+    unseen: tuple[int, ...]
+
+
+def waits(records: Sequence[Record], halted: Collection[int]) -> list[Wait]:
+    """Return the collectives in which ranks wait, the oldest first.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        Of one job.
+    halted : collection of int
+        Processes that are stopped or gone.
+    """
+    communicators: dict[int, list[tuple[Record, Membership]]] = {}
+    for record in records:
+        for each in record.memberships:
+            communicators.setdefault(each.token, []).append((record, each))
+    found = []
+    for token, members in communicators.items():
+        size = members[0][1].size
+        inside = [
+            (each.last, record)
+            for record, each in members
+            if each.last is not None and not each.last.left and record.pid not in halted
+        ]
+        if not inside or size < 2:
+            continue
+        number = max(entry.number for entry, _ in inside)
+        entry = min((entry for entry, _ in inside if entry.number == number), key=lambda each: each.entered)
+        waiting = [record for each, record in inside if each.number == number]
+        found.append(
+            Wait(
+                token,
+                size,
+                entry,
+                tuple(waiting),
+                tuple(record for record, _ in members if record not in waiting),
+                tuple(sorted(set(range(size)) - {each.rank for _, each in members})),
+            )
+        )
+    return sorted(found, key=lambda each: each.entry.entered)
+
+
+def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:
+    """Return the records that share a communicator with one, directly or through others."""
+    rest = list(records)
+    job: list[Record] = []
+    tokens = {each.token for each in record.memberships}
+    while True:
+        more = [each for each in rest if tokens & {known.token for known in each.memberships}]
+        if not more:
+            return sorted(job, key=lambda each: (each.rank, each.pid))
+        job += more
+        rest = [each for each in rest if each not in more]
+        tokens |= {known.token for each in more for known in each.memberships}
+
+
+def wait_of(record: Record, found: Sequence[Wait]) -> Wait | None:
+    """Return the wait that a rank is in, or None."""
+    return next((each for each in found if record in each.waiting), None)
+
+
+def ends_in_itself(record: Record, found: Sequence[Wait]) -> bool:
+    """Return whether a rank that waits is waited for by a rank that it waits for."""
+    own = wait_of(record, found)
+    if own is None:
+        return False
+    seen: set[int] = set()
+    pending = list(own.missing)
+    while pending:
+        each = pending.pop()
+        if each == record:
+            return True
+        if each.pid in seen:
+            continue
+        seen.add(each.pid)
+        following = wait_of(each, found)
+        if following is not None:
+            pending += following.missing
+    return False

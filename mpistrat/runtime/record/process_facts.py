@@ -1,0 +1,41 @@
+"""Facts of a process that tell it from a later one with the same number."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def started(process: int) -> int:
+    """Return when a process started, in ticks since the boot of the machine, or 0 if there is no such process."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(text.rpartition(b")")[2].split()[19])
+
+
+def out_of_memory_kills() -> int | None:
+    """Return how many processes of this process's cgroup the system has killed for want of memory, or None."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                file = Path(f"/sys/fs/cgroup{path}/memory.events")
+            elif "memory" in kinds.split(","):
+                file = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+            else:
+                continue
+            with contextlib.suppress(OSError):
+                words = dict(each.split()[:2] for each in file.read_text().splitlines())
+                if "oom_kill" in words:
+                    return int(words["oom_kill"])
+    return None
+
+
+def state(process: int) -> str:
+    """Return the state of a process, a letter as in /proc (R, S, D, T, Z), or X if there is no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

@@ -1,0 +1,248 @@
+"""Flight records as other processes of the same user read them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpistrat.runtime.record import layout, process_facts
+from mpistrat.runtime.record.layout import Phase, Word
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective in which a rank is or was.
+
+    Attributes
+    ----------
+    communicator, number : int
+        The random number of the communicator, and the number of the collective in it.
+    operation, place : str
+        What it is, and the line of the program that called it, as ``file:line in function``.
+    nbytes : int
+    entered, met, left : float
+        By the monotonic clock of the node; 0 if that has not come.
+    """
+
+    communicator: int
+    number: int
+    operation: str
+    place: str
+    nbytes: int
+    entered: float
+    met: float
+    left: float
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A communicator of a rank: its random number, its size, this rank in it, and its last collective."""
+
+    token: int
+    size: int
+    rank: int
+    last: Entry | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The flight record of one process, at one time. Times are by the monotonic clock of the node.
+
+    Attributes
+    ----------
+    path : str
+    pid, started, rank, size, main_thread, signal : int
+    host, job, program, note : str
+    phase : Phase
+    phase_since, heartbeat, beat_every, clock : float
+    steps : tuple of tuple of float
+        Of the last steps, the oldest first: seconds in all, in collectives, in input, in saving.
+    step : int
+        The number of steps.
+    step_since : float
+    bytes : int
+        That collectives were given.
+    moves : bool or None
+        Whether the main thread ran Python code when this was last looked at; None if it was not.
+    exit_status : int or None
+        That was given to `os._exit`.
+    out_of_memory_kills : int or None
+        Of the cgroup, when the record was made.
+    memberships : tuple of Membership
+    entries : tuple of Entry
+        The last collectives, the oldest first.
+    """
+
+    path: str
+    pid: int
+    started: int
+    rank: int
+    size: int
+    main_thread: int
+    signal: int
+    host: str
+    job: str
+    program: str
+    note: str
+    phase: Phase
+    phase_since: float
+    heartbeat: float
+    beat_every: float
+    clock: float
+    step: int
+    step_since: float
+    bytes: int
+    moves: bool | None
+    exit_status: int | None
+    out_of_memory_kills: int | None
+    memberships: tuple[Membership, ...]
+    steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process of this record exists. A process that ended and was not waited for does not count."""
+        return process_facts.started(self.pid) == self.started and process_facts.state(self.pid) not in "ZX"
+
+    @property
+    def waits(self) -> tuple[Membership, ...]:
+        """The communicators in whose collectives this rank is, the oldest wait first."""
+        inside = [each for each in self.memberships if each.last is not None and not each.last.left]
+        return tuple(sorted(inside, key=lambda each: each.last.entered if each.last else 0.0))
+
+
+def records(folder: str = layout.FOLDER) -> list[Record]:
+    """Return the records of this user's processes on this node, in the order of ranks."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith(layout.PREFIX):
+                record = read(entry.path)
+                if record is not None:
+                    found.append(record)
+    return sorted(found, key=lambda each: (each.rank, each.pid))
+
+
+def read(path: str | Path) -> Record | None:
+    """Return the record in a file, or None if the file is not a record of this user that is complete."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return None
+            data = os.pread(descriptor, layout.STACKS, 0)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, path: str = "") -> Record | None:
+    """Return the record that a file or memory holds, or None if it does not hold a complete one."""
+    if len(data) < layout.STACKS:
+        return None
+    words = memoryview(data).cast("q")
+    if words[Word.MAGIC] != layout.MAGIC or words[Word.VERSION] != layout.VERSION:
+        return None
+    return _Reader(data).record(path)
+
+
+def remove_old(seconds: float) -> None:
+    """Remove the records of this user's processes that ended longer ago than this without removing them."""
+    for record in records():
+        with contextlib.suppress(OSError):
+            if not record.lives and time.time() - os.stat(record.path).st_mtime > seconds:
+                os.unlink(record.path)
+
+
+def stacks(path: str | Path, start: int) -> str:
+    """Return what faulthandler has written to a record since its file had ``start`` bytes."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, layout.STACKS))
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class _Reader:
+    def __init__(self, data: bytes):
+        self._data = data
+        self._words = memoryview(data).cast("q")
+        self._seconds = memoryview(data).cast("d")
+
+    def record(self, path: str) -> Record:
+        words, seconds = self._words, self._seconds
+        tokens = [words[self._home(i)] for i in range(layout.MOST_COMMUNICATORS)]
+        first = max(0, (last := words[Word.ENTRIES]) - layout.RING_ENTRIES)
+        entries = tuple(self._entry(i, tokens) for i in range(first, last))
+        return Record(
+            path=path,
+            pid=words[Word.PID],
+            started=words[Word.STARTED],
+            rank=words[Word.RANK],
+            size=words[Word.SIZE],
+            main_thread=words[Word.MAIN_THREAD],
+            signal=words[Word.SIGNAL],
+            host=self._text(layout.HOST),
+            job=self._text(layout.JOB),
+            program=self._text(layout.PROGRAM),
+            note=self._text(layout.NOTE),
+            phase=Phase(words[Word.PHASE]),
+            phase_since=seconds[Word.PHASE_SINCE],
+            heartbeat=seconds[Word.HEARTBEAT],
+            beat_every=seconds[Word.BEAT_EVERY],
+            clock=seconds[Word.CLOCK],
+            step=words[Word.STEPS],
+            step_since=seconds[Word.STEP_SINCE],
+            bytes=words[Word.BYTES],
+            moves=None if words[Word.MOVES] < 0 else bool(words[Word.MOVES]),
+            exit_status=words[Word.EXIT_STATUS] - 1 if words[Word.EXIT_STATUS] else None,
+            out_of_memory_kills=words[Word.OUT_OF_MEMORY_KILLS] - 1
+            if words[Word.OUT_OF_MEMORY_KILLS]
+            else None,
+            memberships=tuple(self._membership(i, tokens) for i, token in enumerate(tokens) if token),
+            steps=self._steps(),
+            entries=entries,
+        )
+
+    @staticmethod
+    def _home(index: int) -> int:
+        return layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS
+
+    def _membership(self, index: int, tokens: list[int]) -> Membership:
+        token, size, rank, after = self._words[self._home(index) : self._home(index) + 4].tolist()
+        return Membership(token, size, rank, self._entry(after - 1, tokens) if after else None)
+
+    def _entry(self, entry: int, tokens: list[int]) -> Entry:
+        at = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
+        number, communicator, operation, place, nbytes = self._words[at : at + 5].tolist()
+        entered, met, left = self._seconds[at + 5 : at + 8].tolist()
+        token = tokens[communicator] if 0 <= communicator < len(tokens) else 0
+        return Entry(
+            token, number, self._of_table(operation), self._of_table(place), nbytes, entered, met, left
+        )
+
+    def _steps(self) -> tuple[tuple[float, float, float, float], ...]:
+        count = self._words[Word.STEPS]
+        found: list[Any] = []
+        for step in range(max(0, count - layout.RING_STEPS), count):
+            at = layout.STEPS // 8 + step % layout.RING_STEPS * layout.STEP_WORDS
+            found.append(tuple(self._seconds[at : at + layout.STEP_WORDS].tolist()))
+        return tuple(found)
+
+    def _text(self, offset: int) -> str:
+        length = min(self._words[offset // 8], layout.TEXT_BYTES)
+        return self._data[offset + 8 : offset + 8 + length].decode(errors="replace")
+
+    def _of_table(self, number: int) -> str:
+        """Return a text of the table, or an empty one if another has taken its place."""
+        offset = layout.TEXTS + number % layout.MOST_TEXTS * layout.SLOT_BYTES
+        if not number or self._words[offset // 8] != number:
+            return ""
+        return self._text(offset + 8)

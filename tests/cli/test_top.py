@@ -1,0 +1,124 @@
+"""``mpistrat top``: jobs that run, and jobs that have ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpistrat.cli import commands
+from mpistrat.runtime.record import read
+
+PROGRAM = """
+import sys, time
+import numpy as np
+import mpistrat
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+for _ in range(3):
+    strategy.run(lambda: strategy.extended)
+    strategy.reduce("SUM", np.ones(3), axis=None)
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+def top(*arguments):
+    """What the command prints, and its exit status."""
+    ended = CliRunner().invoke(commands, ["top", *arguments])
+    return ended.output, ended.exit_code
+
+
+@pytest.fixture(scope="module")
+def process():
+    """A job of one rank that runs."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("this machine has no /dev/shm")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout.readline() == "ready\n"
+        yield started
+        started.kill()
+        started.wait()
+    for record in read.records():
+        if record.pid == started.pid:
+            os.unlink(record.path)
+
+
+@pytest.mark.full
+def test_the_values_of_a_rank(process):
+    output, status = top("--json", str(process.pid))
+    assert status == 0, output
+    (row,) = json.loads(output)
+    assert (row["rank"], row["pid"], row["step"], row["phase"]) == (0, process.pid, 2, "user code")
+    assert row["resident_bytes"] > 1 << 20
+    assert row["state"] == "S"
+
+
+@pytest.mark.full
+def test_the_table_and_the_stacks(process):
+    output, status = top("--once", str(process.pid))
+    assert status == 0, output
+    assert "step time" in output
+    assert str(process.pid) in output
+    output, status = top("--stacks", str(process.pid))
+    assert status == 0, output
+    assert "rank 0: user code" in output
+    assert "<string>:10 in <module>" in output
+
+
+@pytest.mark.full
+def test_a_process_that_is_stopped_has_no_stack(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 10
+        while json.loads(top("--json", str(process.pid))[0])[0]["state"] != "T":
+            assert time.monotonic() < deadline
+        output, status = top("--stacks", str(process.pid))
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert status == 0, output
+    assert "stopped" in output
+    assert "<string>:10" not in output
+
+
+@pytest.mark.parametrize("what", ["0", "no-such-job"])
+def test_a_job_that_does_not_exist(what, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    output, status = top("--json", what)
+    assert status == 1
+    assert f"no job {what} of this user runs on this node" in output
+
+
+def test_ranks_on_all_nodes_of_a_slurm_job(tmp_path, monkeypatch):
+    """A stand-in for srun runs what it is given on two nodes."""
+    rows = [[{"rank": rank, "pid": 1}] for rank in (1, 0)]
+    srun = tmp_path / "srun"
+    srun.write_text(
+        "#!/bin/sh\n" + "".join(f"echo '{json.dumps(each)}'\n" for each in rows) + 'echo "$@" >&2\n'
+    )
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    output, status = top("--json", "4242424242")
+    assert status == 0, output
+    assert [each["rank"] for each in json.loads(output)] == [0, 1]
+    srun.write_text("#!/bin/sh\necho 'srun: error: Invalid job id' >&2\nexit 1\n")
+    output, status = top("--json", "4242424242")
+    assert status == 1
+    assert "Invalid job id" in output
+
+
+def test_the_record_of_a_job_that_never_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path))
+    monkeypatch.setattr("mpistrat.runtime.record.read.records", list)
+    output, status = top("--last")
+    assert status == 1
+    assert "MPISTRAT_RECORD_DIR" in output
+    (tmp_path / "last-1.json").write_text('{"records": 1')
+    output, status = top("--last")
+    assert status == 1
+    assert "remove it" in output

@@ -1,0 +1,119 @@
+"""Ranks that others wait for: the report names the right rank and the right cause."""
+
+import concurrent.futures
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.mpich]
+
+PROGRAM = Path(__file__).with_name("hangs.py")
+CULPRIT = 2
+# What each fault of the program is reported as.
+CAUSES = {
+    "python": "Python code",
+    "c_code": "C code",
+    "sleep": "sleep",
+    "stopped": "stopped",
+    "lock": "lock",
+    "pipe": "pipe",
+    "skipped": "skipped",
+}
+# Those that end the job, by the launcher or by the time limit.
+ENDS = {"order": "other order", "killed": "killed", "exits": "exited"}
+JOBS = (tuple(CAUSES), *((name,) for name in ENDS))
+
+
+@pytest.fixture(scope="module")
+def jobs(run_ranks, tmp_path_factory):
+    """The jobs, two at a time: most of what they do is waiting."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("this machine has no /dev/shm")
+
+    def run(names):
+        folder = tmp_path_factory.mktemp(names[0])
+        ended = run_ranks(
+            4,
+            PROGRAM,
+            *names,
+            limit=100,
+            CULPRIT=str(CULPRIT),
+            MPISTRAT_HANG_SECONDS="1.5",
+            MPISTRAT_HANG_ABORT_SECONDS="4" if names == ("order",) else "0",
+            MPISTRAT_RECORD_DIR=str(folder),
+        )
+        return ended, folder
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield {names: pool.submit(run, names) for names in JOBS}
+
+
+def told(text):
+    """The ranks that are waited for and the cause, of each report in a text."""
+    ranks = r"^.*ranks 0-1, 3 of 4 wait for (ranks? [\d, -]+) since"
+    return re.findall(ranks + r".*\n  in .*\n  .*\n  cause: ([^.]+)\.", text, re.MULTILINE)
+
+
+def test_the_ranks_and_the_causes(jobs):
+    ended, folder = jobs[tuple(CAUSES)].result()
+    assert ended.status == 0, str(ended)
+    # A fault may end while its second report is made: the first ones count.
+    reports = sorted(folder.glob("hang-*-1-*"), key=lambda path: path.stat().st_mtime_ns)
+    found = [each for path in reports for each in told(path.read_text())]
+    assert found == [(f"rank {CULPRIT}", each) for each in CAUSES.values()], str(ended)
+
+
+def test_every_report_is_printed_once(jobs):
+    ended, folder = jobs[tuple(CAUSES)].result()
+    paths = list(folder.glob("hang-*"))
+    assert len(paths) >= len(CAUSES)
+    assert all(ended.output.count(f"This report is in {path}.") == 1 for path in paths), str(ended)
+    assert ended.output.count("mpistrat, rank 0:") == len(paths)
+
+
+def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
+    ended, _ = jobs["order",].result()
+    assert ended.status == 42, str(ended)
+    assert told(ended.output)[0] == (f"rank {CULPRIT}", ENDS["order"]), str(ended)
+    assert ended.output.count("ends the job after") == 1, str(ended)
+
+
+@pytest.mark.parametrize("name", ["killed", "exits"])
+def test_the_last_record_names_a_rank_that_is_gone(jobs, name, monkeypatch):
+    ended, folder = jobs[name,].result()
+    assert ended.status, str(ended)
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(folder))
+    shown = subprocess.run(
+        [sys.executable, "-m", "mpistrat", "top", "--last"], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert (f"rank {CULPRIT}", ENDS[name]) in told(shown.stdout), shown.stdout
+
+
+SLOW = """
+import time
+import numpy as np
+import mpistrat
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+for step in range(4):
+    time.sleep(1 if strategy.comm.rank == step % 2 else 0.01)
+    strategy.reduce("SUM", np.ones(3), axis=None)
+"""
+
+
+@pytest.mark.parametrize(("limit", "reports"), [("10", False), ("0.2", True)])
+def test_slow_ranks_are_reported_beyond_the_limit_only(run_ranks, tmp_path, limit, reports):
+    """Where no report can be written, it is printed alone, and the job goes on."""
+    (tmp_path / "file").touch()
+    (tmp_path / "program.py").write_text(SLOW)
+    ended = run_ranks(
+        2,
+        tmp_path / "program.py",
+        MPISTRAT_HANG_SECONDS=limit,
+        MPISTRAT_RECORD_DIR=str(tmp_path / "file" / "below"),
+    ).check()
+    assert ("waits for rank" in ended.output) == reports, str(ended)
+    assert ("This report is in no file" in ended.output) == reports, str(ended)

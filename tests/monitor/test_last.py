@@ -1,0 +1,107 @@
+"""The files in which the last records of jobs are kept."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mpistrat
+from mpistrat.monitor import folder, last
+from mpistrat.runtime.record import read
+
+PROGRAM = """
+import os, sys
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.record import flight_record
+record = flight_record.start(0, 1, 0)
+if record.path is None:
+    sys.exit(77)
+flight = record.join(5, 2, 0)
+flight.enter(operation("barrier"), 1)
+flight.leave()
+flight.enter(operation("all_reduce", "SUM"), 2)
+print(record.path, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "records"))
+    return tmp_path / "records"
+
+
+@pytest.fixture
+def killed():
+    """The record of a process that was killed inside a collective."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    if ended.returncode == 77:
+        pytest.skip("this machine has no /dev/shm")
+    path = ended.stdout.strip()
+    yield path
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+def test_a_record_outlives_its_process(killed, directory):
+    record = read.read(killed)
+    assert not record.lives
+    assert stat.S_IMODE(os.stat(killed).st_mode) == 0o600
+    (wait,) = record.waits
+    assert (wait.last.number, wait.last.operation, wait.size) == (2, "all_reduce SUM", 2)
+    path = last.keep(0, [record.pid], ["killed"], failed=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not os.path.exists(killed)
+    kept = last.load(path)
+    assert kept.notes == ("killed",)
+    assert (kept.records[0].waits, kept.records[0].entries) == (record.waits, record.entries)
+    assert last.latest() == kept
+
+
+def test_records_of_other_jobs_stay(killed, directory):
+    assert last.keep(0, [1], [], failed=True) is None
+    assert last.keep(time.time() + 60, [], [], failed=True) is None
+    assert os.path.exists(killed)
+
+
+def test_a_directory_that_cannot_be_written_loses_nothing_else(killed, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "file" / "below"))
+    assert last.keep(0, [read.read(killed).pid], [], failed=True) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"records": [{}], "notes": [], "when": 1}'])
+def test_a_foreign_file_is_refused(tmp_path, text):
+    path = tmp_path / "last-1.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is not the record of a job"):
+        last.load(path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 20])
+def test_a_file_that_is_no_record_is_passed_over(tmp_path, size):
+    path = tmp_path / "mpistrat-record-x"
+    path.write_bytes(bytes(size))
+    assert read.read(path) is None
+    assert read.records(str(tmp_path)) == []
+
+
+def test_the_common_directory_belongs_to_the_user_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("MPISTRAT_RECORD_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = folder.folder()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o777)
+    with pytest.raises(PermissionError, match="MPISTRAT_RECORD_DIR"):
+        folder.folder()
+
+
+def test_the_option_is_an_attribute_too(tmp_path):
+    mpistrat.rc.record_dir = tmp_path
+    try:
+        assert folder.folder() == tmp_path
+    finally:
+        del mpistrat.rc.record_dir
