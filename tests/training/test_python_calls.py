@@ -70,7 +70,7 @@ def test_a_metric(strategy):
     with strategy.scope():
         mean = mpistrat.metrics.Mean()
     values = np.ones(8, np.float32)
-    assert python_calls(lambda: strategy.run(mean.update_state, (values,))) <= 25
+    assert python_calls(lambda: strategy.run(mean.update_state, (values,))) <= 27
 
 
 def test_a_variable_as_an_array(strategy):

@@ -12,6 +12,7 @@ PACKAGE = os.path.dirname(mpistrat.__file__) + os.sep
 ARRAY = np.ones(1, np.float32)
 VALUES = {"array": ARRAY, "list": [np.ones((3, 4), np.float32), np.ones(5, np.float32), ARRAY]}
 MOST_FILES, MOST_CALLS = 6, 20
+RECORD = "runtime/record/flight_record.py"  # MPISTRAT_RECORD=0 leaves it out
 
 
 def calls(fn):
@@ -44,7 +45,7 @@ def test_second_all_reduce_enters_few_files(name):
     strategy.run(step)
     first, second = found
     assert len(second) < len(first)
-    assert len(set(second)) <= MOST_FILES, sorted(set(second))
+    assert len(set(second) - {RECORD}) <= MOST_FILES, sorted(set(second))
     assert len(second) <= MOST_CALLS, second
 
 
