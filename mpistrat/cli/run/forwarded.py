@@ -25,8 +25,8 @@ class Forwarded:
         The descriptor to write to.
     banners : tuple of Banner
         The texts to leave out.
-    at_broken_pipe : callable
-        Called if nothing reads ``target`` any more.
+    at_write_error : callable
+        Called if ``target`` cannot be written to: its reader has ended, or the disk is full.
 
     Attributes
     ----------
@@ -37,35 +37,47 @@ class Forwarded:
     """
 
     def __init__(
-        self, pipe: IO[bytes], target: int, banners: tuple[Banner, ...], at_broken_pipe: Callable[[], object]
+        self, pipe: IO[bytes], target: int, banners: tuple[Banner, ...], at_write_error: Callable[[], object]
     ):
         self.found = Filter(banners)
         self.line_ended = True
-        self._pipe, self._target, self._at_broken_pipe = pipe, target, at_broken_pipe
+        self._pipe, self._target, self._at_write_error = pipe, target, at_write_error
+        self._blocks = 0  # that were read
+        self._waits = False  # for the launcher, rather than for the reader of ``target``
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the stream. Other processes than the launcher may keep it open."""
-        self._thread.join(seconds)
+        """Wait for the end of the stream, or until it was silent for so long: other processes may keep it open.
+
+        A slow reader of ``target`` gets the time that it needs.
+        """
+        while self._thread.is_alive():
+            blocks = self._blocks
+            self._thread.join(seconds)
+            if self._waits and self._blocks == blocks:
+                return
 
     def _copy(self) -> None:
         while True:
+            self._waits = True
             ready = select.select([self._pipe], [], [], _PATIENCE if self.found.holds else None)[0]
+            self._waits = False
             data = os.read(self._pipe.fileno(), _BLOCK) if ready else b""
             if ready and not data:
                 break
+            self._blocks += 1
             self._write(self.found.feed(data) if data else self.found.flush())
         self._write(self.found.close())
 
     def _write(self, data: bytes) -> None:
         if data:
             self.line_ended = data.endswith(b"\n")
-        try:
-            while data:
+        while data:
+            try:
                 data = data[os.write(self._target, data) :]
-        except BlockingIOError:
-            select.select([], [self._target], [])
-            self._write(data)
-        except BrokenPipeError:
-            self._at_broken_pipe()
+            except BlockingIOError:
+                select.select([], [self._target], [])
+            except OSError:  # what follows is read all the same, so that the launcher can end
+                self._at_write_error()
+                return
