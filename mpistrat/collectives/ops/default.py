@@ -34,6 +34,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         The name of the algorithm for all messages; by default a table chooses one for each message.
     """
 
+    _algorithm: str | None = None  # a subclass may not call __init__
     _num_packs: int | None = None
 
     def __init__(self, algorithm: str | None = None):

@@ -274,3 +274,31 @@ def test_hooks_of_derived_ops_are_called_on_every_way(kind):
         calls.clear()
         assert way() == SIZE
         assert calls, f"way number {number} goes around the hooks"
+
+
+class Doubled(mpistrat.HierarchicalCopyAllReduce):
+    """Ops of a user that do not call `__init__` of the base class."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        self.calls += 1
+        return 2 * super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
+
+
+class Untouched(mpistrat.HierarchicalCopyAllReduce):
+    """Ops of a user with neither hooks nor `__init__` of the base class."""
+
+    def __init__(self):
+        self.calls = 0
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Doubled, 2), (Untouched, 1)])
+def test_ops_that_do_not_call_the_base_class(kind, factor):
+    ops = kind()
+    strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
+    for _ in range(2):
+        got = strategy.reduce("SUM", np.full(3, RANK + 1.0), axis=None)
+        assert got.tolist() == [factor * sum(range(1, SIZE + 1))] * 3
+    assert ops.calls == (2 if kind is Doubled else 0)
