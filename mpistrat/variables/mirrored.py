@@ -77,8 +77,16 @@ class MirroredVariable(DistributedVariable, Mirrored):
         component: Any = self._component
         return component.__dlpack__
 
-    @whole(ranks_of)
     def _update_in_replica(self, method: str, value: Any) -> None:
+        topology = self._engine.topology
+        sequence = topology.sequence
+        try:  # as `whole`, without its cost of 0.3 us, and under the name of the method
+            self._combine(method, value)
+        except BaseException as error:
+            topology.left_call(method, type(error), sequence)
+            raise
+
+    def _combine(self, method: str, value: Any) -> None:
         engine, op = self._engine, self._reduction
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
