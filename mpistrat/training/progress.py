@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import Any
 
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import mpi
-from mpistrat.strategy import get_strategy
+from mpistrat.strategy import Strategy, get_strategy
 from mpistrat.version import __version__
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
@@ -52,7 +51,8 @@ def progress(
     steps = getattr(iterable, "cardinality", None)  # a distributed dataset has no len()
     if total is None and isinstance(steps, int) and steps >= 0:
         total = steps
-    shown = rc.progress is not False and get_strategy().is_chief
+    strategy = get_strategy()
+    shown = rc.progress is not False and strategy.is_chief
     if "ipykernel" in sys.modules:
         from tqdm.auto import tqdm
     else:
@@ -60,32 +60,19 @@ def progress(
 
         # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
         if shown and not (sys.stderr.isatty() or rc.progress):
-            log = {"file": _Log(), "delay": every, "mininterval": every, "miniters": 1, "ncols": 0}
-            return tqdm(iterable, desc=desc, total=total, **log)
+            from mpistrat.training.progress_log import ProgressLog  # imports tqdm
+
+            return ProgressLog(iterable, _job(strategy), every, desc, total)
     return tqdm(iterable, desc=desc, total=total, disable=not shown, leave=False)
 
 
-class _Log(io.TextIOBase):
-    """Standard error for tqdm: a header, then one line for each number of steps."""
-
-    def __init__(self) -> None:
-        self._steps = ""
-
-    def write(self, text: str) -> int:
-        line = text.strip()
-        steps = line.partition("[")[0]
-        if line and steps != self._steps:  # tqdm writes its last state twice
-            header = "" if self._steps else f"{_job()}\n"
-            self._steps = steps
-            print(f"{header}{line}", file=sys.stderr, flush=True)
-        return len(text)
-
-
-def _job() -> str:
+def _job(strategy: Strategy) -> str:
     """Describe the job in one line: version, ranks, nodes, device, MPI library, job of the scheduler."""
-    engine = get_strategy().extended.engine
+    engine = strategy.extended.engine
     ranks, nodes = engine.topology.size, len(engine.topology.ranks_per_node)
-    library = " ".join(mpi.start().Get_library_version().partition("\n")[0].partition(",")[0].split())
-    words = [f"mpistrat {__version__}", f"{ranks} rank(s) on {nodes} node(s)", *engine.devices, library]
+    words = [f"mpistrat {__version__}", f"{ranks} rank(s) on {nodes} node(s)", *engine.devices]
+    if mpi.running():  # a program without a strategy does not start MPI
+        library = mpi.start().Get_library_version().partition("\n")[0].partition(",")[0]
+        words.append(" ".join(library.split()))
     words += [f"{name}={os.environ[name]}" for name in _JOBS if name in os.environ]
     return ", ".join(words)

@@ -1,6 +1,9 @@
 """The progress of a training loop in a log."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -52,3 +55,51 @@ def test_a_generator_has_no_total(log):
     for _ in progress((i for i in range(3)), every=0.001):
         time.sleep(0.01)
     assert re.search(r"^3it \[", log(), re.MULTILINE)
+
+
+def test_loops_in_loops(log):
+    for _ in progress(range(2), desc="epochs", every=0.0):
+        for _ in progress(range(3), desc="steps", every=0.0):
+            pass
+    lines = [line for line in log().splitlines() if not line.startswith("mpistrat ")]
+    steps = [f"steps: {i}/3" for i in (1, 2, 3)]
+    assert [re.sub(r" +\d+%| \[.*", "", line) for line in lines] == [
+        *steps,
+        "epochs: 1/2",
+        *steps,
+        "epochs: 2/2",
+    ]
+
+
+@pytest.mark.parametrize("desc", ["[train] epoch 1", "epoch [1/3]"])
+def test_brackets_in_the_text(log, desc):
+    for _ in progress(range(3), desc=desc, every=0.0):
+        pass
+    assert [line.partition(":")[0] for line in log().splitlines()[1:]] == [desc] * 3
+
+
+@pytest.mark.parametrize("every", [0.0, 100.0])
+def test_what_the_program_adds_does_not_write_lines_of_its_own(log, every):
+    bar = progress(range(4), every=every)
+    for i in bar:
+        bar.set_postfix(loss=i)
+    assert len(log().splitlines()) == (0 if every else 5)
+    with progress(None, total=4, every=every) as bar:
+        for i in range(4):
+            bar.update(1)
+            bar.set_postfix(loss=i)
+    assert len(log().splitlines()) == (0 if every else 5)
+
+
+def test_a_program_without_a_strategy_does_not_start_mpi():
+    program = """
+import sys
+from mpistrat.training import progress
+list(progress(range(2), every=0.0))
+assert "mpi4py.MPI" not in sys.modules
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "MPISTRAT_PROGRESS"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2/2" in done.stderr

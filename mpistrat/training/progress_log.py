@@ -1,0 +1,35 @@
+"""The progress of a training loop in a log: a line now and then."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+class ProgressLog(tqdm):
+    """A progress bar that prints lines to standard error, after a header.
+
+    A line follows ``every`` seconds or more after the line before, and one more at the end. Bars inside other bars
+    write whole lines, too. A loop that is shorter than ``every`` writes nothing.
+    """
+
+    _written = 0  # steps in the last line
+
+    def __init__(self, iterable: Any, header: str, every: float, desc: str | None, total: int | None):
+        self._header = header
+        # Through `display` alone: to a file, tqdm writes what moves the cursor of a terminal.
+        super().__init__(
+            iterable, desc, total, file=io.StringIO(), ncols=0, delay=every, mininterval=every, miniters=1
+        )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Print the state if it is due. ``tqdm`` calls this method also for each ``set_postfix``."""
+        at_end = self.disable
+        if self.n != self._written and (at_end or self._time() - self.last_print_t >= self.mininterval):
+            header = f"{self._header}\n" if not self._written else ""
+            self._written = self.n
+            print(f"{header}{str(self).strip()}", file=sys.stderr, flush=True)
+        return True
