@@ -89,6 +89,8 @@ def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str
         try:
             return find(name)
         except AttributeError:
+            if name in dir(sys.modules[module]):  # an error inside the file that has the name, or in its imports
+                raise
             advice = f": use {instead[name]}" if name in instead else ""
         # Python suggests a similar name if the error has the module and the name.
         raise AttributeError(f"{module} has no {name!r}{advice}", name=name, obj=sys.modules[module])

@@ -41,3 +41,24 @@ def test_a_typing_error_is_answered_by_python():
     program = "import mpistrat; mpistrat.MiroredStrategy"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "Did you mean: 'MirroredStrategy'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "imported"),
+    [
+        ("mpistrat", "MirroredStrategy", "mpistrat.strategies"),
+        ("mpistrat.data", "Dataset", "mpistrat.data.dataset"),
+    ],
+)
+def test_an_error_of_an_import_is_not_hidden(module, name, imported):
+    program = f"""
+import importlib, sys, types
+class Broken(types.ModuleType):
+    def __getattr__(self, name):
+        raise AttributeError("the cause")
+module = importlib.import_module({module!r})
+sys.modules[{imported!r}] = Broken({imported!r})
+module.{name}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "AttributeError: the cause"
