@@ -190,6 +190,8 @@ class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):
     """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for."""
 
     def close(self) -> None:
+        for each in self.values():  # which the ops of strategies have too
+            each.clear()
         self.clear()
 
 
