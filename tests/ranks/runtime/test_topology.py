@@ -1,9 +1,11 @@
 """Where the ranks are, and how they notice that they disagree."""
 
+import gc
 import pickle
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 
 import numpy as np
@@ -87,6 +89,20 @@ def test_limits_hold_for_one_communicator():
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     assert (strategy.reduce("SUM", np.ones(10_000), axis=None) == SIZE).all()
     comm.Free()
+
+
+def test_a_freed_communicator_gives_its_memory_back():
+    """Also while a strategy still exists that has used it."""
+    comm = WORLD.Dup()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    for value in (np.ones(3), [np.ones(3), np.ones(4)], np.ones(10_000)):
+        strategy.reduce("SUM", value, axis=None)
+    memory = Topology.of(comm).memory
+    left = None if memory is None else weakref.ref(memory)
+    del memory
+    comm.Free()
+    gc.collect()
+    assert left is None or left() is None
 
 
 def test_wrong_nodes(topology):
