@@ -22,7 +22,7 @@ from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 _MOST = 1024  # reductions that are kept
-_target = weakref.ref.__call__
+_target = weakref.ref.__call__  # a method of C, for `map`
 
 
 class Steps(NamedTuple):
@@ -48,7 +48,7 @@ class Steps(NamedTuple):
 
 
 class ShortSteps(NamedTuple):
-    """The same for an all-reduce of so little work that each call of Python counts.
+    """What a rank does in a small all-reduce, whose time is that of its Python calls. See `Steps`.
 
     Attributes
     ----------
@@ -71,8 +71,9 @@ class ShortSteps(NamedTuple):
 def short_steps(topology: Topology, message: Message, meeting: Meeting) -> ShortSteps:
     """Return the steps of a list of arrays that is one message, and whose ranks meet once.
 
-    They make the same barriers and the same sums as the general steps, which take several microseconds more. In this
-    time the ranks of a node could pass five barriers. The difference is larger where several processes share a core.
+    The short steps make the same barriers and the same sums as the general steps, which take several microseconds
+    more. In this time the ranks of a node could pass five barriers. The difference is larger where several processes
+    share a core.
     """
     memory, ignoring_float_errors = topology.memory, topology.ignoring_float_errors
     assert memory is not None

@@ -27,7 +27,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
 _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
-_DRAINED = 2.0  # seconds to read what a launcher printed after it has ended
+_DRAINED = 2.0  # seconds of silence after which the output of a launcher that has ended is complete
 _SET_PDEATHSIG = 1  # prctl
 # More likely causes of a death than other signals.
 _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
@@ -100,7 +100,6 @@ class _RunningJob:
             pass_fds=self._streams.inherited,
             preexec_fn=_as_child(signal.SIGTERM if self._open_mpi else signal.SIGKILL),
         )
-
         # The ranks of MPICH have the output of this process, so its launcher has only messages to print.
         out, err = self._process.stdout, self._process.stderr
         described = banners.of_stdout(family), banners.of_stderr(family, socket.gethostname())
@@ -214,9 +213,7 @@ class _RunningJob:
             self._say(f"{self._name(death)} was killed by signal {numbers}")
             return 128 + death.signal
         if self._released and self._open_mpi:
-            return (
-                failed  # this launcher ends at once if a rank fails, so without a banner all ranks succeeded
-            )
+            return failed  # this launcher ends as soon as a rank fails: without a banner all ranks succeeded
         if code < 0:
             if -code not in self._passed_on:
                 self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")

@@ -12,7 +12,7 @@ from mpistrat.values import snapshot
 
 
 class Copies(CollectiveAllReduce):
-    """The cross-device ops of the default strategy, which does not check what it returns."""
+    """The cross-device ops of the default strategy, whose one replica may reduce objects of any type."""
 
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None

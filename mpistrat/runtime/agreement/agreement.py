@@ -91,8 +91,8 @@ class TwoTierAgreement(Agreement):
     array of up to `PAYLOAD_BYTES`; the all-reduce "leader" sends its sums so. A leader that receives another word or
     size sends only the disagreement from then on. Every leader thus finishes all steps.
 
-    The exchange lies here and not among the algorithms of ``collectives``. Every collective of several nodes begins
-    with it, also those of the topology itself.
+    The exchange lies here and not among the algorithms of ``collectives``, because every collective of several nodes
+    begins with it, also those of the topology itself.
     """
 
     def __init__(self, memory: NodeMemory, leaders: Any):

@@ -61,14 +61,14 @@ class CollectiveLock:
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
     only_meets : bool
-        Whether the ranks wait for each other in `meet` alone until this turn ends: on one node they then notice one
-        that has left it. `turn` takes it from ``meets``; the thread that holds the turn may correct it.
+        Whether the ranks wait for each other in `meet` alone until this collective ends: on one node they then notice
+        a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct it.
     compares_places, compares_variables : bool
         Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
     flight : Flight or None
         What notes the collectives of this communicator in the flight record; None without a record.
     ignoring_float_errors : callable
-        ``call(function, *arguments)`` without floating point errors. For the thread that holds the turn.
+        ``call(function, *arguments)`` without floating point errors. For the thread that holds the lock.
     """
 
     # The limit is a slot: `limited` shares all else.
@@ -90,7 +90,7 @@ class CollectiveLock:
     _operation: Operation
     _before = 0  # meetings of this rank's node before this collective
     _word = 0
-    _meetings = 0  # of this turn, after the first
+    _meetings = 0  # of this collective, after the first
     _given_up = ""
     _left = ""
 
@@ -103,7 +103,7 @@ class CollectiveLock:
         self._blamed = -1  # the sequence when that was
         self._arrivals = 0
         self._awaited = -1  # the sequence when all ranks last were here
-        # Whether the turn is taken, and in which frame there is a `with` statement for it. Attributes rather than a
+        # Whether the lock is taken, and in which frame there is a `with` statement for it. Attributes rather than a
         # lock: Python serves signals, and other threads, after a call into C, so not between assignments.
         self.taken = False
         self._frame: FrameType | None = None
