@@ -89,7 +89,7 @@ def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str
         try:
             return find(name)
         except AttributeError:
-            if name in dir(sys.modules[module]):  # an error inside the file that has the name, or in its imports
+            if name in dir(sys.modules[module]):  # raised by the file that has the name, or by its imports
                 raise
             advice = f": use {instead[name]}" if name in instead else ""
         # Python suggests a similar name if the error has the module and the name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from time import time  # the clock of tqdm
 from typing import Any
 
 from tqdm import tqdm
@@ -28,7 +29,7 @@ class ProgressLog(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Print the state if it is due. ``tqdm`` calls this method also for each ``set_postfix``."""
         at_end = self.disable
-        if self.n != self._written and (at_end or self._time() - self.last_print_t >= self.mininterval):
+        if self.n != self._written and (at_end or time() - self.last_print_t >= self.mininterval):
             header = f"{self._header}\n" if not self._written else ""
             self._written = self.n
             print(f"{header}{str(self).strip()}", file=sys.stderr, flush=True)
