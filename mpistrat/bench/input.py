@@ -146,19 +146,17 @@ class Measurement:
         from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
         from mpistrat.data.rows.blocks import BlockOrder, Blocks
 
-        def batches(order: BlockOrder) -> Callable[[int], None]:
+        def batches(rows: int) -> Callable[[int], None]:
+            order = BlockOrder(rows, Blocks.of(self._files.ROW_BYTES, 0, np.array([0, rows])))
+
             def find(k: int) -> None:
                 for i in range(0, k, ORDER_AHEAD_ROWS):
-                    order(np.arange(i, i + ORDER_AHEAD_ROWS), self.arguments.seed, 0)
+                    first = i % (rows - ORDER_AHEAD_ROWS)
+                    order(np.arange(first, first + ORDER_AHEAD_ROWS), self.arguments.seed, 0)
 
             return find
 
-        ways = {
-            exponent: batches(
-                BlockOrder(10**exponent, Blocks.of(self._files.ROW_BYTES, 0, np.array([0, 10**exponent])))
-            )
-            for exponent in _INDICES
-        }
+        ways = {exponent: batches(10**exponent) for exponent in _INDICES}
         each = 64 * ORDER_AHEAD_ROWS
         seconds = interleaved(MPI.COMM_SELF, ways, self.arguments.repetitions, each)
         for exponent, samples in seconds.items():

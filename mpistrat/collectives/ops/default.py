@@ -66,7 +66,8 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self._combine(reduce_op, values, options, IN_PAIRS)
 
     def joins_arrays(self, options: CommunicationOptions) -> bool:
-        return not (self._has_own_hooks or self._bytes_per_pack((), options))
+        packs, limit = self._num_packs, options.bytes_per_pack
+        return not (self._has_own_hooks or (limit if packs is None else packs > 1))
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Compare values as `CrossDeviceOps._compare`, if one is not sent; else the reduction compares them."""
