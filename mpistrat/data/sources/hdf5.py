@@ -30,6 +30,7 @@ _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8
 _SHARE = operation("experimental_distribute_dataset")
+_NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _log = logging.getLogger("mpistrat.data")
 
 
@@ -126,7 +127,7 @@ class Hdf5Source(Source):
         except (DataFileError, OSError) as error:
             # From now on, rows are read batch by batch: an error of a file is then raised at the batch that has it.
             if not isinstance(error, DataFileError):
-                _log.warning("%s is not kept in memory, which makes reading slower: %s", self, error)
+                _log.warning(_NOT_KEPT, self, error)
             self._kept = None
             return None
 
@@ -247,13 +248,19 @@ class Hdf5Source(Source):
         if node is not None:
             topology: Any = peers  # a turn of all its ranks, also of those that are alone on their nodes
             with topology.turn(_SHARE):
-                try:
-                    return RowsInMemory(manifest, self._reader, block_rows, node)
-                except NoSharedMemoryError as error:
-                    if node.rank == 0:
-                        _log.warning("%s; each rank reads the files by itself", error)
-        own = sum(column.row_bytes for column in manifest.records[0].columns) * len(self)
-        return None if own > nbytes else RowsInMemory(manifest, self._reader, block_rows)
+                if node.size > 1:
+                    try:
+                        return RowsInMemory(manifest, self._reader, block_rows, node)
+                    except NoSharedMemoryError as error:
+                        if node.rank == 0:
+                            _log.warning("%s; each rank reads the files by itself", error)
+        if sum(column.row_bytes for column in manifest.records[0].columns) * len(self) > nbytes:
+            return None
+        try:
+            return RowsInMemory(manifest, self._reader, block_rows)
+        except OSError as error:  # the limit of the address space
+            _log.warning(_NOT_KEPT, self, error)
+            return None
 
     @property
     def in_memory(self) -> bool:
