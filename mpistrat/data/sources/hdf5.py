@@ -246,7 +246,9 @@ class Hdf5Source(Source):
         manifest, block_rows = self._manifest, self.blocks().rows
         node = getattr(peers, "node", None)
         if node is not None:
-            topology: Any = peers  # a turn of all its ranks, also of those that are alone on their nodes
+            topology: Any = (
+                peers  # turn() is collective over all ranks, also a rank that is alone on its node
+            )
             with topology.turn(_SHARE):
                 if node.size > 1:
                     try:
@@ -285,7 +287,8 @@ class Hdf5Source(Source):
     def at_once(self, share: float) -> int:
         """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly.
 
-        Small rows that are shuffled are read a window in each call, so that every row is read once.
+        For rows in memory, it is the number in 512 KiB. Small rows that are shuffled and do not fit are read a window
+        in each call, so that every row is read once.
         """
         columns = self._manifest.records[0].columns
         if any(column.dtype.hasobject for column in columns):  # values of variable length

@@ -62,7 +62,8 @@ class FilledOnce:
         self._filled: Any = bytearray(pieces)
         self.part = 0.0
         if node is None or node.size == 1:
-            self.memory = np.frombuffer(*_at(new_memory(max(1, nbytes)), nbytes))
+            memory, start = new_memory(max(1, nbytes))
+            self.memory = np.frombuffer(memory, np.uint8, nbytes, start)
             return
         self.part = node.rank / node.size
         self._locks = pages(nbytes)
@@ -126,10 +127,6 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _at(memory: tuple[Any, int], nbytes: int) -> tuple[Any, Any, int, int]:
-    return memory[0], np.uint8, nbytes, memory[1]
 
 
 def _mapped(node: Any, descriptor: int, nbytes: int, start: int, pieces: int) -> np.ndarray:
