@@ -48,19 +48,21 @@ def test_threads_fill_two_memories_in_opposite_orders(comm):
     memories = [FilledOnce(8, 1, comm) for _ in range(2)]
     if RANK % 2:
         memories.reverse()
-    errors, holds = [], threading.Event()
+    errors, holds, go_on = [], threading.Event(), threading.Event()
 
     def fill(memory):
         try:
-            memory.fill(0, [(0, 8)], lambda: holds.set() or threading.Event().wait(0.1))
+            memory.fill(0, [(0, 8)], lambda: holds.set() or go_on.wait())
         except OSError as error:
             errors.append(error)
 
-    comm.Barrier()
     first, second = (threading.Thread(target=fill, args=(memory,)) for memory in memories)
     first.start()
-    holds.wait(0.05)
+    holds.wait(0.2)
+    comm.Barrier()
     second.start()
+    second.join(0.1)  # it waits for the memory that the other rank fills
+    go_on.set()
     first.join()
     second.join()
     assert not errors
