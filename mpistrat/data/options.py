@@ -311,8 +311,8 @@ class Options:
         Number of batches that are read ahead. `AUTOTUNE` (-1) lets the library choose.
     shuffle_memory : int
         Bytes of memory on each node for a shuffle of small rows (less than 16 KiB) of files. If all rows fit, the
-        node reads them once and keeps them. Otherwise they are mixed in windows of this memory. The default is
-        1 GiB.
+        node reads them once and keeps them, for each distributed dataset. Otherwise they are mixed in windows of
+        this memory. The default is 1 GiB.
 
     Examples
     --------

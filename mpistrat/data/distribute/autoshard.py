@@ -85,7 +85,7 @@ class Division:
         best = self.plan.together(self._most_rows())
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
         together = max(1, min(most if most <= PREFETCH else most // 2, best))
-        if prefetch == AUTOTUNE and best > 1 and self.source.in_memory and kind == "cpu":
+        if prefetch == AUTOTUNE and best > 1 and self.plan.in_memory and kind == "cpu":
             return 0, together
         return most // together, together
 

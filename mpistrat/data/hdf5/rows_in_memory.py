@@ -34,6 +34,8 @@ class RowsInMemory:
     ------
     NoSharedMemoryError
         On every rank of the node, if the ranks cannot share memory.
+    OSError
+        If memory for this process alone cannot be allocated.
     """
 
     def __init__(self, manifest: Manifest, reader: Reader, block_rows: int, node: Any = None):

@@ -75,6 +75,11 @@ class PipelinePlan:
         return self._source.at_once(own / self.batch.size) // own
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in memory."""
+        return self._source.in_memory
+
+    @property
     def maps(self) -> bool:
         """Whether functions of the program (``map``) make the elements."""
         return bool(self._row_maps) or (self.batch is not None and bool(self._batch_maps))

@@ -89,7 +89,7 @@ class Feistel:
 
 
 def _mix(h: np.ndarray, shifted: np.ndarray) -> None:
-    """Apply the finaliser of MurmurHash3 in place. ``shifted`` is memory for it: new memory would take longer."""
+    """Apply the finaliser of MurmurHash3 in place. ``shifted`` is a scratch array like ``h``."""
     np.right_shift(h, _U16, out=shifted)
     h ^= shifted
     h *= _C1

@@ -56,7 +56,7 @@ class ArraySource(Source):
         return True
 
     def at_once(self, share: float) -> int:
-        """Return the number of rows in 256 KiB."""
+        """Return the number of rows in 512 KiB."""
         return IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))
 
     def fingerprint(self) -> Any:
@@ -90,7 +90,7 @@ class RangeSource(Source):
         return True
 
     def at_once(self, share: float) -> int:
-        """Return the number of integers in 256 KiB."""
+        """Return the number of integers in 512 KiB."""
         return IN_MEMORY_AT_ONCE // 8
 
     def fingerprint(self) -> Any:

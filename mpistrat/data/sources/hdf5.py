@@ -30,6 +30,7 @@ _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8
 _SHARE = operation("experimental_distribute_dataset")
+_NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _log = logging.getLogger("mpistrat.data")
 
 
@@ -126,7 +127,7 @@ class Hdf5Source(Source):
         except (DataFileError, OSError) as error:
             # From now on, rows are read batch by batch: an error of a file is then raised at the batch that has it.
             if not isinstance(error, DataFileError):
-                _log.warning("%s is not kept in memory, which makes reading slower: %s", self, error)
+                _log.warning(_NOT_KEPT, self, error)
             self._kept = None
             return None
 
@@ -245,15 +246,23 @@ class Hdf5Source(Source):
         manifest, block_rows = self._manifest, self.blocks().rows
         node = getattr(peers, "node", None)
         if node is not None:
-            topology: Any = peers  # a turn of all its ranks, also of those that are alone on their nodes
+            topology: Any = (
+                peers  # turn() is collective over all ranks, also a rank that is alone on its node
+            )
             with topology.turn(_SHARE):
-                try:
-                    return RowsInMemory(manifest, self._reader, block_rows, node)
-                except NoSharedMemoryError as error:
-                    if node.rank == 0:
-                        _log.warning("%s; each rank reads the files by itself", error)
-        own = sum(column.row_bytes for column in manifest.records[0].columns) * len(self)
-        return None if own > nbytes else RowsInMemory(manifest, self._reader, block_rows)
+                if node.size > 1:
+                    try:
+                        return RowsInMemory(manifest, self._reader, block_rows, node)
+                    except NoSharedMemoryError as error:
+                        if node.rank == 0:
+                            _log.warning("%s; each rank reads the files by itself", error)
+        if sum(column.row_bytes for column in manifest.records[0].columns) * len(self) > nbytes:
+            return None
+        try:
+            return RowsInMemory(manifest, self._reader, block_rows)
+        except OSError as error:  # the limit of the address space
+            _log.warning(_NOT_KEPT, self, error)
+            return None
 
     @property
     def in_memory(self) -> bool:
@@ -278,7 +287,8 @@ class Hdf5Source(Source):
     def at_once(self, share: float) -> int:
         """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly.
 
-        Small rows that are shuffled are read a window in each call, so that every row is read once.
+        For rows in memory, it is the number in 512 KiB. Small rows that are shuffled and do not fit are read a window
+        in each call, so that every row is read once.
         """
         columns = self._manifest.records[0].columns
         if any(column.dtype.hasobject for column in columns):  # values of variable length

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,8 +23,10 @@ class FilledOnce:
 
     Ranks exclude each other by a lock of the system for each piece, on a file without a name. The system frees the
     lock of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message.
+    Threads of a process exclude each other by one lock for all objects.
 
-    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS.
+    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS. At most
+    half of the free shared memory is taken: MPI and the collectives need some later, and may end with a SIGBUS.
 
     Parameters
     ----------
@@ -42,6 +45,8 @@ class FilledOnce:
     ------
     NoSharedMemoryError
         On every rank of the node, if the ranks cannot share memory.
+    OSError
+        If memory for this process alone cannot be allocated.
 
     Examples
     --------
@@ -57,14 +62,16 @@ class FilledOnce:
         self._filled: Any = bytearray(pieces)
         self.part = 0.0
         if node is None or node.size == 1:
-            self.memory = np.frombuffer(*_at(new_memory(max(1, nbytes)), nbytes))
+            memory, start = new_memory(max(1, nbytes))
+            self.memory = np.frombuffer(memory, np.uint8, nbytes, start)
             return
         self.part = node.rank / node.size
         self._locks = pages(nbytes)
         try:
             descriptor = private_file.share(node, FOLDER, self._locks + pages(pieces))
-            weakref.finalize(self, os.close, descriptor)
-            self.memory = _mapped(node, descriptor, self._locks, pieces)
+            # Not at exit: a thread that reads may still use the descriptor.
+            weakref.finalize(self, os.close, descriptor).atexit = False
+            self.memory = _mapped(node, descriptor, nbytes, self._locks, pieces)
         except OSError as error:
             raise NoSharedMemoryError(
                 f"{node.size} ranks of a node cannot share {nbytes} bytes in {FOLDER}: {error}"
@@ -97,25 +104,37 @@ class FilledOnce:
 
     @contextlib.contextmanager
     def _locked(self, piece: int) -> Iterator[None]:
-        if self._descriptor is None:
-            yield
-            return
-        # Threads of one process do not exclude each other. They would load the same bytes.
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._locks + piece)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._locks + piece)
+        # A lock of the system belongs to the process: its threads would fill a piece twice. One lock for all objects,
+        # because the system reports a deadlock if two threads of a process wait for and hold locks of two objects.
+        with _filling:
+            if self._descriptor is None:
+                yield
+                return
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._locks + piece)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._locks + piece)
 
 
-def _at(memory: tuple[Any, int], nbytes: int) -> tuple[Any, Any, int, int]:
-    return memory[0], np.uint8, nbytes, memory[1]
+_filling = threading.Lock()
 
 
-def _mapped(node: Any, descriptor: int, start: int, pieces: int) -> np.ndarray:
+def _renew_lock() -> None:
+    """Make a new lock in a forked child: a thread of its parent may have held the lock during the fork."""
+    global _filling
+    _filling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _mapped(node: Any, descriptor: int, nbytes: int, start: int, pieces: int) -> np.ndarray:
     """Map the file, with the flags of the pieces from byte ``start`` on. Raise OSError on all ranks if one fails."""
     error: Exception | None = None
     try:
+        if node.rank == 0:
+            _check_free(descriptor, nbytes)
         os.posix_fallocate(descriptor, start, pages(pieces))
         memory = np.frombuffer(mmap.mmap(descriptor, start + pages(pieces)), np.uint8)
     except (OSError, ValueError) as problem:  # mmap raises these where file sizes are limited
@@ -124,3 +143,11 @@ def _mapped(node: Any, descriptor: int, start: int, pieces: int) -> np.ndarray:
     if problems:
         raise OSError(problems[0])
     return memory
+
+
+def _check_free(descriptor: int, nbytes: int) -> None:
+    """Raise OSError if ``nbytes`` are more than half of the free bytes of the file system."""
+    system = os.fstatvfs(descriptor)
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and 2 * nbytes > free:  # a file system without a limit says that it has 0 blocks
+        raise OSError(f"{free} bytes are free there, of which at most half are taken")
