@@ -463,12 +463,15 @@ def thread_raises():
 
 
 def ours_in_shared_memory():
-    """Files that this program has mapped and that still have a name. Those that never had one are ``#number``."""
-    ours = "/dev/shm/mpistrat-", "/dev/shm/#"
+    """Files that this program has mapped and that still have a name. Those that never had one are ``#number``.
+
+    A flight record has a name until its rank ends.
+    """
+    ours, record = ("/dev/shm/mpistrat-", "/dev/shm/#"), "/dev/shm/mpistrat-record-"
     with open("/proc/self/maps") as file:
         mapped = {line.split(maxsplit=5)[5].strip() for line in file if any(each in line for each in ours)}
     assert mapped
-    return [name for name in mapped if not name.endswith("(deleted)")]
+    return [name for name in mapped if not name.endswith("(deleted)") and not name.startswith(record)]
 
 
 def buffers_at_exit():
