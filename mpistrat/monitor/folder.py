@@ -21,7 +21,10 @@ def folder() -> Path:
     """
     if rc.record_dir:
         chosen = Path(rc.record_dir)
-        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            chosen.mkdir(mode=0o700, parents=True)
+        if not chosen.is_dir():
+            raise NotADirectoryError(f"MPISTRAT_RECORD_DIR={chosen} is not a directory: choose another")
         return chosen
     path = Path(tempfile.gettempdir()) / f"mpistrat-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):

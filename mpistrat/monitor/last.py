@@ -86,7 +86,7 @@ def _remove_old(of: Path) -> None:
 def latest() -> Ended | None:
     """Return the job that ended last: one whose records are still in memory, or that of the newest file."""
     gone = [each for each in read.records() if not each.lives]
-    times = [os.stat(each.path).st_mtime for each in gone]
+    times = [each.last_sign for each in gone]
     files = sorted(folder.folder().glob(f"{_PREFIX}*.json"))
     kept = load(files[-1]) if files else None
     if gone and (kept is None or max(times) > kept.when):

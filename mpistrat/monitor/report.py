@@ -165,12 +165,12 @@ def _head(wait: Wait, seen: View, verdicts: dict[int, Verdict]) -> list[str]:
         )
     if wait.unseen and wait.missing:
         lines.append(
-            f"  {ranks_in_words(wait.unseen)} of the communicator are on other nodes, which is not seen here."
+            f"  {ranks_in_words(wait.unseen)} of the communicator: no record here. On another node, or without one."
         )
     elif wait.unseen:
         lines.append(
-            f"  cause: on another node. No rank of this node is missing; {ranks_in_words(wait.unseen)} of the "
-            "communicator have no record here: see the reports of their nodes, or whether these are up."
+            f"  cause: on another node. No rank with a record on this node is missing; {ranks_in_words(wait.unseen)} of "
+            "the communicator: no record here. See the reports of their nodes, or whether these are up."
         )
     return lines
 
@@ -178,7 +178,7 @@ def _head(wait: Wait, seen: View, verdicts: dict[int, Verdict]) -> list[str]:
 def _missing_in_words(wait: Wait) -> str:
     if wait.missing:
         return ranks_in_words([each.rank for each in wait.missing])
-    return "ranks of other nodes" if wait.unseen else "each other"
+    return "ranks without a record here" if wait.unseen else "each other"
 
 
 def _call(entry: Entry) -> str:

@@ -47,8 +47,8 @@ def ask(records: Sequence[Record]) -> dict[int, Stacks]:
         if record.pid == os.getpid():
             found[record.pid] = own()
         elif _asks(record):
-            size = os.stat(record.path).st_size
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it may end while it is looked at
+                size = os.stat(record.path).st_size
                 os.kill(record.pid, record.signal)
                 sizes[record.path] = size
     last = dict(sizes)

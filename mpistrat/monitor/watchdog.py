@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,8 +30,8 @@ _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
-_KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
+_SHARE = 1000  # of the time between two comparisons, one part at most is spent in them
 _log = logging.getLogger(__name__)
 _watchdog: Watchdog | None = None
 
@@ -66,6 +67,8 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         """Look from time to time, until the process ends."""
+        # A signal that the main thread blocks, to wait for it, must not be delivered here.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         while True:
             every = (
                 min(_LONGEST_NAP, max(_SHORTEST_NAP, rc.hang_seconds / 4))
@@ -102,9 +105,11 @@ class Watchdog(threading.Thread):
         from mpistrat.runtime.record import read
 
         everyone = read.records()
-        own = next((each for each in everyone if each.pid == os.getpid()), None)
-        if own is None:
-            return
+        own = next((each for each in everyone if each.path == self._record.path), None)
+        if own is None:  # /dev/shm is full, say: other ranks cannot see this record
+            own = read.parse(self._record.contents())
+            assert own is not None
+            everyone.append(own)
         job = waits.of_one_job(own, everyone)
         self._writes = _is_mine(own, job)
         if not self._writes:
@@ -138,17 +143,17 @@ class Watchdog(threading.Thread):
         from mpistrat.monitor import stragglers, waits
         from mpistrat.runtime.record import read
 
-        if not self._next_comparison:
-            read.remove_old(_KEPT)
         self._next_comparison = now + _COMPARE_EVERY
         everyone = read.records()
-        own = next((each for each in everyone if each.pid == os.getpid()), None)
+        own = next((each for each in everyone if each.path == self._record.path), None)
         if own is None:
             return
         job = [
             stragglers.Measured(each.rank, each.host, each.steps) for each in waits.of_one_job(own, everyone)
         ]
         slow = [each for each in stragglers.compare(job) if each.slow]
+        # 1 ms for each rank of the node. This thread must not slow down the rank that it runs in.
+        self._next_comparison += _SHARE * (time.monotonic() - now)
         if slow:
             self._next_comparison = now + _LOG_EVERY
             for each in slow:

@@ -23,12 +23,12 @@ from types import CodeType
 from typing import Any, Protocol
 
 from mpistrat.runtime.process import failure, private_file
-from mpistrat.runtime.record import layout, process_facts
+from mpistrat.runtime.record import layout, process_facts, read
 from mpistrat.runtime.record.layout import Phase, Word
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
-_MOST_PLACES = 4096  # lines of the program that are remembered
+_KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
@@ -113,7 +113,9 @@ class FlightRecord:
         self._seconds[Word.CLOCK] = time.time() - time.monotonic()
         self._seconds[Word.HEARTBEAT] = self._seconds[Word.PHASE_SINCE] = time.monotonic()
         self._write(layout.HOST, socket.gethostname())
-        self._write(layout.PROGRAM, " ".join(sys.argv[:4]))
+        self._write(
+            layout.PROGRAM, " ".join(getattr(sys, "argv", [])[:4])
+        )  # an embedded interpreter has none
         job = next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
         self._write(layout.JOB, job)
         self.join, self.step, self.phase, self._detach = self._writers()
@@ -136,6 +138,11 @@ class FlightRecord:
 
     def beat(self, every: float) -> None:
         """Note that the threads of this process run, and that the next such note comes after ``every`` seconds."""
+        number = self._words[Word.SIGNAL]
+        if number and signal.getsignal(number) is not signal.SIG_DFL:
+            self._words[Word.SIGNAL] = (
+                0  # the program has a handler of its own by now: do not send it this signal
+            )
         self._seconds[Word.BEAT_EVERY] = every
         self._seconds[Word.HEARTBEAT] = time.monotonic()
 
@@ -228,7 +235,6 @@ class FlightRecord:
         pack_entry, pack_step = struct.Struct("=5q3d").pack_into, struct.Struct("=4d").pack_into
         ours = _OwnFiles()
         places: dict[int, int] = {}
-        codes: dict[int, CodeType] = {}  # the keys of `places` are valid while these live
         operation_text, add_text = self._operation, self._add_text
         ring, entry_bytes, entries = layout.RING, layout.ENTRY_WORDS * 8, layout.RING_ENTRIES
         first_step, step_bytes, most_steps = layout.STEPS, layout.STEP_WORDS * 8, layout.RING_STEPS
@@ -244,14 +250,15 @@ class FlightRecord:
         def place_of(frame: Any) -> int:
             code = frame.f_code
             key = (id(code) << 20) + frame.f_lasti
-            if key not in places:
-                if len(places) >= _MOST_PLACES:
-                    places.clear()
-                    codes.clear()
-                codes[id(code)] = code
+            found = places.get(key)
+            if found is None:
+
+                def forget(_: CodeType = code) -> None:  # keeps the code alive: another one could get its id
+                    places.pop(key, None)
+
                 text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-                places[key] = add_text(text, lambda: places.pop(key, None))
-            return places[key]
+                found = places[key] = add_text(text, forget)
+            return found
 
         def join(token: int, size: int, rank: int) -> Flight | None:
             for index in range(layout.MOST_COMMUNICATORS):
@@ -367,9 +374,10 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
     elif not _off:
         try:
             _record = FlightRecord(rank, size)
-        except (OSError, ValueError):
+        except Exception:  # the program goes on without a record
             _off = True
             return None
+        read.remove_old(_KEPT)
         _record.answer(stack_signal)
         atexit.register(_record.close)
         os.register_at_fork(after_in_child=_record.detach)
@@ -396,8 +404,8 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def phase(of: Phase) -> Iterator[None]:
-    """Context in which this process is in a phase."""
-    if _record is None:
+    """Context in which this process is in a phase. Other threads than the main one do not change the phase."""
+    if _record is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = _record.phase(of)

@@ -109,6 +109,12 @@ class Record:
         return process_facts.started(self.pid) == self.started and process_facts.state(self.pid) not in "ZX"
 
     @property
+    def last_sign(self) -> float:
+        """When this process last wrote to its record, in seconds since the epoch."""
+        last = [time for each in self.entries[-1:] for time in (each.entered, each.met, each.left)]
+        return self.clock + max(self.heartbeat, self.phase_since, self.step_since, *last)
+
+    @property
     def waits(self) -> tuple[Membership, ...]:
         """The communicators in whose collectives this rank is, the oldest wait first."""
         inside = [each for each in self.memberships if each.last is not None and not each.last.left]
@@ -149,15 +155,23 @@ def parse(data: bytes, path: str = "") -> Record | None:
     words = memoryview(data).cast("q")
     if words[Word.MAGIC] != layout.MAGIC or words[Word.VERSION] != layout.VERSION:
         return None
-    return _Reader(data).record(path)
+    try:
+        return _Reader(data).record(path)
+    except ValueError:  # a phase or a text that does not exist: damaged
+        return None
 
 
-def remove_old(seconds: float) -> None:
+def remove_old(seconds: float, folder: str = layout.FOLDER) -> None:
     """Remove the records of this user's processes that ended longer ago than this without removing them."""
-    for record in records():
-        with contextlib.suppress(OSError):
-            if not record.lives and time.time() - os.stat(record.path).st_mtime > seconds:
-                os.unlink(record.path)
+    end = time.time() - seconds
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith(layout.PREFIX) or entry.stat().st_mtime > end:
+                    continue  # younger than that: needs no look inside, which takes 1 ms
+                record = read(entry.path)
+                if record is not None and not record.lives and record.last_sign < end:
+                    os.unlink(entry.path)
 
 
 def stacks(path: str | Path, start: int) -> str:
