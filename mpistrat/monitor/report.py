@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ _SECOND_LOOK = 2.0  # seconds for the threads of a process that seem not to run
 _MISSED, _SURELY_MISSED = 2, 4  # heartbeats: a busy machine may delay a thread
 _MOST_FRAMES = 12
 _MOST_PROCESSES = 4
+_CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the chief's block
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
 
@@ -95,6 +99,8 @@ def _passed(record: Record, wait: Wait, seen: View) -> bool:
     That is so if it is in the same function at a later line, and its last collective was an earlier line of that
     function or was made by a function around it. Otherwise it may be in a loop, on its way to the call.
     """
+    if wait.entry.operation.split()[:1] == [_CHIEF_FIRST]:
+        return False  # the chief runs the block before it comes to the call
     last = next((each.last for each in record.memberships if each.token == wait.token), None)
     if (0 if last is None else last.number) != wait.entry.number - 1:
         return False
@@ -104,13 +110,24 @@ def _passed(record: Record, wait: Wait, seen: View) -> bool:
         return False
     stack = seen.stacks.get(record.pid, Stacks()).main
     depth = next((i for i, each in enumerate(stack) if each[::2] == call[::2]), None)
-    if depth is None or stack[depth].line <= call.line:
+    if depth is None or stack[depth].line <= _last_line(call):
         return False
     if before is None:
         return True
     if before[::2] == call[::2]:
         return before.line < call.line
     return any(each[::2] == before[::2] for each in stack[depth + 1 :])
+
+
+def _last_line(call: Frame) -> float:
+    """Return the last line of the expression around a call, where its arguments end. Infinity without a source."""
+    try:
+        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(call.file)))))
+    except (SyntaxError, ValueError):
+        return math.inf
+    found = [each for each in nodes if isinstance(each, ast.expr)]
+    ends = [each.end_lineno or each.lineno for each in found if each.lineno <= call.line]
+    return max((end for end in ends if end >= call.line), default=math.inf)
 
 
 def _frame(place: str) -> Frame | None:
@@ -169,8 +186,8 @@ def _head(wait: Wait, seen: View, verdicts: dict[int, Verdict]) -> list[str]:
         )
     elif wait.unseen:
         lines.append(
-            f"  cause: on another node. No rank with a record on this node is missing; {ranks_in_words(wait.unseen)} of "
-            "the communicator: no record here. See the reports of their nodes, or whether these are up."
+            f"  cause: on another node. No rank with a record here is missing; {ranks_in_words(wait.unseen)} of the "
+            "communicator: no record here. See the reports of their nodes, or whether these are up."
         )
     return lines
 
