@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpistrat.monitor import folder
+from mpistrat.monitor.waits import of_one_job
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Membership, Record
@@ -46,7 +47,7 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
     since : float
         When the job was started, in seconds since the epoch.
     processes : collection of int
-        Processes of the job; empty if they are not known.
+        Processes of the job, some of them at least; empty if they are not known.
     notes : sequence of str
         What the launcher says of its end.
     failed : bool
@@ -57,12 +58,14 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
     pathlib.Path or None
         The file, None if there is no record or no place for a file.
     """
-    found = []
+    gone = []
     for record in read.records():
         with contextlib.suppress(OSError):
-            ours = not processes or record.pid in processes
-            if ours and not record.lives and os.stat(record.path).st_ctime >= since:
-                found.append(record)
+            if not record.lives and os.stat(record.path).st_ctime >= since:
+                gone.append(record)
+    found = [each for each in gone if not processes or each.pid in processes]
+    for record in found[:]:  # a rank that ended early may not be known
+        found += [each for each in of_one_job(record, gone) if each not in found]
     path = None
     if failed and found:
         text = json.dumps(
@@ -90,8 +93,6 @@ def latest() -> Ended | None:
     files = sorted(folder.folder().glob(f"{_PREFIX}*.json"))
     kept = load(files[-1]) if files else None
     if gone and (kept is None or max(times) > kept.when):
-        from mpistrat.monitor.waits import of_one_job
-
         newest = gone[times.index(max(times))]
         return Ended(tuple(of_one_job(newest, gone)), (), max(times))
     return kept

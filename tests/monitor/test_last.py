@@ -46,6 +46,16 @@ def killed():
         os.unlink(path)
 
 
+def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, directory):
+    """The launcher may not have seen it: the other ranks share a communicator with it."""
+    other = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    pids = {read.read(killed).pid, read.read(other.stdout.strip()).pid}
+    path = last.keep(0, [min(pids)], [], failed=True)
+    assert {each.pid for each in last.load(path).records} == pids
+    assert not os.path.exists(killed)
+    assert not os.path.exists(other.stdout.strip())
+
+
 def test_a_record_outlives_its_process(killed, directory):
     record = read.read(killed)
     assert not record.lives
