@@ -47,7 +47,7 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
     since : float
         When the job was started, in seconds since the epoch.
     processes : collection of int
-        Processes of the job, some of them at least; empty if they are not known.
+        Processes of the job, as far as they are known. Records of other jobs stay.
     notes : sequence of str
         What the launcher says of its end.
     failed : bool
@@ -63,7 +63,7 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
         with contextlib.suppress(OSError):
             if not record.lives and os.stat(record.path).st_ctime >= since:
                 gone.append(record)
-    found = [each for each in gone if not processes or each.pid in processes]
+    found = [each for each in gone if each.pid in processes]
     for record in found[:]:  # a rank that ended early may not be known
         found += [each for each in of_one_job(record, gone) if each not in found]
     path = None
