@@ -71,3 +71,12 @@ def test_after_a_job_that_was_killed(tmp_path):
     }
     assert names, done.stdout
     assert not [name for name in names if Path(name).exists()]
+
+
+def test_records_of_ranks_are_left_to_the_command_of_their_job(monkeypatch, tmp_path):
+    monkeypatch.setattr(leftovers, "SHARED", tmp_path)
+    record, memory = tmp_path / "mpistrat-record-1", tmp_path / "mpistrat-1"
+    record.touch()
+    memory.touch()
+    assert leftovers.remove(0.0) == [memory]
+    assert record.exists()

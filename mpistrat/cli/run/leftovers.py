@@ -10,6 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from mpistrat.runtime.record import layout
+
 # In order: MPICH, Open MPI 5, Open MPI 4, and this library, used if ranks may not open each other's files.
 _NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
 SHARED = Path("/dev/shm")
@@ -48,9 +50,11 @@ def _mine(since: float) -> list[Path]:
     user = os.geteuid()
     found = []
     for entry in entries:
+        if not entry.name.startswith(_NAMES) or entry.name.startswith(layout.PREFIX):
+            continue  # a dead rank of a job that still runs is found by its record
         with contextlib.suppress(OSError):
             status = entry.stat(follow_symlinks=False)
-            if entry.name.startswith(_NAMES) and status.st_uid == user and status.st_ctime >= since:
+            if status.st_uid == user and status.st_ctime >= since:
                 found.append(Path(entry.path))
     return found
 
