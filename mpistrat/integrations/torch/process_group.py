@@ -202,6 +202,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return out
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
+        self.topology.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know the ufunc
         rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
@@ -345,8 +346,9 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             _write_all(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
-        own = np.array([[*lengths, len(flat)]], np.int64)
-        told = all_gather.all_gather(self.topology, own, 0)
+        # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
+        own = np.array([[[*lengths, len(flat)]]], np.int64)
+        told = all_gather.all_gather(self.topology, own, 0)[:, 0]
         if (told[:, :-1] != told[:, -1]).any():
             raise ValueError(
                 f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "

@@ -8,7 +8,7 @@ import torch
 from mpistrat.runtime import arrays
 
 # NumPy has no such dtype, and none is needed to move the bytes.
-_BYTES_ONLY = frozenset(
+BYTES_ONLY = frozenset(
     dtype
     for name in dir(torch)
     if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
@@ -29,7 +29,7 @@ def host_array(tensor: torch.Tensor) -> np.ndarray:
             f"{tensor.dtype}: call its to_dense() or dequantize() (for embeddings: sparse=False)"
         )
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype in _BYTES_ONLY:
+    if tensor.dtype in BYTES_ONLY:
         tensor = tensor.view(torch.uint8)
     return arrays.to_host(tensor)
 
