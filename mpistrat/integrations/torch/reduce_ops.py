@@ -34,6 +34,11 @@ _BITWISE: dict[str, np.ufunc] = {
 }
 
 
+def op_of(options: Any) -> Any:
+    """Return the reduction of torch in the options of a call, by default SUM."""
+    return torch.distributed.ReduceOp.SUM if options is None else options.reduceOp
+
+
 def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     """Return the reduction of this library for one of torch, or the ufunc of a bitwise one.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -58,3 +60,21 @@ def write(tensor: torch.Tensor, result: np.ndarray) -> None:
         return
     values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
+
+
+def write_all(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray]) -> None:
+    """Write each result into its tensor."""
+    for tensor, result in zip(tensors, results, strict=True):
+        write(tensor, result)
+
+
+def room(tensor: torch.Tensor) -> np.ndarray:
+    """Return memory for the bytes of a tensor: its own, if it is contiguous on the host."""
+    return host_bytes(tensor) if is_in_place(tensor) else np.empty(tensor.nbytes, np.uint8)
+
+
+def write_bytes(tensors: Sequence[torch.Tensor], rooms: Sequence[np.ndarray | None]) -> None:
+    """Copy what came to memory of `room` into the tensors that do not share it."""
+    for tensor, data in zip(tensors, rooms, strict=False):
+        if data is not None and not is_in_place(tensor):
+            write(tensor, data)

@@ -1,5 +1,7 @@
 """Calls that must not give a wrong result without an error."""
 
+from datetime import timedelta
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -38,6 +40,22 @@ def test_ranks_with_different_bitwise_ops_raise(collective):
     with pytest.raises(RuntimeError, match="bitwise_and"):
         calls[collective]()
     dist.barrier()
+
+
+@several
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "bitwise"])
+def test_every_reduction_has_the_limit_of_its_group(collective):
+    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    output, tensor = torch.ones(2, dtype=torch.int32), torch.ones(2 * SIZE, dtype=torch.int32)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(tensor, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(output, tensor, group=group),
+        "bitwise": lambda: dist.all_reduce(tensor, dist.ReduceOp.BAND, group=group),
+    }
+    if RANK == 0:
+        with pytest.raises(TimeoutError, match="did not come within"):
+            calls[collective]()
+    MPI.COMM_WORLD.Barrier()
 
 
 @several
