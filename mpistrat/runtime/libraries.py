@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Buffers that were handed out as PyTorch tensors, by address, dtype and shape. The tensor keeps its buffer alive.
-_as_tensors: weakref.WeakValueDictionary[tuple[int, str, tuple[int, ...]], np.ndarray] = (
-    weakref.WeakValueDictionary()
-)
+# Address, dtype, shape and strides: a transposed view has the address of its array.
+_Key = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+# Buffers that were handed out as PyTorch tensors. The tensor keeps its buffer alive.
+_as_tensors: weakref.WeakValueDictionary[_Key, np.ndarray] = weakref.WeakValueDictionary()
 
 
 class Library(NamedTuple):
@@ -54,7 +54,7 @@ def _library(kind: Any) -> Library | None:
         root = each.__module__.partition(".")[0]
         if root in ("jax", "jaxlib") and each.__name__ == "Tracer":
             return _TRACED
-        if root in _LIBRARIES:
+        if root in _LIBRARIES and each.__name__ in _ARRAYS.get(root, (each.__name__,)):
             return _LIBRARIES[root]
     return None
 
@@ -108,8 +108,8 @@ def tensor_of_buffer(buffer: np.ndarray, like: Any) -> Any:
     return tensor
 
 
-def _key(array: np.ndarray) -> tuple[int, str, tuple[int, ...]]:
-    return array.ctypes.data, array.dtype.str, array.shape
+def _key(array: np.ndarray) -> _Key:
+    return array.ctypes.data, array.dtype.str, array.shape, array.strides
 
 
 def _bfloat16() -> Any:
@@ -157,3 +157,5 @@ _LIBRARIES = {
     ),
     "pandas": Library(np.asarray, _to_pandas, lambda value: value.copy()),
 }
+# The classes of arrays of a library that also defines classes of other things: shapes, modules, indices.
+_ARRAYS = {"torch": ("Tensor",), "pandas": ("Series", "DataFrame")}

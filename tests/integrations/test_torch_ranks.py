@@ -13,7 +13,7 @@ SUMMARY = re.compile(r"=+ (.*\d+ passed.* in .*?) =+")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.mpich), 3, 4])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.mpich), 3])
 def test_ranks(n, run_ranks, summarize):
     arguments = ("-m", "pytest", "tests/ranks/integrations", "-p", "no:cacheprovider", "--color=no", "-m", "")
     ended = run_ranks(n, *arguments, limit=240).check()

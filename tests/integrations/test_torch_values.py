@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.runtime.arrays import buffer_like, from_host, to_host
+from mpistrat.runtime.arrays import buffer_like, copied, from_host, to_host
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -101,3 +101,31 @@ def test_the_memory_of_a_buffer_that_is_gone_is_any_memory():
 def test_import_of_the_package_does_not_load_torch():
     code = "import sys, mpistrat; mpistrat.MultiWorkerMirroredStrategy().reduce('SUM', 1.0, axis=None); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+def test_views_of_buffers_keep_their_strides(strategy):
+    (buffer,) = strategy.experimental_buffers_like([torch.zeros(3, 3)])
+    buffer.copy_(torch.arange(9.0).reshape(3, 3))
+    assert to_host(buffer.t()).tolist() == buffer.t().tolist()
+    assert strategy.gather(buffer.t(), axis=0).tolist() == buffer.t().tolist()
+
+
+@pytest.mark.parametrize("value", [torch.Size([2, 3]), torch.Size([])])
+def test_shapes_are_no_tensors(value):
+    assert to_host(value).tolist() == list(value)
+    assert copied(value) is value
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), torch.float32, torch.device("cpu")], ids=str)
+def test_other_things_of_torch_are_refused(value):
+    assert copied(value) is value
+    with pytest.raises(TypeError, match="expected an array or a number"):
+        to_host(value)
+
+
+def test_arrays_of_pandas_without_labels_are_reduced(strategy):
+    pandas = pytest.importorskip("pandas")
+    for value in (pandas.Index([1, 2]), pandas.Categorical([1, 2]), pandas.array([1, 2])):
+        assert copied(value) is value
+        if value.dtype != "Int64":
+            assert np.asarray(strategy.reduce("SUM", value, axis=None)).tolist() == [1, 2]

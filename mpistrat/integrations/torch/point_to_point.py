@@ -15,6 +15,9 @@ from mpistrat.runtime.topology import Topology
 
 _EXCHANGE = 3  # tag, in the communicator in which one collective runs at a time
 
+# Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
+_left: list[tuple[Any, list[InFlight]]] = []
+
 
 class Messages:
     """The messages of a process group, on a communicator of their own.
@@ -87,10 +90,12 @@ class Messages:
 
     def close(self) -> None:
         """Cancel the messages that are not complete, and release the communicator. Collective."""
-        for each in self._works:
-            each.give_up()
+        left = [each for each in self._works if not each.give_up()]
         self._works = []
-        self._comm.Free()
+        if left:
+            _left.append((self._comm, left))
+        else:
+            self._comm.Free()
 
 
 class _Keep:

@@ -12,30 +12,23 @@ import torch
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from mpistrat.collectives import (
-    CollectiveAllReduce,
-    CommunicationOptions,
-    all_gather,
-    broadcast,
-    reduce_scatter,
-    structures,
-)
-from mpistrat.collectives.operations import Op
+from mpistrat.collectives import CommunicationOptions, all_gather, broadcast, structures
+from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
+from mpistrat.integrations.torch.described_group import DescribedGroup
 from mpistrat.integrations.torch.point_to_point import Messages, exchange
-from mpistrat.integrations.torch.reduce_ops import reduction
-from mpistrat.integrations.torch.tensors import host_array, host_bytes, is_in_place, write
+from mpistrat.integrations.torch.reduce_ops import op_of
+from mpistrat.integrations.torch.reductions import Reductions
+from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_all, write_bytes
 from mpistrat.integrations.torch.work import Done, InFlight
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import ReduceOp
 
-_PIECE_BYTES = 1 << 20  # of an array that the ranks of one node combine in one step
 _collective = whole(attrgetter("topology"))
 
 
-class ProcessGroup(torch.distributed.ProcessGroup):
+class ProcessGroup(DescribedGroup):
     """A process group of ``torch.distributed`` over MPI.
 
     Every collective is complete when its call returns. Its handle, if the program asks for one, is complete, too.
@@ -66,74 +59,24 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         timeout: timedelta = default_pg_timeout,
         options: CommunicationOptions | None = None,
     ):
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size, name)
         if not isinstance(options, CommunicationOptions | None):
             raise TypeError(
                 f"pg_options must be mpistrat.experimental.CommunicationOptions, not {type(options).__name__}"
             )
-        self._options = options or CommunicationOptions()
+        options = options or CommunicationOptions()
         self._own_comm = None if comm == mpi.start().COMM_WORLD else comm
         topology = Topology.of(comm)
         seconds = timeout.total_seconds()
-        limit = self._options.timeout_seconds
+        limit = options.timeout_seconds
         if limit is None and timeout != default_pg_timeout:
             limit = seconds
         self.topology: Topology = topology.limited(limit)
-        self._ops = CollectiveAllReduce().bound_to(topology)
-        self._options = self._options.merge(CommunicationOptions(timeout_seconds=limit))
+        options = options.merge(CommunicationOptions(timeout_seconds=limit))
+        self._reductions = Reductions(self.topology, options)
         self._messages: Messages | None = Messages(topology, seconds)
-        self._name, self._description = name, ""
 
-    # --- what torch asks about -------------------------------------------------------
-
-    def getBackendName(self) -> str:
-        """Return the name of the backend."""
-        return "mpistrat"
-
-    def getRank(self) -> int:
-        """Return the rank in this group."""
-        return self.topology.rank
-
-    def getSize(self) -> int:
-        """Return the number of ranks of this group."""
-        return self.topology.size
-
-    rank, size, name = getRank, getSize, getBackendName
-
-    def setGroupName(self, name: str) -> None:
-        """Set torch's name of the group."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """Return torch's name of the group."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        """Set torch's description of the group."""
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        """Return torch's description of the group."""
-        return self._description
-
-    @property
-    def group_name(self) -> str:
-        """Torch's name of the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """Torch's description of the group."""
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    def __repr__(self) -> str:
-        return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
+    # --- the end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Cancel messages in flight and release the communicators. Collective over the group."""
@@ -150,72 +93,44 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             raise RuntimeError(f"rank {self.rank()}: the process group {self._name!r} was destroyed")
         return self._messages
 
+    def _open_reductions(self) -> Reductions:
+        self._open()
+        return self._reductions
+
     # --- reductions ------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks, in place."""
-        return self._all_reduce("all_reduce", list(tensors), _op(opts))
+        return self._all_reduce("all_reduce", list(tensors), op_of(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine tensors over all ranks, in place, in as few messages as possible."""
-        return self._all_reduce("all_reduce_coalesced", list(tensors), _op(opts))
+        return self._all_reduce("all_reduce_coalesced", list(tensors), op_of(opts))
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks. Only the root's is written to."""
-        totals = self._combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
+        totals = self._open_reductions().combined(
+            f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp
+        )
         if self.rank() == opts.rootRank:
-            _write_all(tensors, totals)
+            write_all(tensors, totals)
         return Done(list(tensors))
 
     def _all_reduce(self, name: str, tensors: list[Tensor], op: Any) -> Done:
-        _write_all(tensors, self._combined(name, tensors, op, in_place=True))
+        write_all(tensors, self._open_reductions().combined(name, tensors, op, in_place=True))
         return Done(tensors)
-
-    @_collective
-    def _combined(
-        self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False
-    ) -> list[np.ndarray]:
-        """Return the combinations of tensors; with ``in_place`` perhaps on the memory of the tensors."""
-        self._open()
-        with structures.refusals(name, self.topology):
-            dtypes = {tensor.dtype for tensor in tensors}
-            if len(dtypes) > 1 and torch.bool in dtypes:
-                raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
-            kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
-            own = kinds[0] if kinds else ReduceOp.SUM
-            hosts = [_countable(host_array(tensor)) for tensor in tensors]
-        if isinstance(own, np.ufunc):
-            return [self._bitwise(own, host) for host in hosts]
-        if len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES and len(self.topology.nodes) == 1:
-            return [self._by_pieces(own, hosts[0], name, in_place)]
-        return self._ops.all_reduce(own, hosts, self._options, name)
-
-    def _by_pieces(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray:
-        """Combine an array piece by piece, each of which is still in the cache when it is copied to its place."""
-        flat = host.reshape(-1)
-        out = flat if in_place else np.empty_like(flat)
-        form = (name, len(flat))
-        step = _PIECE_BYTES // host.itemsize
-        for start in range(0, len(flat), step):
-            piece = flat[start : start + step]
-            out[start : start + step] = self._ops.all_reduce(own, [piece], self._options, form)[0]
-        return out
-
-    def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
-        rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
-        return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> Done:
         """Combine a list of tensors, one for each rank, and return each to its rank."""
         for output, parts in zip(outputs, inputs, strict=True):
-            self._reduce_scatter(output, list(parts), _op(opts))
+            self._reduce_scatter(output, list(parts), op_of(opts))
         return Done(list(outputs))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
         """Combine a tensor, and return a part of it to each rank."""
-        self._reduce_scatter_single(output, tensor, _op(opts))
+        self._reduce_scatter_single(output, tensor, op_of(opts))
         return Done([output])
 
     def reduce_scatter_single_coalesced(
@@ -223,7 +138,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     ) -> Done:
         """Combine and scatter several tensors, one after the other."""
         for output, tensor in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_single(output, tensor, _op(opts))
+            self._reduce_scatter_single(output, tensor, op_of(opts))
         return Done(list(outputs))
 
     _reduce_scatter_base = reduce_scatter_single
@@ -233,19 +148,19 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _reduce_scatter(self, output: Tensor, parts: list[Tensor], op: Any) -> None:
         self._open()
         with structures.refusals("reduce_scatter", self.topology):
-            self._require_one_for_each_rank("reduce_scatter", "input", parts)
-            _require(
+            require_one_for_each_rank("reduce_scatter", "input", parts, self.size())
+            require(
                 output.numel() == parts[self.rank()].numel(),
                 f"reduce_scatter: the output has {output.numel()} elements, and input {self.rank()} "
                 f"{parts[self.rank()].numel()}",
             )
-            _require_dtype("reduce_scatter", output, *parts)
+            require_dtype("reduce_scatter", output, *parts)
             hosts = [host_array(part).reshape(-1) for part in parts]
         if len(set(map(len, hosts))) == 1:
-            self._scatter_rows(output, np.stack(hosts), op)
+            self._reductions.scattered(output, np.stack(hosts), op)
             return
         joined = torch.cat([part.detach().reshape(-1) for part in parts])
-        (total,) = self._combined("reduce_scatter", [joined], op)
+        (total,) = self._reductions.combined("reduce_scatter", [joined], op)
         start = sum(map(len, hosts[: self.rank()]))
         write(output, total[start : start + output.numel()])
 
@@ -253,26 +168,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Any) -> None:
         self._open()
         with structures.refusals("reduce_scatter", self.topology):
-            _require(
+            require(
                 output.numel() * self.size() == tensor.numel(),
                 f"reduce_scatter: {tensor.numel()} elements do not make {self.size()} parts of {output.numel()}",
             )
-            _require_dtype("reduce_scatter", output, tensor)
+            require_dtype("reduce_scatter", output, tensor)
             rows = host_array(tensor).reshape(self.size(), output.numel())
-        self._scatter_rows(output, rows, op)
-
-    def _scatter_rows(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
-        """Combine ``rows`` and write the row of this rank into ``output``."""
-        with structures.refusals("reduce_scatter", self.topology):
-            own, rows = reduction(op, output.dtype), _countable(rows)
-        if isinstance(own, np.ufunc):
-            total = self._bitwise(own, rows)[self.rank()]
-        elif self._options.algorithm is not None:  # what the user names is the algorithm of all reductions
-            (totals,) = self._ops.all_reduce(own, [rows], self._options, "reduce_scatter")
-            total = totals[self.rank()]
-        else:
-            total = reduce_scatter.reduce_scatter(self.topology, own, rows)
-        write(output, total)
+        self._reductions.scattered(output, rows, op)
 
     # --- moves -----------------------------------------------------------------------
 
@@ -284,7 +186,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             hosts = [host_array(tensor) for tensor in tensors]
         found = broadcast.broadcast(self.topology, hosts, root=opts.rootRank)
         if self.rank() != opts.rootRank:
-            _write_all(tensors, found)
+            write_all(tensors, found)
         return Done(list(tensors))
 
     def allgather(
@@ -323,12 +225,12 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
         self._open()
         with structures.refusals("all_gather", self.topology):
-            _require(
+            require(
                 output.numel() == self.size() * tensor.numel(),
                 f"all_gather: the output has {output.numel()} elements, and {self.size()} inputs of {tensor.numel()} "
                 f"have {self.size() * tensor.numel()}",
             )
-            _require_dtype("all_gather", output, tensor)
+            require_dtype("all_gather", output, tensor)
             row = host_array(tensor).reshape(1, tensor.numel())
         write(output, all_gather.all_gather(self.topology, row, 0))
 
@@ -336,24 +238,25 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
         self._open()
         with structures.refusals("all_gather", self.topology):
-            self._require_one_for_each_rank("all_gather", "output", outputs)
-            _require_dtype("all_gather", tensor, *outputs)
+            require_one_for_each_rank("all_gather", "output", outputs, self.size())
+            require_dtype("all_gather", tensor, *outputs)
             flat = host_array(tensor).reshape(-1)
             lengths = [output.numel() for output in outputs]
         if set(lengths) == {len(flat)}:
             rows = all_gather.all_gather(self.topology, flat.reshape(1, -1), 0)
-            _write_all(outputs, list(rows))
+            write_all(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
-        own = np.array([[*lengths, len(flat)]], np.int64)
-        told = all_gather.all_gather(self.topology, own, 0)
+        # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
+        own = np.array([[[*lengths, len(flat)]]], np.int64)
+        told = all_gather.all_gather(self.topology, own, 0)[:, 0]
         if (told[:, :-1] != told[:, -1]).any():
             raise ValueError(
                 f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "
                 f"{told[:, :-1].tolist()} (a list for each rank)"
             )
         joined = all_gather.all_gather(self.topology, flat, 0)
-        _write_all(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
+        write_all(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Done:
         """Gather a tensor of each rank in a list of one rank."""
@@ -375,10 +278,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         is_root, gathers = self.rank() == root, name == "gather"
         with structures.refusals(name, self.topology):
             if is_root:
-                self._require_one_for_each_rank(name, "output" if gathers else "input", parts)
-                _require_dtype(name, tensor, *parts)
+                require_one_for_each_rank(name, "output" if gathers else "input", parts, self.size())
+                require_dtype(name, tensor, *parts)
                 for part in parts:
-                    _require(
+                    require(
                         part.numel() == tensor.numel(),
                         f"{name}: a tensor of the list has {part.numel()} elements, and the other {tensor.numel()}",
                     )
@@ -386,16 +289,16 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             one: list[np.ndarray | None] = [None] * self.size()
             if gathers:
                 one[root] = host_bytes(tensor)
-                many = [_room(part) for part in parts] if is_root else many
+                many = [room(part) for part in parts] if is_root else many
             else:
-                one[root] = _room(tensor)
+                one[root] = room(tensor)
                 many = [host_bytes(part) for part in parts] if is_root else many
         with self.topology.turn(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
             exchange(self.topology, *((one, many) if gathers else (many, one)))
         if gathers:
-            _write_bytes(parts, many)
+            write_bytes(parts, many)
         else:
-            _write_bytes([tensor], [one[root]])
+            write_bytes([tensor], [one[root]])
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Send tensor ``i`` of a list to rank ``i``."""
@@ -421,13 +324,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
         if not sizes:
-            _require(
+            require(
                 tensor.dim() > 0 and len(tensor) % self.size() == 0,
                 f"all_to_all: {len(tensor) if tensor.dim() else 0} rows cannot be divided among {self.size()} ranks: "
                 "give split sizes",
             )
             sizes = [len(tensor) // self.size()] * self.size()
-        _require(
+        require(
             len(sizes) == self.size() and sum(sizes) == len(tensor),
             f"all_to_all: split sizes {list(sizes)} do not make {len(tensor)} rows for {self.size()} ranks",
         )
@@ -437,11 +340,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _all_to_all(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         self._open()
         with structures.refusals("all_to_all", self.topology):
-            self._require_one_for_each_rank("all_to_all", "output", outputs)
-            self._require_one_for_each_rank("all_to_all", "input", inputs)
-            _require_dtype("all_to_all", *outputs, *inputs)
+            require_one_for_each_rank("all_to_all", "output", outputs, self.size())
+            require_one_for_each_rank("all_to_all", "input", inputs, self.size())
+            require_dtype("all_to_all", *outputs, *inputs)
             sends = [host_bytes(tensor) for tensor in inputs]
-            receives = [_room(tensor) for tensor in outputs]
+            receives = [room(tensor) for tensor in outputs]
         expected = np.array(list(map(len, receives)), np.int64)
         announced = np.empty_like(expected)
         topology, world = self.topology, self.topology.world
@@ -461,7 +364,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
                     ValueError(f"all_to_all: {'; '.join(filter(None, texts))}: split sizes must fit")
                 )
             exchange(topology, sends, receives)
-        _write_bytes(outputs, receives)
+        write_bytes(outputs, receives)
 
     # --- messages and barriers -------------------------------------------------------
 
@@ -491,48 +394,3 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         self._open()
         limit = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
         self.topology.limited(limit or self.topology.timeout_seconds).barrier()
-
-    # --- checks ----------------------------------------------------------------------
-
-    def _require_one_for_each_rank(self, name: str, kind: str, tensors: Sequence[Tensor]) -> None:
-        _require(
-            len(tensors) == self.size(),
-            f"{name}: the list must have one {kind} for each of {self.size()} ranks, not {len(tensors)}",
-        )
-
-
-def _op(opts: Any) -> Any:
-    return torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
-
-
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise ValueError(text)
-
-
-def _require_dtype(name: str, *tensors: Tensor) -> None:
-    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
-    if len(dtypes) > 1:
-        raise TypeError(f"{name}: the tensors of a call must have one dtype, not {' and '.join(dtypes)}")
-
-
-def _write_all(tensors: Sequence[Tensor], results: Sequence[np.ndarray]) -> None:
-    for tensor, result in zip(tensors, results, strict=True):
-        write(tensor, result)
-
-
-def _countable(host: np.ndarray) -> np.ndarray:
-    """Return bools as the integers that they are in memory."""
-    return host.view(np.uint8) if host.dtype == np.bool_ else host
-
-
-def _room(tensor: Tensor) -> np.ndarray:
-    """Return memory for the bytes of a tensor: its own, if it is contiguous on the host."""
-    return host_bytes(tensor) if is_in_place(tensor) else np.empty(tensor.nbytes, np.uint8)
-
-
-def _write_bytes(tensors: Sequence[Tensor], rooms: Sequence[np.ndarray | None]) -> None:
-    """Copy what came to memory of `_room` into the tensors that do not share it."""
-    for tensor, room in zip(tensors, rooms, strict=False):
-        if room is not None and not is_in_place(tensor):
-            write(tensor, room)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.integrations.torch.tensors import BYTES_ONLY
 from mpistrat.values import ReduceOp
 
 _OPS: dict[str, Op] = {
@@ -33,6 +34,11 @@ _BITWISE: dict[str, np.ufunc] = {
 }
 
 
+def op_of(options: Any) -> Any:
+    """Return the reduction of torch in the options of a call, by default SUM."""
+    return torch.distributed.ReduceOp.SUM if options is None else options.reduceOp
+
+
 def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     """Return the reduction of this library for one of torch, or the ufunc of a bitwise one.
 
@@ -50,6 +56,10 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
         raise NotImplementedError(
             f"{name} is not among the reductions of mpistrat: {', '.join((*_OPS, *_BITWISE))}; scale the tensor and "
             "use SUM"
+        )
+    if dtype in BYTES_ONLY:
+        raise TypeError(
+            f"{name} of {dtype} is not defined: tensors of this dtype are moved only; cast to bfloat16"
         )
     if dtype is torch.bool:
         if name not in _OF_BOOLS:

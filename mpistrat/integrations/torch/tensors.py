@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from mpistrat.runtime import arrays
 
 # NumPy has no such dtype, and none is needed to move the bytes.
-_BYTES_ONLY = frozenset(
+BYTES_ONLY = frozenset(
     dtype
     for name in dir(torch)
     if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
@@ -29,7 +31,7 @@ def host_array(tensor: torch.Tensor) -> np.ndarray:
             f"{tensor.dtype}: call its to_dense() or dequantize() (for embeddings: sparse=False)"
         )
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype in _BYTES_ONLY:
+    if tensor.dtype in BYTES_ONLY:
         tensor = tensor.view(torch.uint8)
     return arrays.to_host(tensor)
 
@@ -58,3 +60,21 @@ def write(tensor: torch.Tensor, result: np.ndarray) -> None:
         return
     values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
+
+
+def write_all(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray]) -> None:
+    """Write each result into its tensor."""
+    for tensor, result in zip(tensors, results, strict=True):
+        write(tensor, result)
+
+
+def room(tensor: torch.Tensor) -> np.ndarray:
+    """Return memory for the bytes of a tensor: its own, if it is contiguous on the host."""
+    return host_bytes(tensor) if is_in_place(tensor) else np.empty(tensor.nbytes, np.uint8)
+
+
+def write_bytes(tensors: Sequence[torch.Tensor], rooms: Sequence[np.ndarray | None]) -> None:
+    """Copy what came to memory of `room` into the tensors that do not share it."""
+    for tensor, data in zip(tensors, rooms, strict=False):
+        if data is not None and not is_in_place(tensor):
+            write(tensor, data)

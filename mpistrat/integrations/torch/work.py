@@ -169,12 +169,17 @@ class InFlight(torch.distributed.Work):
                 self._future.complete(self._tensors, self._error)
         return self._future
 
-    def give_up(self) -> None:
-        """Cancel the message if it is not complete: the process group ends."""
-        for request in self._requests if not self.is_completed() else ():
+    def give_up(self) -> bool:
+        """Cancel the message if it is not complete. Return whether MPI is done with its memory."""
+        if self.is_completed():
+            return True
+        self._error = RuntimeError(f"{self._what} was not complete when the process group was destroyed")
+        for request in self._requests:
             request.Cancel()
-            request.Free()
+        if not mpi.start().Request.Testall(self._requests):
+            return False
         self._requests = []
+        return True
 
 
 class _Future(torch.futures.Future):
@@ -200,3 +205,16 @@ class _Future(torch.futures.Future):
     def value(self) -> Any:
         self._work.is_completed()
         return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> _Future:
+        # torch's own would return a future whose wait() lets MPI make no progress.
+        after = _Future(self._work)
+
+        def call(done: Any) -> None:
+            try:
+                after.set_result(callback(done))
+            except Exception as error:
+                after.set_exception(error)
+
+        self.add_done_callback(call)
+        return after

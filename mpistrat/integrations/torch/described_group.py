@@ -1,0 +1,71 @@
+"""What torch asks a process group about: its backend, ranks, name and description."""
+
+from __future__ import annotations
+
+import torch
+
+
+class DescribedGroup(torch.distributed.ProcessGroup):
+    """A process group without collectives.
+
+    Parameters
+    ----------
+    rank, size : int
+        The rank of this process in the group, and the number of ranks.
+    name : str
+        Torch's name of the group.
+    """
+
+    def __init__(self, rank: int, size: int, name: str):
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._name, self._description = name, ""
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend."""
+        return "mpistrat"
+
+    def getRank(self) -> int:
+        """Return the rank in this group."""
+        return self._rank
+
+    def getSize(self) -> int:
+        """Return the number of ranks of this group."""
+        return self._size
+
+    rank, size, name = getRank, getSize, getBackendName
+
+    def setGroupName(self, name: str) -> None:
+        """Set torch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """Return torch's name of the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Set torch's description of the group."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """Return torch's description of the group."""
+        return self._description
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """Torch's description of the group."""
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def __repr__(self) -> str:
+        return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"

@@ -1,0 +1,95 @@
+"""Reductions of tensors: which of this library serve torch's, and in which pieces."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpistrat.collectives import (
+    CollectiveAllReduce,
+    CommunicationOptions,
+    all_gather,
+    reduce_scatter,
+    structures,
+)
+from mpistrat.collectives.operations import Op
+from mpistrat.integrations.torch.reduce_ops import reduction
+from mpistrat.integrations.torch.tensors import host_array, write
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
+
+_PIECE_BYTES = 1 << 20  # of an array that the ranks of one node combine in one step
+_collective = whole(attrgetter("topology"))
+
+
+class Reductions:
+    """The reductions of a process group.
+
+    Parameters
+    ----------
+    topology : Topology
+    options : CommunicationOptions
+        Of all reductions.
+    """
+
+    def __init__(self, topology: Topology, options: CommunicationOptions):
+        self.topology = topology
+        self._options = options
+        self._ops = CollectiveAllReduce().bound_to(topology)
+
+    @_collective
+    def combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[np.ndarray]:
+        """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors."""
+        with structures.refusals(name, self.topology):
+            dtypes = {tensor.dtype for tensor in tensors}
+            if len(dtypes) > 1 and torch.bool in dtypes:
+                raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
+            kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
+            own = kinds[0] if kinds else ReduceOp.SUM
+            hosts = [_countable(host_array(tensor)) for tensor in tensors]
+        if isinstance(own, np.ufunc):
+            return [self._bitwise(own, host) for host in hosts]
+        if len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES and len(self.topology.nodes) == 1:
+            return [self._by_pieces(own, hosts[0], name, in_place)]
+        return self._ops.all_reduce(own, hosts, self._options, name)
+
+    def _by_pieces(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray:
+        """Combine an array piece by piece, each of which is still in the cache when it is copied to its place."""
+        flat = host.reshape(-1)
+        out = flat if in_place else np.empty_like(flat)
+        form = (name, len(flat))
+        step = _PIECE_BYTES // host.itemsize
+        for start in range(0, len(flat), step):
+            piece = flat[start : start + step]
+            out[start : start + step] = self._ops.all_reduce(own, [piece], self._options, form)[0]
+        return out
+
+    def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
+        self.topology.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know the ufunc
+        rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
+        return ufunc.reduce(rows, axis=0).reshape(host.shape)
+
+    @_collective
+    def scattered(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
+        """Combine ``rows``, one for each rank, and write the one of this rank into ``output``."""
+        with structures.refusals("reduce_scatter", self.topology):
+            own, rows = reduction(op, output.dtype), _countable(rows)
+        if isinstance(own, np.ufunc):
+            total = self._bitwise(own, rows)[self.topology.rank]
+        elif self._options.algorithm is not None:  # what the user names is the algorithm of all reductions
+            (totals,) = self._ops.all_reduce(own, [rows], self._options, "reduce_scatter")
+            total = totals[self.topology.rank]
+        else:
+            total = reduce_scatter.reduce_scatter(self.topology, own, rows)
+        write(output, total)
+
+
+def _countable(host: np.ndarray) -> np.ndarray:
+    """Return bools as the integers that they are in memory."""
+    return host.view(np.uint8) if host.dtype == np.bool_ else host
