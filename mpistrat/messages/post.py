@@ -74,6 +74,7 @@ class Post:
         self.closed = False
         self._broken = False
         self._numbers = itertools.count()
+        self._awaited: set[tuple[int, int]] = set()  # rank and number of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -81,7 +82,14 @@ class Post:
     def send(
         self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST
     ) -> None:
-        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns."""
+        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
+
+        Raises
+        ------
+        RuntimeError
+            After `closed` has become True, or an earlier letter was interrupted.
+        """
+        self.require_open()
         stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
         if aside:
             stream, buffers = b"", (stream, *buffers)
@@ -96,11 +104,21 @@ class Post:
             if len(requests) > 1 or not requests[0].Test():
                 self._sends.append((requests, (frame, buffers)))
 
+    def require_open(self) -> None:
+        """Raise RuntimeError if the other ranks have been told that no more letters come."""
+        if self.closed:
+            raise RuntimeError(
+                f"rank {self.rank} has let the other ranks go, because its program ends: read variables and fetch "
+                "results before the end"
+            )
+
     def receive(self, tag: int = REQUEST, source: int | None = None) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
         with self._whole():
             if self._sends:
                 self._forget_sent()
+            if self._awaited and tag == REQUEST:
+                self._take_late_replies()
             status = self._status
             message = self._comm.Improbe(self._mpi.ANY_SOURCE if source is None else source, tag, status)
             if message is None:
@@ -139,6 +157,7 @@ class Post:
             numbers = []
             for to, kind, head, body in requests:
                 numbers.append(next(self._numbers))
+                self._awaited.add((to, numbers[-1]))
                 self.send(to, kind, (numbers[-1], *head), body)
             replies = [self._reply(to, number) for (to, *_), number in zip(requests, numbers, strict=True)]
         values = [unpack(reply.body) for reply in replies]
@@ -153,8 +172,17 @@ class Post:
             letter = self.receive(REPLY, source)
             if letter is None:
                 backoff.pause()
-            elif letter.head[0] == number:
+                continue
+            self._awaited.discard((source, letter.head[0]))
+            if letter.head[0] == number:
                 return letter  # any other one answers a request that was interrupted
+
+    def _take_late_replies(self) -> None:
+        """Drop replies to interrupted requests: a large one holds its sender until it is received."""
+        for source in {rank for rank, _ in self._awaited}:
+            letter = self.receive(REPLY, source)
+            if letter is not None:
+                self._awaited.discard((source, letter.head[0]))
 
     def answer(self, letter: Letter, value: Any) -> None:
         """Send the value that a request asked for, and wait until its arrays may change."""
