@@ -8,7 +8,7 @@ def test_the_traceback_shows_the_error_that_was_being_handled():
         try:
             raise ValueError("the first")
         except ValueError:
-            raise KeyError("the second")
+            raise KeyError("the second")  # noqa: B904 - without a cause
     except KeyError as raised:
         back = failure_of(raised, "rank 3").error()
     assert isinstance(back, KeyError)
