@@ -82,8 +82,8 @@ class ClusterCoordinator:
         """Queue a function for any worker, and return at once.
 
         Functions begin in the order in which they are scheduled. The function is sent by value, once to each worker:
-        it captures the values of its first scheduling. Variables, strategies and per-worker values are sent as
-        references. While 262,144 functions are queued, this waits.
+        it captures the values of its first scheduling. Variables, strategies, coordinators and per-worker
+        values are sent as references. While 262,144 functions are queued, this waits.
 
         Parameters
         ----------

@@ -22,7 +22,8 @@ class Executor(concurrent.futures.Executor):
     """Runs calls of functions on other ranks: a `concurrent.futures.Executor` without processes of its own.
 
     On a communicator it is made on all ranks, and rank 0 uses it. The other ranks run the functions inside the
-    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. With a
+    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. Ranks
+    that do not enter the block run functions at the end of the program. With a
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
     its scope.
 
