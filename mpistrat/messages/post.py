@@ -74,7 +74,7 @@ class Post:
         self.closed = False
         self._broken = False
         self._numbers = itertools.count()
-        self._awaited: set[tuple[int, int]] = set()  # rank and number of the requests without a reply
+        self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -112,15 +112,15 @@ class Post:
                 "results before the end"
             )
 
-    def receive(self, tag: int = REQUEST, source: int | None = None) -> Letter | None:
+    def receive(self, tag: int = REQUEST) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
         with self._whole():
             if self._sends:
                 self._forget_sent()
             if self._awaited and tag == REQUEST:
-                self._take_late_replies()
+                self._next_reply()  # to a request that was interrupted: a large one holds its sender
             status = self._status
-            message = self._comm.Improbe(self._mpi.ANY_SOURCE if source is None else source, tag, status)
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, status)
             if message is None:
                 return None
             origin = status.Get_source()
@@ -157,32 +157,37 @@ class Post:
             numbers = []
             for to, kind, head, body in requests:
                 numbers.append(next(self._numbers))
-                self._awaited.add((to, numbers[-1]))
+                self._awaited.add(numbers[-1])
                 self.send(to, kind, (numbers[-1], *head), body)
-            replies = [self._reply(to, number) for (to, *_), number in zip(requests, numbers, strict=True)]
+            arrived = self._replies(numbers)
+        replies = [arrived[number] for number in numbers]
         values = [unpack(reply.body) for reply in replies]
         for reply, value in zip(replies, values, strict=True):
             if reply.kind == "error":
                 raise value.error()
         return values
 
-    def _reply(self, source: int, number: int) -> Letter:
-        backoff = Backoff()
-        while True:
-            letter = self.receive(REPLY, source)
+    def _replies(self, numbers: list[int]) -> dict[int, Letter]:
+        """Return the replies to requests, received in the order of arrival.
+
+        A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
+        """
+        replies: dict[int, Letter] = {}
+        missing, backoff = {*numbers}, Backoff()
+        while missing:
+            letter = self._next_reply()
             if letter is None:
                 backoff.pause()
-                continue
-            self._awaited.discard((source, letter.head[0]))
-            if letter.head[0] == number:
-                return letter  # any other one answers a request that was interrupted
+            elif letter.head[0] in missing:  # any other one answers a request that was interrupted
+                missing.discard(letter.head[0])
+                replies[letter.head[0]] = letter
+        return replies
 
-    def _take_late_replies(self) -> None:
-        """Drop replies to interrupted requests: a large one holds its sender until it is received."""
-        for source in {rank for rank, _ in self._awaited}:
-            letter = self.receive(REPLY, source)
-            if letter is not None:
-                self._awaited.discard((source, letter.head[0]))
+    def _next_reply(self) -> Letter | None:
+        letter = self.receive(REPLY)
+        if letter is not None:
+            self._awaited.discard(letter.head[0])
+        return letter
 
     def answer(self, letter: Letter, value: Any) -> None:
         """Send the value that a request asked for, and wait until its arrays may change."""

@@ -1,4 +1,4 @@
-"""Programs with roles that misuse the machinery: ``python misuse.py NAME`` under 3 ranks. None may hang."""
+"""Programs with roles that strain the machinery: ``python misuse.py NAME`` under 3 or 4 ranks. None may hang."""
 
 import atexit
 import gc
@@ -73,6 +73,27 @@ def functions_that_use_the_machinery(strategy):
     assert (
         coordinator.schedule(lambda: mpistrat.MirroredStrategy(comm=MPI.COMM_SELF) is None).fetch() is False
     )
+
+
+# --- servers that several ranks ask --------------------------------------------------------------------
+
+
+def two_servers_asked_in_two_orders(strategy):
+    """Each server answers another rank first, with an array that leaves only while this rank receives it."""
+    cut = mpistrat.ParameterServerStrategy(strategy.cluster_resolver, lambda shape, dtype: [2])
+    with cut.scope():
+        v = mpistrat.Variable(np.zeros(LARGE // 4))
+        mpistrat.Variable(0.0)
+        w = mpistrat.Variable(np.zeros(LARGE // 4))
+    assert v.device == w.device[::-1]
+
+    def read(x):
+        for _ in range(200):
+            x.read_value()
+
+    value = ClusterCoordinator(cut).schedule(read, (w,))
+    read(v)
+    value.fetch()
 
 
 # --- what lives how long -------------------------------------------------------------------------------
@@ -162,7 +183,7 @@ def main(name):
         a_farm_without_a_block()
         say(name, "passed")
         return
-    resolver = MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": 1})
+    resolver = MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": MPI.COMM_WORLD.size - 2})
     if resolver.task_type != "chief":
         spec = resolver.cluster_spec()
         mpistrat.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id).join()
