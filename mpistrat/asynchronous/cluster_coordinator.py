@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,15 +15,14 @@ from mpistrat.asynchronous.remote_value import (
     RemoteValue,
     ScheduledValue,
 )
-from mpistrat.asynchronous.tasks import Task, dispatcher_of
+from mpistrat.asynchronous.tasks import Dispatcher, Task, dispatcher_of
 from mpistrat.data import Dataset
 from mpistrat.messages.functions import SentFunction
-from mpistrat.messages.pickling import Packed, is_plain, pack
+from mpistrat.messages.pickling import Packed, is_plain, pack, refer, refuse
 from mpistrat.strategies.parameter_server import DatasetOfWorkers, ParameterServerStrategy
 
 _LONGEST_QUEUE = 262_144
 _keys = itertools.count()
-_coordinators: weakref.WeakKeyDictionary[Any, ClusterCoordinator] = weakref.WeakKeyDictionary()
 
 
 class ClusterCoordinator:
@@ -46,25 +44,37 @@ class ClusterCoordinator:
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
         if not isinstance(strategy, ParameterServerStrategy):
             raise ValueError(f"a ClusterCoordinator needs a ParameterServerStrategy, not {strategy!r}")
-        return _coordinators.get(strategy) or object.__new__(cls)
+        return strategy.coordinator or object.__new__(cls)
 
     def __init__(self, strategy: ParameterServerStrategy):
-        if strategy in _coordinators:
+        if strategy.coordinator is self:
             return
-        self._strategy = weakref.ref(strategy)
+        self._strategy = strategy
         self._number = strategy.number
         self._workers = len(strategy.contact.roles.workers)
         self._functions = strategy.contact.functions
-        self._dispatcher = dispatcher_of(strategy.contact)
+        self._tasks = dispatcher_of(strategy.contact)
         self._error: BaseException | None = None
-        _coordinators[strategy] = self
+        strategy.coordinator = self
 
     @property
     def strategy(self) -> ParameterServerStrategy:
         """The strategy."""
-        strategy = self._strategy()
-        assert strategy is not None
-        return strategy
+        return self._strategy
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        if self._strategy.cluster_resolver is None:
+            raise RuntimeError(
+                f"{self._strategy.contact.role} runs a function that uses the coordinator: only the chief's program "
+                "schedules and fetches"
+            )
+        return self._tasks
+
+    def __reduce__(self) -> Any:
+        if not refer(self):
+            refuse("a ClusterCoordinator")
+        return ClusterCoordinator, (self._strategy,)
 
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None
@@ -72,8 +82,8 @@ class ClusterCoordinator:
         """Queue a function for any worker, and return at once.
 
         Functions begin in the order in which they are scheduled. The function is sent by value, once to each worker:
-        it captures the values of its first scheduling. Variables, strategies and per-worker values are sent as
-        references. While 262,144 functions are queued, this waits.
+        it captures the values of its first scheduling. Variables, strategies, coordinators and per-worker
+        values are sent as references. While 262,144 functions are queued, this waits.
 
         Parameters
         ----------
@@ -130,7 +140,7 @@ class ClusterCoordinator:
             if error is not None and self._error is None and not isinstance(error, CancelledError):
                 self._error = error
 
-        return Task(function, arguments, self._number, self, (kept, self._strategy()), ended)
+        return Task(function, arguments, self._number, self, (kept, self._strategy), ended)
 
     def _raise_kept(self) -> None:
         """Raise the first error of a function, if one failed. Nothing is queued or running when it is raised."""

@@ -12,7 +12,7 @@ from typing import Any
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.tasks import Dispatcher, Task, dispatcher_of
 from mpistrat.messages.backoff import Backoff
-from mpistrat.messages.contact import meet_on, say_goodbye
+from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.pickling import pack
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
@@ -22,7 +22,8 @@ class Executor(concurrent.futures.Executor):
     """Runs calls of functions on other ranks: a `concurrent.futures.Executor` without processes of its own.
 
     On a communicator it is made on all ranks, and rank 0 uses it. The other ranks run the functions inside the
-    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. With a
+    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. Ranks
+    that do not enter the block run functions at the end of the program. With a
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
     its scope.
 
@@ -72,13 +73,24 @@ class Executor(concurrent.futures.Executor):
             else:
                 self._dispatcher = dispatcher_of(self._contact)
             atexit.register(self._end)
+        elif self._strategy is None:
+            atexit.register(self._serve_at_end)
 
     def __enter__(self) -> Executor | None:  # type: ignore[override]  # None on the ranks that serve
         if not self._serves:
             return self
+        self._serve()
+        return None
+
+    def _serve(self) -> None:
+        atexit.unregister(self._serve_at_end)
         serve(self._contact)
         self._contact.post.close()
-        return None
+
+    def _serve_at_end(self) -> None:
+        """Serve if the program did not enter the block: rank 0 may wait for results."""
+        if mpi.running() and not failure.pending():
+            self._serve()
 
     def __exit__(self, *exc_info: object) -> None:
         if not self._serves:
@@ -199,10 +211,21 @@ class Executor(concurrent.futures.Executor):
     def _end(self) -> None:
         """Wait for all calls at the end of the program, as other executors do."""
         if mpi.running() and not failure.pending():
-            self.shutdown()
+            end_with(self.shutdown)
 
     def _drive(self) -> None:
-        """Make progress while calls are open."""
+        """Make progress while calls are open. If that fails, such as after an interrupted message, they fail too."""
+        try:
+            self._make_progress()
+        except BaseException as error:
+            with self._change:
+                self._closed = True
+                failed, self._open = self._open, set()
+            for future in failed:
+                if future.running() or future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+
+    def _make_progress(self) -> None:
         backoff = Backoff()
         while not self._contact.post.closed:
             with self._change:

@@ -10,7 +10,11 @@ class _Broken:
     """A part that could not be made. The tasks that use it raise the error."""
 
     def __init__(self, error: BaseException):
-        self.error = error
+        self._error, self._traceback = error, error.__traceback__
+
+    def error(self) -> BaseException:
+        """Return the error with its first traceback: each raise adds to that of the exception."""
+        return self._error.with_traceback(self._traceback)
 
 
 class Parts:
@@ -23,14 +27,16 @@ class Parts:
         """Keep the result of a function. If it fails, keep the error."""
         try:
             self._parts[key] = function()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() must not end the worker
             self._parts[key] = _Broken(error)
 
     def part(self, key: int) -> Any:
         """Return a part, or raise the error that it met."""
         part = self._parts[key]
         if isinstance(part, _Broken):
-            raise part.error
+            raise part.error()
         return part
 
     def free(self, key: int) -> None:

@@ -115,8 +115,8 @@ class Server:
         Raises
         ------
         RuntimeError
-            On the chief, and in a cluster without chief. On every rank, if the ranks contradict each other about
-            roles.
+            On the chief, in a cluster without chief, and if this rank has been in `join` before. On every rank, if
+            the ranks contradict each other about roles.
         TimeoutError
             If no coordinator calls within ``mpistrat.rc.contact_seconds``.
         """
@@ -125,6 +125,11 @@ class Server:
             raise RuntimeError(
                 f"join() serves a chief, the coordinator, and this is {job} {task} of jobs {cluster.jobs}: call it on "
                 "workers and parameter servers of a cluster with a chief"
+            )
+        if contact.here() is not None:
+            raise RuntimeError(
+                f"{job} {task} serves the coordinator already, or has done so: call join() once, and not in a function "
+                "that a worker runs"
             )
         tasks = sum(cluster.num_tasks(each) for each in cluster.jobs)
         size = mpi.start().COMM_WORLD.size

@@ -16,6 +16,7 @@ from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
 from mpistrat.variables.store import VariableStore
@@ -24,9 +25,10 @@ from mpistrat.variables.store import VariableStore
 def serve(contact: Contact) -> None:
     """Serve the coordinator until its program ends."""
     job, number = contact.roles.task_of(contact.post.rank)
-    if job == "ps":
-        _serve_variables(contact)
-    else:
+    with alone(f"{contact.role} runs a function alone"):
+        if job == "ps":
+            _serve_variables(contact)
+            return
         try:
             _Worker(contact, number).serve()
         finally:

@@ -148,9 +148,16 @@ class Dispatcher:
                         del self._open[id(task.owner)]
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Make progress until a condition holds."""
+        """Make progress until a condition holds.
+
+        Raises
+        ------
+        RuntimeError
+            If the workers have been let go, so that it never holds.
+        """
         backoff = Backoff()
         while not until():
+            self._post.require_open()
             if self.progress():
                 backoff.reset()
             elif not until():

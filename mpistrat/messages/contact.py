@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver import ClusterResolver
@@ -35,11 +37,14 @@ class Contact(NamedTuple):
         The rank of each task.
     functions : FunctionSender
         The functions that other ranks know from this one.
+    freed : deque of (int, int)
+        Number of the parameter server, and key, of variables that are not used any more.
     """
 
     post: Post
     roles: Roles
     functions: FunctionSender
+    freed: deque[tuple[int, int]]
 
     @property
     def role(self) -> str:
@@ -111,7 +116,7 @@ def _meet(world: Any, resolver: ClusterResolver) -> Contact:
     comm = world.Dup()
     roles = agreed_roles(resolver, Topology.of(comm))
     post = Post(comm)
-    _contact = Contact(post, roles, FunctionSender(post))
+    _contact = Contact(post, roles, FunctionSender(post), deque())
     return _contact
 
 
@@ -176,7 +181,7 @@ def meet_on(comm: Any) -> Contact:
         raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
     post = Post(comm.Dup())
     ranks = {CHIEF: (0,), WORKER: tuple(range(1, comm.size))}
-    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post))
+    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post), deque())
 
 
 def _let_go(world: Any) -> None:
@@ -188,7 +193,15 @@ def _let_go(world: Any) -> None:
             if rank != world.rank:
                 world.isend(False, rank, _GO).Free()
     else:
-        say_goodbye(_contact.post)
+        end_with(partial(say_goodbye, _contact.post))
+
+
+def end_with(goodbye: Callable[[], None]) -> None:
+    """Say goodbye at the end of the program. If that fails, end the job: the other ranks would wait for ever."""
+    try:
+        goodbye()
+    except RuntimeError as error:
+        failure.end_job(f"The job ends without a goodbye to the other ranks: {error}")
 
 
 def say_goodbye(post: Post) -> None:
@@ -196,10 +209,10 @@ def say_goodbye(post: Post) -> None:
     with post.lock:
         if post.closed:
             return
-        post.closed = True
         servers = {rank for rank in range(post.size) if rank != post.rank}
         for rank in servers:
             post.send(rank, "goodbye")
+        post.closed = True
         backoff = Backoff()
         while servers:  # and take what was under way: a rank cannot end with a letter that has not left
             letter = post.receive()

@@ -56,12 +56,10 @@ def failure_of(error: BaseException, where: str) -> Failure:
     if isinstance(error, Exception):
         import cloudpickle
 
-        bare = error.__cause__, error.__context__
         try:
             pickled = cloudpickle.dumps(error)
             pickle.loads(pickled)
         except Exception:
             pickled = None
-        error.__cause__, error.__context__ = bare
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(pickled, summary, where, text)

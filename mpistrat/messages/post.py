@@ -74,6 +74,7 @@ class Post:
         self.closed = False
         self._broken = False
         self._numbers = itertools.count()
+        self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -81,7 +82,14 @@ class Post:
     def send(
         self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST
     ) -> None:
-        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns."""
+        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
+
+        Raises
+        ------
+        RuntimeError
+            After `closed` has become True, or an earlier letter was interrupted.
+        """
+        self.require_open()
         stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
         if aside:
             stream, buffers = b"", (stream, *buffers)
@@ -96,13 +104,23 @@ class Post:
             if len(requests) > 1 or not requests[0].Test():
                 self._sends.append((requests, (frame, buffers)))
 
-    def receive(self, tag: int = REQUEST, source: int | None = None) -> Letter | None:
+    def require_open(self) -> None:
+        """Raise RuntimeError if the other ranks have been told that no more letters come."""
+        if self.closed:
+            raise RuntimeError(
+                f"rank {self.rank} has let the other ranks go, because its program ends: read variables and fetch "
+                "results before the end"
+            )
+
+    def receive(self, tag: int = REQUEST) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
         with self._whole():
             if self._sends:
                 self._forget_sent()
+            if self._awaited and tag == REQUEST:
+                self._next_reply()  # to a request that was interrupted: a large one holds its sender
             status = self._status
-            message = self._comm.Improbe(self._mpi.ANY_SOURCE if source is None else source, tag, status)
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, status)
             if message is None:
                 return None
             origin = status.Get_source()
@@ -139,22 +157,37 @@ class Post:
             numbers = []
             for to, kind, head, body in requests:
                 numbers.append(next(self._numbers))
+                self._awaited.add(numbers[-1])
                 self.send(to, kind, (numbers[-1], *head), body)
-            replies = [self._reply(to, number) for (to, *_), number in zip(requests, numbers, strict=True)]
+            arrived = self._replies(numbers)
+        replies = [arrived[number] for number in numbers]
         values = [unpack(reply.body) for reply in replies]
         for reply, value in zip(replies, values, strict=True):
             if reply.kind == "error":
                 raise value.error()
         return values
 
-    def _reply(self, source: int, number: int) -> Letter:
-        backoff = Backoff()
-        while True:
-            letter = self.receive(REPLY, source)
+    def _replies(self, numbers: list[int]) -> dict[int, Letter]:
+        """Return the replies to requests, received in the order of arrival.
+
+        A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
+        """
+        replies: dict[int, Letter] = {}
+        missing, backoff = {*numbers}, Backoff()
+        while missing:
+            letter = self._next_reply()
             if letter is None:
                 backoff.pause()
-            elif letter.head[0] == number:
-                return letter  # any other one answers a request that was interrupted
+            elif letter.head[0] in missing:  # any other one answers a request that was interrupted
+                missing.discard(letter.head[0])
+                replies[letter.head[0]] = letter
+        return replies
+
+    def _next_reply(self) -> Letter | None:
+        letter = self.receive(REPLY)
+        if letter is not None:
+            self._awaited.discard(letter.head[0])
+        return letter
 
     def answer(self, letter: Letter, value: Any) -> None:
         """Send the value that a request asked for, and wait until its arrays may change."""

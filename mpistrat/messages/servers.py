@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -35,7 +34,7 @@ class Servers:
     def __init__(self, contact: Contact):
         self._contact = contact
         self._ranks = contact.roles.parameter_servers
-        self._freed: deque[tuple[int, int]] = deque()
+        self._freed = contact.freed  # of all strategies: a dropped one sends no more requests of its own
 
     @property
     def number(self) -> int:

@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,6 +47,20 @@ _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are do
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 _Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
+
+
+_alone = ""  # what this rank does without the others, such as a function that a coordinator sent
+
+
+@contextlib.contextmanager
+def alone(activity: str) -> Iterator[None]:
+    """Refuse topologies of several ranks: the others would not come to their first collective."""
+    global _alone
+    before, _alone = _alone, activity
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 class Key:
@@ -132,6 +146,8 @@ class Topology(CollectiveLock):
             If it is the null communicator: this rank is not one of its members. If the groups do not have each rank
             once. If ``split`` or ``limits`` is given for a communicator that has a topology already. On every rank,
             if an option of ``mpistrat.rc`` cannot be read on one of them, or differs.
+        RuntimeError
+            In `alone`, if the communicator has several ranks.
         """
         MPI = mpi.start()
         if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
@@ -140,6 +156,10 @@ class Topology(CollectiveLock):
             )
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
+        if _alone and comm.size > 1:
+            raise RuntimeError(
+                f"{_alone}, and a strategy of {comm.size} ranks needs all of them: make it with comm=MPI.COMM_SELF"
+            )
         global _keyval, _at_finalize
         if _keyval is None or _at_finalize is None:
             _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)

@@ -59,6 +59,8 @@ class ParameterServerStrategy(Strategy):
         If a rank is not in ``Server.join()`` within ``mpistrat.rc.contact_seconds``.
     """
 
+    coordinator: Any = None  # its ClusterCoordinator, which lives as long as the strategy
+
     def __init__(
         self, cluster_resolver: resolvers.ClusterResolver, variable_partitioner: Partitioner | None = None
     ):

@@ -48,11 +48,13 @@ class VariableStore:
             self._held.pop(letter.head[0], None)
         else:
             try:
-                reply = self._replies[letter.kind](letter)
-            except Exception as error:  # of the function or the value of another rank, which raises it
+                post.answer(letter, self._replies[letter.kind](letter))
+            except KeyboardInterrupt:
+                raise
+            except (
+                BaseException
+            ) as error:  # raised where it was asked for; sys.exit() must not end the server
                 post.refuse(letter, error, where)
-            else:
-                post.answer(letter, reply)
 
     def _array(self, letter: Letter) -> np.ndarray:
         return self._held[letter.head[1]][1].array

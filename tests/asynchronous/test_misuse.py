@@ -1,0 +1,29 @@
+"""Functions that leave, calls that come too late, interruptions: an error or a result, never a hang."""
+
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).with_name("misuse.py")
+SHOWN = {
+    "updates_that_cannot_be_answered": [],
+    "parts_that_cannot_be_made": [],
+    "functions_that_use_the_machinery": [],
+    "strategies_that_are_dropped": [],
+    "an_interrupted_update": ["interrupted"],
+    "reads_after_an_interrupted_update": ["interrupted"],
+    "late_calls": ["refused at the end"],
+    "a_farm_without_a_block": [],
+}
+
+
+@pytest.mark.mpich
+def test_two_servers_asked_in_two_orders(run_ranks):
+    name = "two_servers_asked_in_two_orders"
+    run_ranks(4, PROGRAMS, name, limit=60).check().shows(f"{name} passed")
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("name", SHOWN)
+def test_it_ends(run_ranks, name):
+    run_ranks(3, PROGRAMS, name, limit=60).check().shows(f"{name} passed", *SHOWN[name])
