@@ -13,9 +13,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mpistrat.bench.measuring.report import LIBRARY, Row
+from mpistrat.bench.measuring.sizes import in_words
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, WIRE, least_bytes
-from mpistrat.bench.report import LIBRARY, Row
-from mpistrat.bench.sizes import in_words
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpistrat.bench import input as subject
 from mpistrat.bench.input import BATCH
-from mpistrat.bench.report import LIBRARY
+from mpistrat.bench.measuring.report import LIBRARY
 
 
 class Comparison(subject.Measurement):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from mpistrat.bench import launch, sizes
+from mpistrat.bench.measuring import launch, sizes
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
-from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.timing import median
+    from mpistrat.bench.measuring.timing import median
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
@@ -95,8 +95,8 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     import mpistrat
+    from mpistrat.bench.measuring.timing import median
     from mpistrat.bench.reduction import on_gpu
-    from mpistrat.bench.timing import median
     from mpistrat.collectives.gpu.all_reduce import ROUTES, obstacles
 
     try:
@@ -223,7 +223,7 @@ def interleaved_for(
 
     Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
     """
-    from mpistrat.bench.timing import interleaved
+    from mpistrat.bench.measuring.timing import interleaved
 
     once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
     inner = max(1, min(1000, int(_MEASUREMENT_SECONDS / max(once))))

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.checkpoint")
 TENSORS = 200
@@ -137,7 +137,7 @@ class _Measurement:
         ways: dict[str, Callable[[], object]],
         before: Callable[[], object] | None = None,
     ) -> None:
-        from mpistrat.bench.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved, median
 
         def times(way: Callable[[], object]) -> Callable[[int], object]:
             return lambda k: [way() for _ in range(k)]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.closures")
 WARMUP = 100  # calls
@@ -36,7 +36,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
-    from mpistrat.bench.timing import median
+    from mpistrat.bench.measuring.timing import median
     from mpistrat.coordinator import Executor
 
     comm = MPI.COMM_WORLD.Dup()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.files")
 _KEPT = f"{LIBRARY}, manifest kept"
@@ -36,7 +36,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved, median
     from mpistrat.data import Dataset, DistributedDataset
     from mpistrat.runtime.topology import Topology
 

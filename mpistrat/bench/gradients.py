@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from mpistrat.bench import launch
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.reduction.networks import NETWORKS
-from mpistrat.bench.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
-    from mpistrat.bench.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     report = Report("gradients", comm.size)

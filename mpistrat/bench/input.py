@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 BATCH = 64
 WARM, COLD = "warm", "cold"
@@ -142,7 +142,7 @@ class Measurement:
         import numpy as np
         from mpi4py import MPI
 
-        from mpistrat.bench.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved, median
         from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
         from mpistrat.data.rows.blocks import BlockOrder, Blocks
 
@@ -187,7 +187,7 @@ class Measurement:
             self.compare(f"{_COMPUTED * 1000:g} ms of computing a batch, {layout}", ways)
 
     def _memory(self) -> None:
-        from mpistrat.bench import memory
+        from mpistrat.bench.measuring import memory
 
         for way, program in self.programs().items():
             peak = memory.peak([*program, *self.paths["contiguous"]])
@@ -199,7 +199,7 @@ class Measurement:
     ) -> None:
         from mpi4py import MPI
 
-        from mpistrat.bench.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved, median
 
         def times(way: Callable[[], object]) -> Callable[[int], object]:
             return lambda k: [way() for _ in range(k)]

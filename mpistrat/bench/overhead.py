@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()

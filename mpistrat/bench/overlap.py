@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report, any_fault
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
-    from mpistrat.bench.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     network = Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report, any_fault
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     from mpistrat.bench.programs.small_work import Call, Work
@@ -41,9 +41,9 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
 
+    from mpistrat.bench.measuring.timing import interleaved, median
     from mpistrat.bench.programs.digits import random_digits, write_files
     from mpistrat.bench.programs.small_with_library import ways
-    from mpistrat.bench.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     report = Report("small", comm.size)

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAMS = {LIBRARY: "start_library.py", "by hand": "start_mpi.py"}
 _LINE = re.compile(r"started (\S+) (\S+) (\d+) \.")

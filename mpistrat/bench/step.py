@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from mpistrat.bench import launch
-from mpistrat.bench.report import LIBRARY, Report, any_fault
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,9 +46,9 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
 
+    from mpistrat.bench.measuring.timing import interleaved, median
     from mpistrat.bench.programs.perceptron import initial_parameters, random_batch
     from mpistrat.bench.programs.training_step import StepWithLibrary
-    from mpistrat.bench.timing import interleaved, median
 
     comm = MPI.COMM_WORLD.Dup()
     initial, momentum = initial_parameters(), arguments.momentum

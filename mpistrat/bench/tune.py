@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from mpistrat.bench import launch, sizes
 from mpistrat.bench.allreduce import algorithms, interleaved_for
+from mpistrat.bench.measuring import launch, sizes
 from mpistrat.runtime.environment import Options
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
@@ -33,8 +33,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
+    from mpistrat.bench.measuring.timing import median
     from mpistrat.bench.reduction.by_library import all_reduces
-    from mpistrat.bench.timing import median
     from mpistrat.collectives.algorithms import cost_file
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, choose
     from mpistrat.collectives.algorithms.costs import Measured

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes, structures
+from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import joined, packed_for_host
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, keep, prepared
 from mpistrat.runtime.agreement.operation import Operation, call_site

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives import dtypes
 from mpistrat.collectives.algorithms.choose import choose, piece_bytes
 from mpistrat.collectives.algorithms.contract import Algorithm
-from mpistrat.collectives.division import finish
-from mpistrat.collectives.operations import Op
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key, Limits, Message, join, new_array, pack, unpack
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps
 from mpistrat.runtime.agreement.operation import Operation

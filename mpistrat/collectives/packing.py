@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives import dtypes
-from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.values import ReduceOp
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.division import divide
-from mpistrat.collectives.operations import COMBINE, Op
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op
 from mpistrat.collectives.pieces import cut, lay
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.limits import Limits

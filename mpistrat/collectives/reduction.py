@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Meeting
-from mpistrat.collectives.division import divide
+from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.slot import Slot

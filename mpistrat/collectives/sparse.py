@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mpistrat.collectives import dtypes, moves
-from mpistrat.collectives.division import divide
-from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.collectives import moves
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp

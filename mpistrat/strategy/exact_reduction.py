@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes
+from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology

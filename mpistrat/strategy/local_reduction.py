@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes
-from mpistrat.collectives.division import divide
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.runtime import arrays
 from mpistrat.values import ReduceOp
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives import moves, structures
-from mpistrat.collectives.dtypes import has_mean
+from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (

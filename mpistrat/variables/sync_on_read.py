@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import moves
-from mpistrat.collectives.division import divide
+from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.variables.distributed import DistributedVariable, ranks_of

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives.dtypes import has_mean
+from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.bench import step
-from mpistrat.bench.report import Report
+from mpistrat.bench.measuring.report import Report
 
 OURS = {"mpistrat", "mpistrat, plain arrays"}
 LISTS = [f"all_reduce of 200 x {length} floats" for length in (16, 256, 4096)]

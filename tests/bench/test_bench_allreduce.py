@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mpistrat.bench import sizes
+from mpistrat.bench.measuring import sizes
 from mpistrat.bench.reduction import networks
 from mpistrat.bench.reduction.bounds import least_bytes
 from mpistrat.bench.reduction.networks import NETWORKS

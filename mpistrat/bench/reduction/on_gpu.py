@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.bench.report import LIBRARY, Report, any_fault
+from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.runtime.gpu.bounds import bounds
 
 ARRAY, BOUND = "array on a GPU", "bound"

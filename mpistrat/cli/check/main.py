@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpistrat.bench import launch
+from mpistrat.bench.measuring import launch
 from mpistrat.cli import table
 
 if TYPE_CHECKING:

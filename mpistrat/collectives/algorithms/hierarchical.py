@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Meeting, agreement_cost
-from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.rings.rails import all_reduce_on_rails
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology

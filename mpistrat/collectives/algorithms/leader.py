@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm, Meeting
-from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 

@@ -12,10 +12,10 @@ from mpistrat.collectives.algorithms.costs import Measured
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.arena import Arena, Stretch
-from mpistrat.collectives.combine_rows import combine_rows
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import Route, packed_for_host, reduce_one, short_steps_of
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.packing import Message
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps
 from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce

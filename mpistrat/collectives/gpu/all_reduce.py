@@ -7,13 +7,13 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.gpu.direct import GpuDirectRoute
 from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.packing import Laid, lay_down, packed_for_gpu, unpack, widened
 from mpistrat.collectives.gpu.pinned import PinnedRoute
 from mpistrat.collectives.gpu.route import Route
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.packing import Key, Message, message
 from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.runtime.agreement.operation import Operation

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.packing import Laid, widened

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import Route
 from mpistrat.runtime.agreement.operation import ranks_in_words

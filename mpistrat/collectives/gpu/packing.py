@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mpistrat.collectives.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key, Limits, Message, pack
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu import kernels

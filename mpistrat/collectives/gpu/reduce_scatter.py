@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.division import finish
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.packing import Laid, widened
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.packing import message
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from mpistrat.collectives import moves, structures
-from mpistrat.collectives.operations import FurtherOp, Op, parse_op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device

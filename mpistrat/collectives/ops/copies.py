@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from mpistrat.collectives.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.values import snapshot

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import dtypes, reduction, structures
+from mpistrat.collectives import reduction, structures
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.all_reduce import reduction_in_place
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import reduction_of_arrays
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, whole_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.sparse import all_reduce_slices

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpistrat.collectives.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.topology import Topology
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.integrations.torch.tensors import BYTES_ONLY
 from mpistrat.values import ReduceOp
 

@@ -16,7 +16,7 @@ from mpistrat.collectives import (
     reduce_scatter,
     structures,
 )
-from mpistrat.collectives.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.integrations.torch.reduce_ops import reduction
 from mpistrat.integrations.torch.tensors import host_array, write
 from mpistrat.runtime.agreement.operation import operation

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mpistrat.collectives.operations import FurtherOp, Op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.values import ReduceOp
 
 # Half precision is sent and added as float32, and the result is rounded once.

@@ -1,0 +1,1 @@
+"""What the subjects share: timing, memory, sizes, reports, and the start of a job."""
