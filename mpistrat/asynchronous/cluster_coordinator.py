@@ -39,6 +39,16 @@ class ClusterCoordinator:
     ------
     ValueError
         If ``strategy`` is another strategy.
+
+    Examples
+    --------
+    On the chief of a program with workers and parameter servers:
+
+    >>> coordinator = ClusterCoordinator(ParameterServerStrategy(resolver))  # doctest: +SKIP
+    >>> values = [coordinator.schedule(pow, args=(n, 2)) for n in range(4)]  # doctest: +SKIP
+    >>> coordinator.join()  # doctest: +SKIP
+    >>> coordinator.fetch(values)  # doctest: +SKIP
+    [0, 1, 4, 9]
     """
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:

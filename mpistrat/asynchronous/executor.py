@@ -43,6 +43,15 @@ class Executor(concurrent.futures.Executor):
         If ``where`` is something else.
     RuntimeError
         If MPI was started without support for several threads.
+
+    Examples
+    --------
+    On two ranks or more:
+
+    >>> with Executor(MPI.COMM_WORLD) as executor:  # doctest: +SKIP
+    ...     if executor is not None:
+    ...         print(list(executor.map(abs, [-3, 2, -1])))
+    [3, 2, 1]
     """
 
     def __init__(self, where: Any, *, retries: int = 0):

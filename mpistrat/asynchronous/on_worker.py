@@ -80,6 +80,13 @@ def experimental_get_current_worker_index() -> int:
     ------
     RuntimeError
         Outside of scheduled functions and of functions that make the data of a worker.
+
+    Examples
+    --------
+    >>> experimental_get_current_worker_index()
+    Traceback (most recent call last):
+        ...
+    RuntimeError: experimental_get_current_worker_index() has an answer only in functions that run on a worker: ...
     """
     if _number is None:
         raise RuntimeError(

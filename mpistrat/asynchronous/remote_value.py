@@ -11,13 +11,27 @@ from mpistrat.messages.pickling import refer, refuse
 
 
 class CancelledError(RuntimeError):
-    """A scheduled function was cancelled, because another one failed before it began."""
+    """A scheduled function was cancelled, because another one failed before it began.
+
+    Examples
+    --------
+    >>> issubclass(CancelledError, RuntimeError)
+    True
+    """
 
 
 class RemoteValue:
     """The result of a scheduled function.
 
     `ClusterCoordinator.schedule` returns it.
+
+    Examples
+    --------
+    With a chief, workers and parameter servers:
+
+    >>> value = coordinator.schedule(pow, args=(2, 10))  # doctest: +SKIP
+    >>> value.fetch()  # doctest: +SKIP
+    1024
     """
 
     def fetch(self) -> Any:
@@ -84,6 +98,13 @@ class PerWorkerValue:
     ------
     TypeError
         If a value is not a RemoteValue.
+
+    Examples
+    --------
+    >>> PerWorkerValue([3])
+    Traceback (most recent call last):
+        ...
+    TypeError: PerWorkerValue takes RemoteValues, not 3
     """
 
     def __init__(self, values: Sequence[RemoteValue]):

@@ -57,6 +57,15 @@ class ParameterServerStrategy(Strategy):
         On a worker or a parameter server. On every rank, if the ranks contradict each other about roles.
     TimeoutError
         If a rank is not in ``Server.join()`` within ``mpistrat.rc.contact_seconds``.
+
+    Examples
+    --------
+    On the chief, while the other ranks are in `mpistrat.Server.join`:
+
+    >>> jobs = {"chief": 1, "worker": 2, "ps": 1}
+    >>> resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs=jobs)  # doctest: +SKIP
+    >>> with ParameterServerStrategy(resolver).scope():  # doctest: +SKIP
+    ...     weights = mpistrat.Variable([1.0, 2.0])
     """
 
     coordinator: Any = None  # its ClusterCoordinator, which lives as long as the strategy
