@@ -49,7 +49,7 @@ class Server:
     config : object, optional
         Ignored. Accepted for programs written for tf.distribute.
     start : bool
-        Ignored, as there is no port to open.
+        Ignored: no port is opened.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class Server:
         return f"mpi://{self._definition.job_name}:{self._definition.task_index}"
 
     def start(self) -> None:
-        """Do nothing: there is no port to open."""
+        """Do nothing: no port is opened."""
 
     def join(self) -> None:
         """Serve the coordinator as a worker or a parameter server, until its program ends.

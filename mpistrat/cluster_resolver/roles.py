@@ -83,7 +83,7 @@ class Roles:
         Raises
         ------
         ValueError
-            If there is no such task.
+            If the task does not exist.
         """
         ranks = self.ranks.get(job, ())
         if not 0 <= task < len(ranks):

@@ -139,7 +139,7 @@ def _gone(evidence: Evidence) -> Verdict | None:
     if record.out_of_memory_kills is not None and kills is not None and kills > record.out_of_memory_kills:
         return Verdict(
             "out of memory",
-            "is gone: there is no such process, and the system has killed processes of this job for want of memory",
+            "is gone: its process has ended, and the system has killed processes of this job for want of memory",
             "Give each rank less data or the job more memory.",
         )
     if facts.ended_by is not None and os.WIFSIGNALED(facts.ended_by):
@@ -157,7 +157,7 @@ def _gone(evidence: Evidence) -> Verdict | None:
         )
     return Verdict(
         "killed",
-        "is gone: there is no such process. It was killed by a signal, such as `kill -9` or for want of memory",
+        "is gone: its process has ended. It was killed by a signal, such as `kill -9` or for want of memory",
         "Look into the system's log (`dmesg`, `journalctl -k`) and the messages of the launcher.",
     )
 

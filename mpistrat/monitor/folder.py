@@ -17,7 +17,7 @@ def folder() -> Path:
     Raises
     ------
     OSError
-        If there is none that this user can write to.
+        If no directory can be written by this user.
     """
     if rc.record_dir:
         chosen = Path(rc.record_dir)
@@ -45,7 +45,7 @@ def write_new(name: str, text: str) -> Path:
     FileExistsError
         If there is such a file: another rank of this node has written it.
     OSError
-        If there is no directory or no space for it.
+        If the directory cannot be made, or is full.
     """
     path = folder() / name
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -56,7 +56,7 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
     Returns
     -------
     pathlib.Path or None
-        The file, None if there is no record or no place for a file.
+        The file, None without a record or a place for a file.
     """
     gone = []
     for record in read.records():

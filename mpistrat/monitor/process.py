@@ -52,11 +52,11 @@ class ProcessFacts:
     ----------
     state : str
         Of its main thread: R (running), S (sleeping), D (waits for a device), T or t (stopped), Z (ended, not waited
-        for), X (there is no such process).
+        for), X (the process does not exist).
     call : str
         The system call that the main thread is in, empty if it is in none or if that is unknown.
     file : str
-        The file, pipe or socket of that call, empty if there is none.
+        The file, pipe or socket of that call, empty if it has none.
     place : str
         Where the kernel lets it sleep.
     ended_by : int or None

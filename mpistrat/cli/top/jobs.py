@@ -22,7 +22,7 @@ _SRUN = ("srun", "--overlap", "--ntasks-per-node=1", "--quiet")
 
 
 class NoJobError(Exception):
-    """There is no such job, or several that could be meant."""
+    """The job does not exist, or several could be meant."""
 
 
 def find(what: str | None) -> list[Record]:

@@ -142,7 +142,7 @@ class PipelinePlan:
             Maps the number of a batch to the numbers of its rows.
         first : int
         stop : int or None
-            None if there is no end.
+            None for an endless one.
         together : int
         """
         size = 1 if self._rows.windows is None else together

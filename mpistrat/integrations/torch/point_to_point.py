@@ -45,7 +45,7 @@ class Messages:
         return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor]))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
-        """Begin to receive a tensor, from any rank if ``rank`` is None.
+        """Begin to receive a tensor, from any rank where ``rank`` is None.
 
         Raises
         ------

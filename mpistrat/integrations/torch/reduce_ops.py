@@ -45,7 +45,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     Raises
     ------
     NotImplementedError
-        If there is none.
+        If the op has none.
     TypeError
         If it is not defined for the dtype.
     """

@@ -385,7 +385,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
 
 
 def current() -> FlightRecord | None:
-    """Return the record of this process, or None if there is none."""
+    """Return the record of this process, or None if it keeps no record."""
     return _record
 
 
@@ -426,7 +426,7 @@ def _watch_exit(record: FlightRecord) -> None:
 
 
 def _memory() -> tuple[str | None, int | None, mmap.mmap]:
-    """Return the path, a descriptor for stacks, and the memory of a new record. Private memory if there is no file."""
+    """Return the path, a descriptor for stacks, and the memory of a new record: private memory without a file."""
     try:
         descriptor, path = private_file.create(layout.FOLDER, layout.PREFIX)
     except OSError:

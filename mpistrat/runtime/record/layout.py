@@ -25,7 +25,7 @@ class Word(enum.IntEnum):
     RANK = 4
     SIZE = 5
     MAIN_THREAD = 6
-    SIGNAL = 7  # that makes faulthandler write stacks; 0 if there is none
+    SIGNAL = 7  # that makes faulthandler write stacks; 0 for none
     PHASE = 8
     PHASE_SINCE = 9  # float, by the monotonic clock of the node
     HEARTBEAT = 10  # float, by the monotonic clock of the node

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def started(process: int) -> int:
-    """Return when a process started, in ticks since the boot of the machine, or 0 if there is no such process."""
+    """Return when a process started, in ticks since the boot of the machine, or 0 if the process does not exist."""
     try:
         text = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
@@ -34,7 +34,7 @@ def out_of_memory_kills() -> int | None:
 
 
 def state(process: int) -> str:
-    """Return the state of a process, a letter as in /proc (R, S, D, T, Z), or X if there is no such process."""
+    """Return the state of a process, a letter as in /proc (R, S, D, T, Z), or X if the process does not exist."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
