@@ -284,7 +284,8 @@ class CollectiveLock:
         Its last collective does not count, so that the others are told. If all ranks leave the call, they stay in step.
         """
         flight_record.note(f"{name}{call_site()} was left by {kind.__name__}")
-        if self.taken and self._is_abandoned():
+        # The caller handles the error behind its `with` statement, if it has one.
+        if self.taken and (self._frame is sys._getframe(1) or self._is_abandoned()):
             self.failed(kind)
         elif (
             self.size > 1

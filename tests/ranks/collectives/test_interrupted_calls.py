@@ -120,3 +120,28 @@ def test_call_is_not_repeated_alone(name, tmp_path, monkeypatch):
         call(case)
     for pending in list(case.topology.slot(InFlight)):
         pending.wait_for_mpi()
+
+
+BEFORE_MEETING = {
+    "barrier": (lambda case: case.strategy.barrier(), None),
+    "mean": (lambda case: case.strategy.reduce("MEAN", np.full(40_000, 2.0), axis=None)[0], 2.0),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_MEETING)
+def test_call_is_repeated_where_no_other_rank_was_met(name, tmp_path, monkeypatch):
+    """A handler raises where ``__enter__`` of the lock begins: the lock is taken, and its ``with`` has not begun."""
+    case = Case(tmp_path)
+    call, expected = BEFORE_MEETING[name]
+    assert call(case) == expected
+    if RANK == SIZE - 1:
+        with monkeypatch.context() as patch:
+
+            def interrupted(self):
+                raise InterruptError
+
+            patch.setattr(CollectiveLock, "__enter__", interrupted)
+            with pytest.raises(InterruptError):
+                call(case)
+    for _ in range(3):
+        assert call(case) == expected
