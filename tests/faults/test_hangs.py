@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from mpistrat.cli.run.launcher import find
+
 pytestmark = [pytest.mark.fault, pytest.mark.mpich]
 
 PROGRAM = Path(__file__).with_name("hangs.py")
 CULPRIT = 2
+FAMILY = find().family
 # What each fault of the program is reported as.
 CAUSES = {
     "python": "Python code",
@@ -84,6 +87,8 @@ def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
 @pytest.mark.parametrize("name", ["killed", "exits"])
 def test_the_last_record_names_a_rank_that_is_gone(jobs, name, monkeypatch):
     ended, folder = jobs[name,].result()
+    if FAMILY == "mpich" and name == "exits" and ended.status == 0:
+        pytest.xfail("the launcher of MPICH kills the other ranks, and now and then ends with status 0")
     assert ended.status, str(ended)
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(folder))
     shown = subprocess.run(
