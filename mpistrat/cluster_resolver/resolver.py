@@ -20,7 +20,7 @@ class ClusterResolver(ABC):
     reason : str
         Why `resolve` chose this resolver; empty for a resolver that the program made.
     rpc_layer : str or None
-        Protocol of the addresses that `master` returns.
+        Protocol of the addresses that `master` returns; none by default.
 
     Examples
     --------
@@ -32,7 +32,7 @@ class ClusterResolver(ABC):
     """
 
     reason: str = ""
-    rpc_layer: str | None = None
+    rpc_layer: str | None = ""
     asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
     _task_type: str | None = None
     _task_id: int | None = None
