@@ -10,17 +10,18 @@ import pytest
 
 import mpistrat
 from mpistrat.optimizers import SGD, Adam, AdamW
+from mpistrat.runtime.record import flight_record
 
 
 def python_calls(function):
-    """Return the number of Python functions that a call enters when it is made again."""
+    """Return the number of Python functions that a call enters when it is made again, without the flight record."""
     for _ in range(3):
         function()
     entered = []
 
     def count(frame, event, argument):
-        if event == "call":
-            entered.append(frame.f_code.co_qualname)
+        if event == "call" and frame.f_code.co_filename != flight_record.__file__:
+            entered.append(frame.f_code.co_name)
 
     sys.setprofile(count)
     try:
@@ -70,7 +71,7 @@ def test_a_metric(strategy):
     with strategy.scope():
         mean = mpistrat.metrics.Mean()
     values = np.ones(8, np.float32)
-    assert python_calls(lambda: strategy.run(mean.update_state, (values,))) <= 27
+    assert python_calls(lambda: strategy.run(mean.update_state, (values,))) <= 25
 
 
 def test_a_variable_as_an_array(strategy):
