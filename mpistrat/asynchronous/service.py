@@ -89,9 +89,10 @@ class _Worker:
             self._tasks.clear()
         elif letter.kind == "part":
             key, digest, strategy = letter.head
-            function = lambda: self._functions.function(letter.source, digest)(*unpack(letter.body))  # noqa: E731
             with _in_scope(strategy):
-                self._parts.make(key, function)
+                self._parts.make(
+                    key, lambda: self._functions.function(letter.source, digest)(*unpack(letter.body))
+                )
         elif letter.kind == "free":
             self._parts.free(letter.head[0])
 
