@@ -239,17 +239,10 @@ def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
     SystemExit
         If a name is unknown.
     """
-    import numpy as np
-
     from mpistrat.collectives.algorithms.choose import ALGORITHMS
-    from mpistrat.runtime.device import Device
 
     if "all" in names:
-        able = [
-            name
-            for name, each in ALGORITHMS.items()
-            if name != "identity" and each.supports(topology, np.dtype(np.float32), Device("cpu"))
-        ]
+        able = [name for name, each in ALGORITHMS.items() if name != "identity" and each.fits(topology)]
         return able if topology.size > 1 else []
     unknown = [name for name in names if name not in ALGORITHMS]
     if unknown:

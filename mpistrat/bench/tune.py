@@ -36,15 +36,14 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpistrat.bench.measuring.timing import median
     from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.collectives.algorithms import cost_file
-    from mpistrat.collectives.algorithms.choose import ALGORITHMS, choose
-    from mpistrat.collectives.algorithms.costs import Measured
-    from mpistrat.runtime.device import Device
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS, Choice
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
-    topology.slot(Measured).points = {}  # measure the built-in choice
+    choice = Choice.of(topology)
+    choice.measured = {}  # measure the built-in choice
     names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
     if not names:
         print("one rank has no all-reduce to measure: start several, as in mpistrat bench tune -n 4")
@@ -58,7 +57,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         ways = {name: all_reduces(strategy, value, [], name) for name in names}
         for name, samples in interleaved_for(comm, ways, arguments.repetitions, arguments.seconds).items():
             points[name].append((nbytes, median(samples)))
-        chosen = choose(topology, nbytes, np.dtype(np.float32), Device("cpu")).name
+        chosen = choice.best(nbytes, value.dtype).algorithm.name
         fastest = min(names, key=lambda name: points[name][-1][1])
         taken = "".join(f"{points[name][-1][1] * 1e6:>17.1f} us" for name in names)
         lines.append(f"{nbytes:<14}{chosen:<20}{fastest:<20}{taken}")

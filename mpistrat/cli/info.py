@@ -100,8 +100,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ) as error:  # libmpi is missing, or each task is a job of its own
         library["library"] = f"not usable: {error}"
         return 0, "not available without MPI"
-    from mpistrat.collectives.algorithms import costs
-    from mpistrat.collectives.algorithms.choose import describe
+    from mpistrat.collectives.algorithms.choose import Choice
     from mpistrat.runtime.topology import Topology
 
     try:
@@ -109,7 +108,8 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     except ValueError as error:  # an option is invalid, or differs between ranks
         ranks["ranks"] = f"not usable: {error}"
         return MPI.COMM_WORLD.rank, "none"
-    costs.heed(topology)
+    choice = Choice.of(topology)
+    choice.heed(topology)
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
@@ -122,7 +122,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
     ranks["arrays on GPUs"], ranks["device pointers"] = _routes(topology)
-    return topology.rank, describe(topology)
+    return topology.rank, choice.describe()
 
 
 def _routes(topology: Any) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import structures
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import finish
@@ -162,7 +163,8 @@ def all_reduce_async(
 
 def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: Hashable) -> Reduction:
     """Prepare an asynchronous all-reduce. Its values are the arrays and the function that rebuilds the structure."""
-    messages = packed_for_host(topology, op, key, bytes_per_pack, None if topology.size == 1 else "mpi")
+    algorithm = None if topology.size == 1 else "mpi"
+    messages = packed_for_host(topology, Choice.of(topology), op, key, bytes_per_pack, algorithm)
     empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
     operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
 

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.choose import choose
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact_sum import exact_sum
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _OUTPUTS = 32 << 10  # summed together
@@ -60,8 +59,8 @@ def exact_sum_over_axis(
             return total, count[0]
 
         def exchange(ufunc: np.ufunc, array: np.ndarray) -> None:
-            algorithm = choose(topology, array.nbytes, array.dtype, Device("cpu"))
-            step = max(1, algorithm.piece_bytes(topology) // array.itemsize)
+            algorithm, _, piece_bytes = Choice.of(topology).best(array.nbytes, array.dtype)
+            step = max(1, piece_bytes // array.itemsize)
             for start in range(0, len(array), step):
                 piece = array[start : start + step]
                 algorithm.reduce(topology, ufunc, piece, piece)

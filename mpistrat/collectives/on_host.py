@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.choose import choose, piece_bytes
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import finish
@@ -20,12 +20,10 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key, Limits, Message, join, new_array, pack, unpack
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
 _BETWEEN_NODES = 16  # the cost of a message between nodes, relative to one inside a node
-_HOST = Device("cpu")
 
 
 class Route(NamedTuple):
@@ -35,28 +33,35 @@ class Route(NamedTuple):
     piece: int
 
     @classmethod
-    def of(cls, topology: Topology, message: Message, name: str | None) -> Route:
+    def of(cls, choice: Choice, message: Message, name: str | None) -> Route:
         """Choose the algorithm of a message, by its name or its predicted cost."""
-        algorithm = choose(topology, message.length * message.wire.itemsize, message.wire, _HOST, name)
-        return cls(algorithm, max(1, algorithm.piece_bytes(topology) // message.wire.itemsize))
+        itemsize = message.wire.itemsize
+        algorithm, _, piece_bytes = choice.best(message.length * itemsize, message.wire, name)
+        return cls(algorithm, max(1, piece_bytes // itemsize))
 
 
 def reduction_of_arrays(
-    topology: Topology, op: Op, key: Key, bytes_per_pack: int, algorithm: str | None, form: Hashable
+    topology: Topology,
+    choice: Choice,
+    op: Op,
+    key: Key,
+    bytes_per_pack: int,
+    algorithm: str | None,
+    form: Hashable,
 ) -> Reduction:
     """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes.
 
-    ``form`` is the form of the structure whose leaves the arrays are. The ranks compare it.
+    ``choice`` is that of the topology. ``form`` is the form of the structure whose leaves the arrays are. The ranks
+    compare it.
 
     Raises
     ------
     TypeError
         If one of the arrays cannot be reduced by ``op``.
     """
-    messages = packed_for_host(topology, op, key, bytes_per_pack, algorithm)
-    routes = [Route.of(topology, each, algorithm) for each in messages]
+    messages = packed_for_host(topology, choice, op, key, bytes_per_pack, algorithm)
+    routes = [Route.of(choice, each, algorithm) for each in messages]
     empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
-    operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
 
     def combine(arrays: Sequence[np.ndarray], timeout_seconds: float | None) -> list[Any]:
         out: list[Any] = [None] * len(arrays)
@@ -73,11 +78,12 @@ def reduction_of_arrays(
     meets = bool(routes) and all(route.algorithm.meets for route in routes)
     steps = Steps(_as_they_are, combine, _as_they_are, meets)
     short = short_steps_of(topology, messages[0], routes[0]) if len(messages) == 1 and not empty else None
+    operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
     return Reduction(topology, operation, steps, short)
 
 
 def packed_for_host(
-    topology: Topology, op: Op, key: Key, bytes_per_pack: int, algorithm: str | None
+    topology: Topology, choice: Choice, op: Op, key: Key, bytes_per_pack: int, algorithm: str | None
 ) -> tuple[Message, ...]:
     """Return the messages of arrays of these dtypes and shapes.
 
@@ -87,20 +93,22 @@ def packed_for_host(
         If one of the arrays cannot be reduced by ``op``.
     """
     of_dtypes = {
-        dtype: _limits(topology, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm)
+        dtype: _limits(topology, choice, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm)
         for dtype in {dtype: None for dtype, _ in key}
     }
     return pack(op, key, topology.size, of_dtypes)
 
 
-def _limits(topology: Topology, wire: np.dtype, bytes_per_pack: int, algorithm: str | None) -> Limits:
+def _limits(
+    topology: Topology, choice: Choice, wire: np.dtype, bytes_per_pack: int, algorithm: str | None
+) -> Limits:
     between_nodes = len(topology.nodes) > 1
     alone = topology.limits.alone_bytes * (_BETWEEN_NODES if between_nodes else 1)
     if bytes_per_pack:
         return Limits(max(alone, bytes_per_pack), math.inf, bytes_per_pack)
     if between_nodes:
         return Limits(alone, _PACK_BYTES * 2, math.inf)
-    return Limits(alone, min(_PACK_BYTES, piece_bytes(topology, wire, _HOST, algorithm)), math.inf)
+    return Limits(alone, min(_PACK_BYTES, choice.piece_bytes(wire, algorithm)), math.inf)
 
 
 def _as_they_are(arrays: Any) -> Any:
@@ -163,5 +171,4 @@ def short_steps_of(topology: Topology, message: Message, route: Route) -> ShortS
     """Return the short steps of a message; None if its algorithm does not have them for this length and dtype."""
     if message.length > route.piece or not message.source is message.wire is message.result:
         return None
-    meeting = route.algorithm.meeting(topology, message.combine, message.result, message.length)
-    return None if meeting is None else short_steps(topology, message, meeting)
+    return short_steps(topology, message, route.algorithm)

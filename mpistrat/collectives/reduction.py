@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Meeting
+from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
@@ -68,15 +68,19 @@ class ShortSteps(NamedTuple):
     meets_again: bool = False
 
 
-def short_steps(topology: Topology, message: Message, meeting: Meeting) -> ShortSteps:
-    """Return the steps of a list of arrays that is one message, and whose ranks meet once.
+def short_steps(topology: Topology, message: Message, algorithm: Algorithm) -> ShortSteps | None:
+    """Return the steps of a list of arrays that is one message, and whose ranks meet once; None without `meeting`.
 
     The short steps make the same barriers and the same sums as the general steps, which take several microseconds
     more. In this time the ranks of a node could pass five barriers. The difference is larger where several processes
     share a core.
     """
     memory, ignoring_float_errors = topology.memory, topology.ignoring_float_errors
-    assert memory is not None
+    if memory is None:  # the ranks do not share it, or the communicator was freed
+        return None
+    meeting = algorithm.meeting(topology, message.combine, message.result, message.length)
+    if meeting is None:
+        return None
     slots, meet, take = meeting
     length, dtype, divisor, axis = message.length, message.result, message.divisor, message.axis
     shape = message.runs[0].shape if len(message.members) == 1 else None

@@ -70,9 +70,20 @@ class refusals:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None and issubclass(kind, (TypeError, ValueError, NotImplementedError)):
-            parts = "refused:", kind.__name__, Remark(str(error))
-            agree(self._topology, self._name, *parts, timeout_seconds=self._timeout_seconds)
+        if isinstance(error, (TypeError, ValueError, NotImplementedError)):
+            refuse(self._name, self._topology, error, self._timeout_seconds)
+
+
+def refuse(name: str, topology: Topology, error: Exception, timeout_seconds: float | None = None) -> None:
+    """Tell the other ranks of an error in this rank's arguments of a collective, as `refusals`.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if only some of the ranks have such an error.
+    """
+    parts = "refused:", type(error).__name__, Remark(str(error))
+    agree(topology, name, *parts, timeout_seconds=timeout_seconds)
 
 
 def kind(leaf: Any) -> str:

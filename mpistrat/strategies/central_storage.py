@@ -8,7 +8,7 @@ from typing import Any
 
 from mpistrat import nest
 from mpistrat.cluster_resolver.ranks.own_device import own_device
-from mpistrat.collectives.algorithms import costs
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
@@ -71,7 +71,7 @@ class CentralStorageStrategy(Strategy):
         compute = None if compute_devices is None else [Device.parse(name) for name in compute_devices]
         parameters = None if parameter_device is None else Device.parse(parameter_device)
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
-        costs.heed(topology)
+        Choice.of(topology).heed(topology)
         _check(topology, compute, parameters)
         own = None if compute is None else compute[topology.rank]
         device = own_device(topology, own, same=len({*(compute or ())}) <= 1)

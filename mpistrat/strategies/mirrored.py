@@ -7,7 +7,7 @@ from typing import Any
 
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
-from mpistrat.collectives.algorithms import costs
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -58,7 +58,7 @@ class MirroredStrategy(Strategy):
             )
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
-        costs.heed(topology)
+        Choice.of(topology).heed(topology)
         if len(topology.nodes) > 1:
             raise RuntimeError(
                 f"MirroredStrategy works on the ranks of one node, but the {topology.size} ranks are on "

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.collectives.algorithms import costs
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.runtime.process import affinity, mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Strategy, StrategyExtended
@@ -68,7 +68,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         world = mpi.start().COMM_WORLD
         options = communication_options or CommunicationOptions()
         topology = Topology.of(world if comm is None else comm).limited(options.timeout_seconds)
-        costs.heed(topology)
+        Choice.of(topology).heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:

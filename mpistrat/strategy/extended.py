@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,8 +52,6 @@ class StrategyExtended:
     ----------
     engine : Engine
         The ranks, ops, device and options, for the rooms of this library.
-    replica_context : ReplicaContext
-        The context of this replica.
     cross_replica_mode : Mode
         The entry on the stack of contexts in cross-replica context.
 
@@ -77,9 +76,13 @@ class StrategyExtended:
             topology, device, cross_device_ops or self._usual_ops(), communication_options
         )
         rank = self.engine.topology.rank
-        self.replica_context: ReplicaContext = ReplicaContext(container_strategy, rank)
         self.cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=rank)
+
+    @cached_property
+    def replica_context(self) -> ReplicaContext:
+        """The context of this replica."""
+        return ReplicaContext(self._strategy, self.engine.topology.rank)
 
     _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 

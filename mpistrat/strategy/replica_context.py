@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +21,7 @@ from mpistrat.variables import Variable
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
 
-_whole = whole(attrgetter("_strategy.extended.engine.topology"))
+_whole = whole(attrgetter("_engine.topology"))
 
 
 class ReplicaContext:
@@ -60,12 +59,9 @@ class ReplicaContext:
                     f"replica_id_in_sync_group must be an int or None, not {replica_id_in_sync_group!r}"
                 ) from None
         self._strategy = strategy
+        self._engine: Engine = strategy.extended.engine
         self._id = replica_id_in_sync_group
         self.mode = context.Mode(strategy, self)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        return self._strategy.extended.engine
 
     @property
     def strategy(self) -> context.AnyStrategy:
@@ -86,7 +82,7 @@ class ReplicaContext:
     def devices(self) -> tuple[str, ...]:
         """The devices of this replica."""
         require_replica_context(self)
-        return self._strategy.extended.engine.devices
+        return self._engine.devices
 
     def __enter__(self) -> None:
         context.stack().append(self.mode)
@@ -163,7 +159,7 @@ class ReplicaContext:
         except (KeyError, TypeError):
             op = ReduceOp.parse(reduce_op)
         if type(value) in NUMBERS:
-            return self._strategy.extended.engine.all_reduce_number(op, value, options)
+            return self._engine.all_reduce_number(op, value, options)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
         if type(value) is np.ndarray:
             engine = self._engine
@@ -177,7 +173,7 @@ class ReplicaContext:
 
     @_whole
     def _all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
-        engine = self._strategy.extended.engine
+        engine = self._engine
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
             seconds = engine.merged(options).timeout_seconds
@@ -232,7 +228,7 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        engine = self._strategy.extended.engine
+        engine = self._engine
         merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
             raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
@@ -303,7 +299,7 @@ class ReplicaContext:
         """
         require_replica_context(self)
         op = ReduceOp.parse(reduce_op)
-        engine = self._strategy.extended.engine
+        engine = self._engine
         merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
             raise ValueError(

@@ -81,12 +81,13 @@ class MirroredVariable(DistributedVariable, Mirrored):
         topology = self._engine.topology
         sequence = topology.sequence
         try:  # as `whole`, without its cost of 0.3 us, and under the name of the method
-            self._combine(method, value)
+            self._write(method, self._combined(method, value))
         except BaseException as error:
             topology.left_call(method, type(error), sequence)
             raise
 
-    def _combine(self, method: str, value: Any) -> None:
+    def _combined(self, method: str, value: Any) -> Any:
+        """Return what the replicas' values become, as the aggregation says."""
         engine, op = self._engine, self._reduction
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
@@ -104,23 +105,19 @@ class MirroredVariable(DistributedVariable, Mirrored):
                         else reducible(op, value)
                     )
             if isinstance(value, IndexedSlices):
-                self._write(method, self._combined_rows(method, op, value))
-                return
-        mine = self._component.own_copy()
+                return self._combined_rows(method, op, value)
+        mine = self._component._array
         suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
         if not suits or (op is ReduceOp.MEAN and not has_mean(mine.dtype)):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
         if op is None:
-            self._write(method, moves.broadcasted(engine.topology, value))
-            return
+            return moves.broadcasted(engine.topology, value)
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if type(value) is np.ndarray:
-            (total,) = engine.ops.all_reduce(op, [value], engine.options)
-        else:
-            total = engine.all_reduce(op, [value])[0]
-        self._write(method, total)
+            return engine.ops.all_reduce(op, [value], engine.options)[0]
+        return engine.all_reduce(op, [value])[0]
 
     def _write(self, method: str, value: Any) -> None:
         """Write a value that is equal on all replicas."""

@@ -106,10 +106,10 @@ def test_least_bytes():
 
 CHOSEN = """
 import numpy as np, mpistrat
-from mpistrat.collectives.algorithms.choose import choose
-from mpistrat.runtime.device import Device
+from mpistrat.collectives.algorithms.choose import Choice
 topology = mpistrat.MultiWorkerMirroredStrategy().extended.engine.topology
-names = [choose(topology, nbytes, np.dtype("f4"), Device("cpu")).name for nbytes in (1000, 100_000)]
+choice = Choice.of(topology)
+names = [choice.best(nbytes, np.dtype("f4")).algorithm.name for nbytes in (1000, 100_000)]
 print(",".join(names))
 """
 

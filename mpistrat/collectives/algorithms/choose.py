@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from mpistrat.collectives.algorithms import costs
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.hierarchical_copy import HierarchicalCopy
@@ -14,7 +18,8 @@ from mpistrat.collectives.algorithms.leader import LeaderAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.collectives.algorithms.mpi_nonblocking import MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
-from mpistrat.runtime.device import Device
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -31,63 +36,143 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-
+IN_PLACE = HierarchicalAllReduce.name  # the algorithm that reduces buffers where they are
 GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # the names of the routes for arrays on GPUs
 
 
-def choose(
-    topology: Topology, nbytes: int, dtype: np.dtype, device: Device, name: str | None = None
-) -> Algorithm:
-    """Return the algorithm with this name, or the one with the lowest cost.
+class Candidate(NamedTuple):
+    """An algorithm that works on some ranks, and what it costs there.
 
-    Raises
-    ------
-    ValueError
-        If the name is unknown.
-    RuntimeError
-        If the algorithm of this name, or every algorithm, does not support these values on these ranks.
+    Attributes
+    ----------
+    algorithm : Algorithm
+    cost : Cost
+    piece_bytes : int
+        The bytes of the largest message that the algorithm takes.
     """
-    return min(
-        _able(topology, dtype, device, name), key=lambda algorithm: costs.of(topology, algorithm, nbytes)
-    )
+
+    algorithm: Algorithm
+    cost: Cost
+    piece_bytes: int
+
+    def seconds(self, nbytes: int) -> float:
+        """Return the predicted seconds of a message of ``nbytes`` bytes."""
+        fixed, per_byte, per_piece, piece = self.cost
+        return fixed + per_byte * nbytes + per_piece * -(-nbytes // piece)
+
+    def seconds_in_place(self, nbytes: int) -> float:
+        """Return the predicted seconds of buffers in place, which are one piece."""
+        return self.cost.fixed + self.cost.per_byte * nbytes + self.cost.per_piece
 
 
-def piece_bytes(topology: Topology, dtype: np.dtype, device: Device, name: str | None = None) -> int:
-    """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""
-    return min(algorithm.piece_bytes(topology) for algorithm in _able(topology, dtype, device, name))
+class Choice(Slot):
+    """The algorithms that work on the ranks of a topology, and the choice of one for each message.
 
+    The candidates are prepared once, so that a reduction of new arrays does not ask each algorithm again.
 
-def _able(topology: Topology, dtype: np.dtype, device: Device, name: str | None) -> list[Algorithm]:
-    if topology.size == 1:
-        return [ALGORITHMS["identity"]]
-    if name is None:
-        named = [each for each in ALGORITHMS.values() if not each.by_name_only]
-    elif name in ALGORITHMS:
-        named = [ALGORITHMS[name]]
-    elif name in GPU_ROUTES:
-        raise RuntimeError(
-            f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on {device}: use AUTO"
-        )
-    else:
-        raise ValueError(f"{name!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
-    able = [each for each in named if each.supports(topology, dtype, device)]
-    if not able:
-        raise RuntimeError(
-            f"no all-reduce {f'by the name of {name} ' if name else ''}combines {dtype} on {device} over "
-            f"{topology.size} ranks on {len(topology.nodes)} node(s)"
-            + ("" if topology.memory is not None else ", which cannot share memory")
-        )
-    return able
+    Attributes
+    ----------
+    candidates : dict of str to Candidate
+        By the name of the algorithm.
+    measured : dict or None
+        The measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
+    """
 
+    candidates: Mapping[str, Candidate] | None = None
+    measured: costs.Points | None = None
 
-def describe(topology: Topology) -> str:
-    """Return a table of the algorithms chosen for float32 messages of growing size, and of all predicted costs."""
-    dtype, device = np.dtype(np.float32), Device("cpu")
-    able = _able(topology, dtype, device, None)
-    lines = ["bytes        chosen              " + "".join(f"{each.name:>22}" for each in able)]
-    for exponent in range(2, 31, 4):
-        nbytes = 1 << exponent
-        chosen = choose(topology, nbytes, dtype, device).name
-        seconds = [costs.of(topology, each, nbytes) for each in able]
-        lines.append(f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds))
-    return "\n".join(lines)
+    @classmethod
+    def of(cls, topology: Topology) -> Choice:
+        """Return the choice of a topology. Does not communicate."""
+        choice = topology.slot(cls)
+        if choice.candidates is None:
+            works = [ALGORITHMS["identity"]] if topology.size == 1 else ALGORITHMS.values()
+            choice.candidates = {
+                each.name: Candidate(each, each.cost(topology), each.piece_bytes(topology))
+                for each in works
+                if each.fits(topology)
+            }
+        return choice
+
+    def heed(self, topology: Topology) -> None:
+        """Use the measured costs if ``rc.tuned`` is true on rank 0. The first call is collective."""
+        if self.measured is None:
+            found, tuned = None, rc.tuned  # read on every rank, so that all raise
+            if topology.rank == 0 and topology.size > 1 and tuned:
+                from mpistrat.collectives.algorithms import cost_file
+
+                found = cost_file.read(topology)
+            self.measured = topology.broadcast_object(found) or {}
+
+    def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
+        """Return the algorithm of this name, or the one with the lowest cost for a message.
+
+        Raises
+        ------
+        ValueError
+            If the name is unknown.
+        RuntimeError
+            If the algorithm of this name, or every algorithm, does not support this dtype on these ranks.
+        """
+        able = self._able(dtype, name)
+        if len(able) == 1:
+            return able[0]
+        if self.measured:
+            return min(able, key=lambda each: self._seconds(each, nbytes))
+        return min(able, key=lambda each: each.seconds(nbytes))
+
+    def in_place_is_faster(self, nbytes: int, algorithm: Algorithm) -> bool:
+        """Return whether buffers of a node are predicted to be reduced faster in place than by ``algorithm``."""
+        candidates = self.candidates
+        assert candidates is not None
+        in_place = candidates.get(IN_PLACE)
+        return in_place is not None and in_place.seconds_in_place(nbytes) < candidates[
+            algorithm.name
+        ].seconds(nbytes)
+
+    def piece_bytes(self, dtype: np.dtype, name: str | None = None) -> int:
+        """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""
+        return min(each.piece_bytes for each in self._able(dtype, name))
+
+    def _able(self, dtype: np.dtype, name: str | None) -> list[Candidate]:
+        candidates = self.candidates
+        assert candidates is not None
+        if "identity" in candidates:
+            return [candidates["identity"]]
+        if name is None:
+            named = [each for each in candidates.values() if not each.algorithm.by_name_only]
+        elif name in ALGORITHMS:
+            named = [candidates[name]] if name in candidates else []
+        elif name in GPU_ROUTES:
+            raise RuntimeError(
+                f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on the host: use AUTO"
+            )
+        else:
+            raise ValueError(f"{name!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+        able = [each for each in named if dtype.char in each.algorithm.dtypes]
+        if not able:
+            raise RuntimeError(
+                f"no all-reduce {f'by the name of {name} ' if name else ''}combines {dtype} on these ranks, where "
+                f"{', '.join(candidates)} work"
+            )
+        return able
+
+    def describe(self) -> str:
+        """Return a table of the algorithms chosen for float32 messages of growing size, and of all costs."""
+        dtype = np.dtype(np.float32)
+        able = self._able(dtype, None)
+        lines = ["bytes        chosen              " + "".join(f"{each.algorithm.name:>22}" for each in able)]
+        for exponent in range(2, 31, 4):
+            nbytes = 1 << exponent
+            chosen = self.best(nbytes, dtype).algorithm.name
+            seconds = [self._seconds(each, nbytes) for each in able]
+            lines.append(
+                f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds)
+            )
+        return "\n".join(lines)
+
+    def _seconds(self, candidate: Candidate, nbytes: int) -> float:
+        if not self.measured:
+            return candidate.seconds(nbytes)
+        points = self.measured.get(candidate.algorithm.name)
+        return costs.seconds(points, nbytes) if points else math.inf

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 WHOLE = 1 << 62  # bytes of a piece for an algorithm that divides its messages itself
@@ -18,6 +17,22 @@ WHOLE = 1 << 62  # bytes of a piece for an algorithm that divides its messages i
 def agreement_cost(topology: Topology) -> float:
     """Return the seconds of an agreement: two barriers, and an exchange for each doubling of the nodes."""
     return 20e-6 + math.ceil(math.log2(len(topology.nodes))) * 20e-6
+
+
+class Cost(NamedTuple):
+    """The predicted seconds of a message on some ranks.
+
+    Attributes
+    ----------
+    fixed, per_byte, per_piece : float
+    piece : int
+        The bytes of a piece.
+    """
+
+    fixed: float
+    per_byte: float
+    per_piece: float = 0.0
+    piece: int = WHOLE
 
 
 class Meeting(NamedTuple):
@@ -47,6 +62,8 @@ class Algorithm(ABC):
     ----------
     name : str
         The name by which a user chooses the algorithm.
+    dtypes : str
+        The character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines.
     meets : bool
         Whether `reduce` calls `Topology.meet` before it communicates in any other way.
     by_name_only : bool
@@ -57,17 +74,18 @@ class Algorithm(ABC):
     """
 
     name: str
+    dtypes: str = "bBhHiIlLqQefdgFDG"
     meets: bool = False
     by_name_only: bool = False
     in_place: bool = False
 
-    @abstractmethod
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        """Return whether the algorithm can combine arrays of this dtype on this kind of device."""
+    def fits(self, topology: Topology) -> bool:
+        """Return whether the algorithm works on these ranks."""
+        return True
 
     @abstractmethod
-    def cost(self, topology: Topology, nbytes: int) -> float:
-        """Return the predicted seconds for one array of ``nbytes`` bytes."""
+    def cost(self, topology: Topology) -> Cost:
+        """Return the predicted cost of messages on these ranks, on which the algorithm works."""
 
     @abstractmethod
     def piece_bytes(self, topology: Topology) -> int:

@@ -10,14 +10,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mpistrat.collectives.algorithms.costs import Points
 from mpistrat.runtime.environment import Options, rc
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
-
-Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending
 
 _FORMAT = 1
 _log = logging.getLogger(__name__)

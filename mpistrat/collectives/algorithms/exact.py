@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.exact_sum import Exchange, exact_sum
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
 from mpistrat.collectives.rings.ring import ring_all_reduce
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -32,14 +31,12 @@ class ExactAllReduce(Algorithm):
     """
 
     name = "exact"
+    dtypes = "bBhHiIlLqQfdFD"
     meets = False
     by_name_only = True
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return device.kind == "cpu" and (dtype.kind in "iu" or dtype.char in "fdFD")
-
-    def cost(self, topology: Topology, nbytes: int) -> float:
-        return 100e-6 + nbytes / 2e8
+    def cost(self, topology: Topology) -> Cost:
+        return Cost(100e-6, 1 / 2e8)
 
     def piece_bytes(self, topology: Topology) -> int:
         if topology.memory is None:

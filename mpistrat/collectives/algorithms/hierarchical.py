@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Meeting, agreement_cost
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost, Meeting, agreement_cost
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.rings.rails import all_reduce_on_rails
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
@@ -30,17 +28,22 @@ class HierarchicalAllReduce(Algorithm):
     meets = True
     in_place = True
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
+    def fits(self, topology: Topology) -> bool:
+        return topology.memory is not None
 
-    def cost(self, topology: Topology, nbytes: int) -> float:
-        """Return the time in memory or on the wire, the longer one, plus the latency of each piece's ring."""
-        pieces = math.ceil(nbytes / topology.memory.slot_bytes) if topology.memory is not None else 1
-        return _cost(topology, nbytes, pieces)
+    def cost(self, topology: Topology) -> Cost:
+        """Return the time in memory or on the wire, the longer one, plus the latency of each piece's ring.
 
-    def cost_in_place(self, topology: Topology, nbytes: int) -> float:
-        """Return the cost of buffers, which are reduced as one piece."""
-        return _cost(topology, nbytes, 1)
+        Buffers in place are one piece.
+        """
+        nodes = len(topology.nodes)
+        inside = min(max(topology.ranks_per_node), 3) / 12e9
+        if nodes == 1:
+            return Cost(5e-7, inside)
+        assert topology.memory is not None
+        wire = 2 * (nodes - 1) / nodes / 9e8
+        ring = 120e-6 + 2 * (nodes - 1) * 15e-6
+        return Cost(agreement_cost(topology), max(inside, wire), ring, topology.memory.slot_bytes)
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None
@@ -62,15 +65,6 @@ class HierarchicalAllReduce(Algorithm):
         add = combine if memory.size == 2 else partial(combine_rows, combine)
         take = [partial(add, *rows) if memory.size == 2 else partial(add, rows) for _, rows in generations]
         return Meeting([own for own, _ in generations], memory.meet_saying, take)
-
-
-def _cost(topology: Topology, nbytes: int, pieces: int) -> float:
-    nodes = len(topology.nodes)
-    inside = 5e-7 + min(max(topology.ranks_per_node), 3) * nbytes / 12e9
-    if nodes == 1:
-        return inside
-    wire = 2 * (nodes - 1) / nodes * nbytes / 9e8
-    return agreement_cost(topology) + pieces * (120e-6 + 2 * (nodes - 1) * 15e-6) + max(inside, wire)
 
 
 def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -19,15 +18,12 @@ class HierarchicalCopy(Algorithm):
     name = "hierarchical_copy"
     by_name_only = True
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return device.kind == "cpu" and dtype.kind in "iufc"
-
-    def cost(self, topology: Topology, nbytes: int) -> float:
+    def cost(self, topology: Topology) -> Cost:
         """Return the time of a reduce and a broadcast inside the node, plus each leader's time on the wire."""
-        largest, nodes = max(topology.ranks_per_node), len(topology.nodes)
-        inside = 2 * math.ceil(math.log2(largest)) * (1e-6 + nbytes / 5e9)
-        between = math.ceil(math.log2(nodes)) * 5e-6 + 2 * (nodes - 1) / nodes * nbytes / 1e9
-        return inside + between
+        nodes = len(topology.nodes)
+        inside = 2 * math.ceil(math.log2(max(topology.ranks_per_node)))
+        between = math.ceil(math.log2(nodes))
+        return Cost(inside * 1e-6 + between * 5e-6, inside / 5e9 + 2 * (nodes - 1) / nodes / 1e9)
 
     def piece_bytes(self, topology: Topology) -> int:
         return topology.limits.chunk_bytes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm
-from mpistrat.runtime.device import Device
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.runtime.topology import Topology
 
 
@@ -14,14 +13,14 @@ class Identity(Algorithm):
 
     name = "identity"
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
+    def fits(self, topology: Topology) -> bool:
         return topology.size == 1
 
-    def cost(self, topology: Topology, nbytes: int) -> float:
-        return 0.0
+    def cost(self, topology: Topology) -> Cost:
+        return Cost(0.0, 0.0)
 
     def piece_bytes(self, topology: Topology) -> int:
-        return 1 << 62
+        return WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         if send is not receive:

@@ -7,10 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm, Meeting
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost, Meeting
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 
@@ -20,15 +19,14 @@ class LeaderAllReduce(Algorithm):
     name = "leader"
     meets = True
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return topology.memory is not None and device.kind == "cpu" and dtype.kind in "iufc"
+    def fits(self, topology: Topology) -> bool:
+        return topology.memory is not None
 
-    def cost(self, topology: Topology, nbytes: int) -> float:
+    def cost(self, topology: Topology) -> Cost:
         """Return the time of one exchange of each piece for each doubling of the number of nodes."""
         doublings = math.ceil(math.log2(len(topology.nodes)))
-        pieces = math.ceil(nbytes / self.piece_bytes(topology))
-        exchanges = doublings * (pieces * 10e-6 + nbytes / 5e8)
-        return 1e-6 + max(topology.ranks_per_node) * nbytes / 12e9 + exchanges
+        per_byte = max(topology.ranks_per_node) / 12e9 + doublings / 5e8
+        return Cost(1e-6, per_byte, doublings * 1e-5, self.piece_bytes(topology))
 
     def piece_bytes(self, topology: Topology) -> int:
         assert topology.memory is not None

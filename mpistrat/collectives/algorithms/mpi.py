@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm, agreement_cost
-from mpistrat.runtime.device import Device
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost, agreement_cost
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -39,10 +38,7 @@ class MpiAllReduce(Algorithm):
 
     name = "mpi"
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return device.kind == "cpu" and dtype.kind in "iufc"
-
-    def cost(self, topology: Topology, nbytes: int) -> float:
+    def cost(self, topology: Topology) -> Cost:
         """Return the latency of a recursive doubling plus the time for the bytes that each rank or node sends.
 
         The defaults of the libraries send near the minimum of bytes between two nodes, and far more between more.
@@ -50,10 +46,9 @@ class MpiAllReduce(Algorithm):
         size, nodes = topology.size, len(topology.nodes)
         rounds = math.ceil(math.log2(size))
         if nodes == 1:
-            return rounds * 1e-6 + 2 * (size - 1) / size * nbytes / 5e9
-        bandwidth = 8.5e8 if nodes == 2 else 4e8
-        latency = math.ceil(nbytes / topology.limits.chunk_bytes) * rounds * 5e-5
-        return agreement_cost(topology) + latency + 2 * (nodes - 1) / nodes * nbytes / bandwidth
+            return Cost(rounds * 1e-6, 2 * (size - 1) / size / 5e9)
+        per_byte = 2 * (nodes - 1) / nodes / (8.5e8 if nodes == 2 else 4e8)
+        return Cost(agreement_cost(topology), per_byte, rounds * 5e-5, topology.limits.chunk_bytes)
 
     def piece_bytes(self, topology: Topology) -> int:
         return topology.limits.chunk_bytes

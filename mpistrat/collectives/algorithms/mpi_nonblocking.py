@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import agreement_cost
+from mpistrat.collectives.algorithms.contract import Cost, agreement_cost
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.runtime.topology import Topology
 
@@ -21,13 +20,14 @@ class MpiNonblockingAllReduce(MpiAllReduce):
 
     name = "mpi_nonblocking"
 
-    def cost(self, topology: Topology, nbytes: int) -> float:
+    def cost(self, topology: Topology) -> Cost:
         """Return the latency of a ring over all ranks plus the time for the minimum of bytes on the wire."""
         nodes = len(topology.nodes)
         if nodes == 1:
-            return 2 * super().cost(topology, nbytes)
-        steps = math.ceil(nbytes / topology.limits.chunk_bytes) * 2 * (topology.size - 1) * 5e-6
-        return agreement_cost(topology) + 1e-5 + steps + 2 * (nodes - 1) / nodes * nbytes / 7.5e8
+            blocking = super().cost(topology)
+            return Cost(2 * blocking.fixed, 2 * blocking.per_byte)
+        per_byte, ring = 2 * (nodes - 1) / nodes / 7.5e8, 2 * (topology.size - 1) * 5e-6
+        return Cost(agreement_cost(topology) + 1e-5, per_byte, ring, topology.limits.chunk_bytes)
 
     def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:
         world.Iallreduce(send, receive, operation).Wait()

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _PIECE_BYTES = 4 << 20
@@ -30,11 +29,8 @@ class OrderedAllReduce(Algorithm):
     meets = False
     by_name_only = True
 
-    def supports(self, topology: Topology, dtype: np.dtype, device: Device) -> bool:
-        return device.kind == "cpu" and dtype.kind in "iufc"
-
-    def cost(self, topology: Topology, nbytes: int) -> float:
-        return 2e-6 * topology.size + 2 * nbytes / 1e9
+    def cost(self, topology: Topology) -> Cost:
+        return Cost(2e-6 * topology.size, 2 / 1e9)
 
     def piece_bytes(self, topology: Topology) -> int:
         return _in_memory.piece_bytes(topology) if _shares_all(topology) else _PIECE_BYTES

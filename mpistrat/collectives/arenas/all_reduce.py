@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.costs import Measured
-from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.algorithms.choose import IN_PLACE, Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.arena import Arena, Stretch
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
@@ -22,7 +21,6 @@ from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_re
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
 
-_IN_PLACE = HierarchicalAllReduce()
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
 
 
@@ -44,6 +42,7 @@ class Block(NamedTuple):
 
 def reduction_in_place(
     topology: Topology,
+    choice: Choice,
     op: Op,
     home: Arena,
     values: Sequence[np.ndarray],
@@ -52,15 +51,15 @@ def reduction_in_place(
 ) -> Reduction:
     """Prepare the all-reduce of some buffers of one arena. It is valid for these objects only.
 
-    Buffers that cannot be combined in shared memory are reduced after the others, through copies. ``form`` is the form
-    of the structure whose leaves the buffers are. The ranks compare it.
+    Buffers that cannot be combined in shared memory are reduced after the others, through copies. ``choice`` is that
+    of the topology. ``form`` is the form of the structure whose leaves the buffers are. The ranks compare it.
 
     Raises
     ------
     ValueError
         If two of the buffers overlap.
     """
-    parts = [_part(topology, op, home, each, algorithm) for each in arena.stretches(home, values)]
+    parts = [_part(topology, choice, op, home, each, algorithm) for each in arena.stretches(home, values)]
     stay = _InSharedMemory(topology, home, [part for part in parts if _stays(home, part)])
     go = _ThroughCopies(topology, home, [part for part in parts if not _stays(home, part)])
     where = tuple((each.offset, each.length, each.dtype.str) for each, _, _ in (*stay.parts, *go.parts))
@@ -89,15 +88,17 @@ def reduction_in_place(
     return Reduction(topology, operation, steps, short, buffers)
 
 
-def _part(topology: Topology, op: Op, home: Arena, stretch: Stretch, algorithm: str | None) -> Part:
+def _part(
+    topology: Topology, choice: Choice, op: Op, home: Arena, stretch: Stretch, algorithm: str | None
+) -> Part:
     """Return the part of a stretch: as for any array, unless the reduction in place is predicted to be faster."""
     key = ((stretch.dtype, (stretch.length,)),)
-    (message,) = packed_for_host(topology, op, key, 0, algorithm)
-    route = Route.of(topology, message, algorithm)
-    if algorithm is None and home.shared and not topology.slot(Measured).points and topology.size > 1:
-        nbytes = stretch.length * message.wire.itemsize
-        if _IN_PLACE.cost_in_place(topology, nbytes) < route.algorithm.cost(topology, nbytes):
-            route = Route.of(topology, message, _IN_PLACE.name)
+    (message,) = packed_for_host(topology, choice, op, key, 0, algorithm)
+    route = Route.of(choice, message, algorithm)
+    nbytes = stretch.length * message.wire.itemsize
+    predicts = algorithm is None and home.shared and not choice.measured and topology.size > 1
+    if predicts and choice.in_place_is_faster(nbytes, route.algorithm):
+        route = Route.of(choice, message, IN_PLACE)
     return Part(stretch, message, route)
 
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpistrat.collectives.algorithms.choose import choose
-from mpistrat.collectives.algorithms.contract import Algorithm
+from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.gpu.packing import Laid
 from mpistrat.collectives.gpu.route import Route
 from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Message
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.runtime.topology import Topology
 
@@ -27,7 +25,7 @@ class PinnedRoute(Route):
     name = "pinned"
 
     def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
-        return _algorithm(topology, message, algorithm).meets
+        return _best(topology, message, algorithm).algorithm.meets
 
     def reduce(
         self,
@@ -44,16 +42,16 @@ class PinnedRoute(Route):
             through_host(stage, pieces)
 
 
-def _algorithm(topology: Topology, message: Message, name: str | None) -> Algorithm:
-    return choose(topology, message.length * message.wire.itemsize, message.wire, Device("cpu"), name)
+def _best(topology: Topology, message: Message, name: str | None) -> Candidate:
+    return Choice.of(topology).best(message.length * message.wire.itemsize, message.wire, name)
 
 
 def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]:
     message = job.message
-    algorithm = _algorithm(topology, message, name)
+    algorithm, _, piece_bytes = _best(topology, message, name)
     source, result = message.source, message.result
     widest = max(each.itemsize for each in (source, message.wire, result))
-    step = max(1, min(algorithm.piece_bytes(topology), CHUNK_BYTES) // widest)
+    step = max(1, min(piece_bytes, CHUNK_BYTES) // widest)
     start_of_source, start_of_total = int(job.send.data.ptr), int(job.total.data.ptr)
 
     def work(down: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import reduction, structures
+from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.all_reduce import reduction_in_place
 from mpistrat.collectives.arithmetic import dtypes
@@ -45,6 +46,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
         self._reductions = reduction.prepared(topology)
         self._arenas = topology.slot(arena.Arenas)
+        self._choice = Choice.of(topology)
         self._has_own_hooks = any(
             getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS
         )
@@ -116,15 +118,20 @@ class CollectiveAllReduce(CrossDeviceOps):
             )
         found = self._reductions.get(key)
         if found is None:
-            with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+            topology = self._topology or self._ranks
+            try:
                 found = reduction_of_arrays(
-                    self._ranks,
+                    topology,
+                    self._choice,
                     op,
                     tuple((value.dtype, value.shape) for value in values),
                     self._bytes_per_pack(values, options),
                     self._algorithm or options.algorithm,
                     form,
                 )
+            except (TypeError, ValueError, NotImplementedError) as error:
+                structures.refuse("all_reduce", topology, error, options.timeout_seconds)
+                raise
             reduction.keep(self._reductions, key, found)
         return found.run(values, options.timeout_seconds)
 
@@ -156,7 +163,8 @@ class CollectiveAllReduce(CrossDeviceOps):
         home = homes[0]
         assert home is not None
         with structures.refusals("all_reduce", topology, options.timeout_seconds):
-            found = reduction_in_place(topology, op, home, values, self._algorithm or options.algorithm, form)
+            algorithm = self._algorithm or options.algorithm
+            found = reduction_in_place(topology, self._choice, op, home, values, algorithm, form)
         reduction.keep(self._reductions, key, found)
         return found.run(values, options.timeout_seconds)
 

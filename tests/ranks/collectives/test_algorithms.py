@@ -15,7 +15,6 @@ from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.rings import segmented as segmented_ring
 from mpistrat.collectives.rings.ring import ring_all_reduce
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.memory import shared as shared_memory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
@@ -54,9 +53,7 @@ def combine(strategy, algorithm, op, values):
 
 def able(strategy):
     topology = strategy.extended.engine.topology
-    return [
-        name for name, each in ALGORITHMS.items() if each.supports(topology, np.dtype("f4"), Device("cpu"))
-    ]
+    return [name for name, each in ALGORITHMS.items() if each.fits(topology)]
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 700, 10_007])
