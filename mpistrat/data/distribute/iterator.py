@@ -92,7 +92,7 @@ class DistributedIterator(NextAsOptional):
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
             if isinstance(self._ahead, Prefetched):
-                self._passes.at_once = self._ahead.at_once
+                self._passes.in_line = self._ahead.in_line
             self._ahead = None
             raise StopIteration
         device = self._passes.device
@@ -106,7 +106,7 @@ class DistributedIterator(NextAsOptional):
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
             if most:
-                self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.making)
+                self._ahead = Prefetched(batches, most, self._passes.in_line, self._passes.making)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpistrat import context
 from mpistrat.data.pipeline.optional import NextAsOptional
@@ -21,6 +21,8 @@ _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
 _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
 _OFTEN = 4
+
+_Made: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
 
 
 class MakingLock:
@@ -52,8 +54,9 @@ class Prefetched(NextAsOptional):
     the thread is raised in place of the element, with the thread's traceback. The current strategy in the thread
     is the one in which this object was made. Collective calls raise in the thread.
 
-    A caller that does hardly any work between two elements gains nothing from the thread: the two would only
-    compete for the GIL. Then the caller makes the elements itself, until it takes longer between two of them.
+    The caller makes the elements itself while the thread would win nothing: while it does hardly any work between two
+    elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts
+    at the second element in a row that takes longer.
 
     Parameters
     ----------
@@ -61,8 +64,8 @@ class Prefetched(NextAsOptional):
         Must not be used elsewhere from now on.
     most : int
         How many elements may wait.
-    at_once : bool
-        Whether the caller is expected to ask for the next element at once. The thread starts when it does not.
+    in_line : bool
+        Whether the caller is expected to make the elements itself. The thread starts when it wins something.
     making : MakingLock, optional
         A lock shared with iterators whose elements must not be made at the same time.
 
@@ -74,14 +77,14 @@ class Prefetched(NextAsOptional):
     """
 
     def __init__(
-        self, elements: Iterator[Any], most: int, at_once: bool = False, making: MakingLock | None = None
+        self, elements: Iterator[Any], most: int, in_line: bool = False, making: MakingLock | None = None
     ):
         self._pid = os.getpid()
-        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()), making or MakingLock())
+        self._hand_over = _HandOver(elements, most, in_line, list(context.stack()), making or MakingLock())
         self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
         _end_with_program(self._hand_over, self._thread)
         weakref.finalize(self, self._hand_over.close).atexit = False
-        if not at_once:
+        if not in_line:
             self._thread.start()
 
     def __iter__(self) -> Prefetched:
@@ -91,7 +94,7 @@ class Prefetched(NextAsOptional):
         return self._hand_over.take(self._thread)
 
     @property
-    def at_once(self) -> bool:
+    def in_line(self) -> bool:
         """Whether the caller makes the elements itself."""
         return self._hand_over.all_room_kept
 
@@ -109,23 +112,25 @@ class _HandOver:
     """The queue between the thread and the caller: elements that wait, and permits to make more.
 
     The thread needs a permit ("room") for each element. The caller returns the permit when it takes the element.
-    While the caller asks again at once, it keeps the permits. When it has all of them, the thread has none, and
+    While the thread would win nothing, the caller keeps the permits. When it has all of them, the thread has none, and
     the caller makes the elements itself.
     """
 
     def __init__(
-        self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode], making: MakingLock
+        self, elements: Iterator[Any], most: int, in_line: bool, modes: list[context.Mode], making: MakingLock
     ):
         self._pid = os.getpid()
         self._elements = elements
         self._modes = modes
         self._making = making
         self._room: SimpleQueue[None] = SimpleQueue()
-        self._waiting: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._waiting: SimpleQueue[_Made] = SimpleQueue()
         self._closed = False
         self._most, self._kept = most, most
-        self._taken, self._at_once = (math.inf, _OFTEN) if at_once else (0.0, 0)
-        if not at_once:
+        self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
+        # Seconds for the last two elements: the first one may open files, and the system may interrupt any.
+        self._costs = (0.0, 0.0) if in_line else (math.inf, math.inf)
+        if not in_line:
             self._give_room()
 
     def make_all(self) -> None:
@@ -136,19 +141,21 @@ class _HandOver:
             if self._closed:
                 return
             made = self._make()
-            ended = made[1] is not None
+            ended = made[2] is not None
             self._waiting.put(made)
             del made  # only the caller keeps the element alive
 
-    def _make(self) -> tuple[Any, BaseException | None]:
+    def _make(self) -> _Made:
         modes = context.stack()
         before = modes[:]
         modes[:] = self._modes
         try:
             with self._making, threads.without_collectives():
-                return next(self._elements), None
+                began = time.perf_counter()
+                element = next(self._elements)
+                return element, time.perf_counter() - began, None
         except BaseException as error:
-            return None, error
+            return None, 0.0, error
         finally:
             modes[:] = before
 
@@ -156,24 +163,25 @@ class _HandOver:
         """Return the next element, or raise its error."""
         if self._closed:
             raise StopIteration
-        at_once = time.perf_counter() - self._taken < _AT_ONCE
-        self._at_once = self._at_once + 1 if at_once else 0
-        if at_once and self.all_room_kept:
-            element, error = self._make()
+        in_line = time.perf_counter() - self._taken < _AT_ONCE or min(self._costs) < _AT_ONCE
+        self._in_a_row = self._in_a_row + 1 if in_line else 0
+        if in_line and self.all_room_kept:
+            element, cost, error = self._make()
         else:
-            element, error = self._wait(thread)
+            element, cost, error = self._wait(thread)
         if error is not None:
             self.close()
             try:
                 raise error
             finally:
                 error = None  # breaks the reference cycle of the frame and its error
+        self._costs = self._costs[1], cost
         self._taken = time.perf_counter()
         return element
 
-    def _wait(self, thread: threading.Thread) -> tuple[Any, BaseException | None]:
+    def _wait(self, thread: threading.Thread) -> _Made:
         """Return the next element of the thread, or its error; start the thread if needed."""
-        if not self._at_once:
+        if not self._in_a_row:
             self._give_room()
             if thread.ident is None:
                 thread.start()
@@ -187,7 +195,7 @@ class _HandOver:
                         "the thread that reads ahead has died; fix: use prefetch(0) to see why"
                     ) from None
         self._kept += 1
-        if self._at_once < _OFTEN:
+        if self._in_a_row < _OFTEN:
             self._give_room()
         return found
 

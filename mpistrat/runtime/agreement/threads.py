@@ -31,12 +31,12 @@ def refuse(what: str) -> None:
     Raises
     ------
     RuntimeError
-        In a read-ahead thread.
+        In a read-ahead thread, and in another one while it makes a batch in its place.
     """
     if without and threading.get_ident() in without:
         raise RuntimeError(
-            f"{what} was called in the thread that reads ahead, by a function given to map() perhaps: ranks read "
-            "at their own pace, and would not meet; call it in the main program, or use prefetch(0)"
+            f"{what} was called while a batch was made, by a function given to map() perhaps: ranks read at their "
+            "own pace, and would not meet; call it between batches, or use prefetch(0)"
         )
 
 

@@ -39,8 +39,9 @@ def test_all_elements_in_order(most):
     assert list(Prefetched(iter(()), most)) == []
 
 
-def test_no_further_ahead_than_said():
+def test_no_further_ahead_than_said(monkeypatch):
     made, room = [], threading.Semaphore(0)
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
 
     def numbers():
         for i in range(100):
@@ -83,18 +84,18 @@ def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
 def test_a_thread_that_nobody_needs_is_not_started(monkeypatch):
     names = []
     monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
-    ahead = Prefetched(named(40, names), 2, at_once=True)
+    ahead = Prefetched(named(40, names), 2, in_line=True)
     assert [next(ahead) for _ in range(10)] == list(range(10))
-    assert ahead.at_once
+    assert ahead.in_line
     assert names == ["MainThread"] * 10
     assert not readers()
     monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
     assert [next(ahead) for _ in range(10)] == list(range(10, 20))
-    assert not ahead.at_once
+    assert not ahead.in_line
     assert set(names[10:]) == {"mpistrat-read"}
     assert len(readers()) == 1
     ahead.close()
-    unused = Prefetched(named(40, names), 2, at_once=True)
+    unused = Prefetched(named(40, names), 2, in_line=True)
     unused.close()
     assert not unused._thread.is_alive()
 
