@@ -51,7 +51,7 @@ class ThroughputLog:
             if type(leaf) is not np.ndarray:
                 leaves, _ = nest.flatten(batch)
                 break
-        self._samples += len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
+        self._samples += len(leaves[0]) if leaves and getattr(leaves[0], "ndim", 0) else 1
         for leaf in leaves:
             self._bytes += getattr(leaf, "nbytes", 0)
 

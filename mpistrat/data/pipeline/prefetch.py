@@ -22,7 +22,9 @@ _LOOK_EVERY = 5.0
 _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
 _OFTEN = 4
 
-_Made: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
+_Made: TypeAlias = (
+    "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
+)
 
 
 class MakingLock:
@@ -149,14 +151,19 @@ class _HandOver:
         modes = context.stack()
         before = modes[:]
         modes[:] = self._modes
+        this = threading.get_ident()
+        made_inside = this in threads.without  # by a function that makes another element
+        threads.without.add(this)
         try:
-            with self._making, threads.without_collectives():
+            with self._making:
                 began = time.perf_counter()
                 element = next(self._elements)
                 return element, time.perf_counter() - began, None
         except BaseException as error:
             return None, 0.0, error
         finally:
+            if not made_inside:
+                threads.without.discard(this)
             modes[:] = before
 
     def take(self, thread: threading.Thread) -> Any:
@@ -165,7 +172,7 @@ class _HandOver:
             raise StopIteration
         in_line = time.perf_counter() - self._taken < _AT_ONCE or min(self._costs) < _AT_ONCE
         self._in_a_row = self._in_a_row + 1 if in_line else 0
-        if in_line and self.all_room_kept:
+        if in_line and self._kept == self._most:
             element, cost, error = self._make()
         else:
             element, cost, error = self._wait(thread)

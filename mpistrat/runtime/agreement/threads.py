@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 
 without: set[int] = set()  # identifiers of these threads
-
-
-@contextlib.contextmanager
-def without_collectives() -> Iterator[None]:
-    """Refuse collectives in this thread inside the block."""
-    this = threading.get_ident()
-    if this in without:
-        yield
-        return
-    without.add(this)
-    try:
-        yield
-    finally:
-        without.discard(this)
 
 
 def refuse(what: str) -> None:
