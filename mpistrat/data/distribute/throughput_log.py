@@ -46,7 +46,7 @@ class ThroughputLog:
     def got(self, batch: Any, waited: float) -> None:
         """Count a batch for which the program waited ``waited`` seconds."""
         self._waited += waited
-        leaves = [*batch.values()] if type(batch) is dict else batch if type(batch) is tuple else [batch]
+        leaves: Any = [*batch.values()] if type(batch) is dict else batch if type(batch) is tuple else [batch]
         for leaf in leaves:
             if type(leaf) is not np.ndarray:
                 leaves, _ = nest.flatten(batch)
