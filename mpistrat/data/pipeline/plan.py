@@ -120,10 +120,8 @@ class PipelinePlan:
                     start, stop = stop, stop + len(rows)
                     if start == stop:
                         yield self.read(rows)
-                    elif self.maps:
-                        yield self._map_batch(self._map_rows(rebuild([leaf[start:stop] for leaf in leaves])))
                     else:
-                        yield rebuild([leaf[start:stop] for leaf in leaves])
+                        yield self._map_batch(self._map_rows(rebuild([leaf[start:stop] for leaf in leaves])))
                 return
         for rows in parts:
             yield self.read(rows)

@@ -83,17 +83,14 @@ class Prefetched(NextAsOptional):
     ):
         self._pid = os.getpid()
         self._hand_over = _HandOver(elements, most, in_line, list(context.stack()), making or MakingLock())
-        self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
-        _end_with_program(self._hand_over, self._thread)
-        weakref.finalize(self, self._hand_over.close).atexit = False
         if not in_line:
-            self._thread.start()
+            self._hand_over.start(self)
 
     def __iter__(self) -> Prefetched:
         return self
 
     def __next__(self) -> Any:
-        return self._hand_over.take(self._thread)
+        return self._hand_over.take(self)
 
     @property
     def in_line(self) -> bool:
@@ -116,6 +113,11 @@ class _HandOver:
     The thread needs a permit ("room") for each element. The caller returns the permit when it takes the element.
     While the thread would win nothing, the caller keeps the permits. When it has all of them, the thread has none, and
     the caller makes the elements itself.
+
+    Attributes
+    ----------
+    thread : threading.Thread or None
+        None until it is needed.
     """
 
     def __init__(
@@ -132,8 +134,15 @@ class _HandOver:
         self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
         # Seconds for the last two elements: the first one may open files, and the system may interrupt any.
         self._costs = (0.0, 0.0) if in_line else (math.inf, math.inf)
-        if not in_line:
-            self._give_room()
+        self.thread: threading.Thread | None = None
+
+    def start(self, owner: Prefetched) -> None:
+        """Start the thread. It ends with ``owner``, and with the program."""
+        self._give_room()
+        self.thread = threading.Thread(target=self.make_all, name="mpistrat-read", daemon=True)
+        _end_with_program(self)
+        weakref.finalize(owner, self.close).atexit = False
+        self.thread.start()
 
     def make_all(self) -> None:
         """Make elements until the end or until closed: the function of the thread."""
@@ -166,7 +175,7 @@ class _HandOver:
                 threads.without.discard(this)
             modes[:] = before
 
-    def take(self, thread: threading.Thread) -> Any:
+    def take(self, owner: Prefetched) -> Any:
         """Return the next element, or raise its error."""
         if self._closed:
             raise StopIteration
@@ -175,7 +184,7 @@ class _HandOver:
         if in_line and self._kept == self._most:
             element, cost, error = self._make()
         else:
-            element, cost, error = self._wait(thread)
+            element, cost, error = self._wait(owner)
         if error is not None:
             self.close()
             try:
@@ -186,18 +195,18 @@ class _HandOver:
         self._taken = time.perf_counter()
         return element
 
-    def _wait(self, thread: threading.Thread) -> _Made:
+    def _wait(self, owner: Prefetched) -> _Made:
         """Return the next element of the thread, or its error; start the thread if needed."""
-        if not self._in_a_row:
+        if self.thread is None:
+            self.start(owner)
+        elif not self._in_a_row:
             self._give_room()
-            if thread.ident is None:
-                thread.start()
         while True:
             try:
                 found = self._waiting.get(timeout=_LOOK_EVERY)
                 break
             except Empty:
-                if not thread.is_alive():
+                if self.thread is None or not self.thread.is_alive():
                     raise RuntimeError(
                         "the thread that reads ahead has died; fix: use prefetch(0) to see why"
                     ) from None
@@ -227,19 +236,19 @@ class _HandOver:
                 self._waiting.get_nowait()
 
 
-_running: weakref.WeakKeyDictionary[threading.Thread, _HandOver] = weakref.WeakKeyDictionary()
+_running: weakref.WeakSet[_HandOver] = weakref.WeakSet()  # a thread keeps its own alive
 
 
-def _end_with_program(hand_over: _HandOver, thread: threading.Thread) -> None:
+def _end_with_program(hand_over: _HandOver) -> None:
     if not _running:
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # anew, so that it runs before exit functions of modules imported since
-    _running[thread] = hand_over
+    _running.add(hand_over)
 
 
 def _end_all() -> None:
     """End all threads at exit, so that none is inside a library when the library is torn down."""
-    for thread, hand_over in list(_running.items()):
+    for hand_over in list(_running):
         hand_over.close()
-        if thread.ident is not None:
-            thread.join(_JOINED_WITHIN)
+        if hand_over.thread is not None:
+            hand_over.thread.join(_JOINED_WITHIN)

@@ -411,7 +411,7 @@ class phase:
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        if _record is not None and threading.current_thread() is threading.main_thread():
+        if _record is not None and threading.get_ident() == threading.main_thread().ident:
             self._before = _record.phase(self._of)
 
     def __exit__(self, *error: object) -> None:

@@ -97,7 +97,7 @@ def test_a_thread_that_nobody_needs_is_not_started(monkeypatch):
     ahead.close()
     unused = Prefetched(named(40, names), 2, in_line=True)
     unused.close()
-    assert not unused._thread.is_alive()
+    assert unused._hand_over.thread is None
 
 
 def test_changing_makers_change_nothing(monkeypatch):
@@ -133,8 +133,8 @@ def test_its_user_makes_them_as_the_thread_would(monkeypatch):
         next(ahead)
     with pytest.raises(StopIteration):
         next(ahead)
-    ahead._thread.join(10)
-    assert not ahead._thread.is_alive()
+    ahead._hand_over.thread.join(10)
+    assert not ahead._hand_over.thread.is_alive()
 
 
 class Broken(Exception):
@@ -170,7 +170,7 @@ def test_one_that_ends_the_program_too():
 def test_the_thread_ends_when_nobody_asks():
     for leave in ("break", "drop", "close", "raise"):
         ahead = Prefetched(iter(int, 1), 2)
-        thread = ahead._thread
+        thread = ahead._hand_over.thread
         if leave == "break":
             for _ in ahead:
                 break
