@@ -67,22 +67,15 @@ def test_a_number(strategy):
     assert python_calls(lambda: strategy.run(reduce)) <= 30
 
 
-def list_of(count, matrices):
-    return [np.ones((i + 1, 2) if matrices and i % 2 else i + 1, np.float32) for i in range(count)]
-
-
 @pytest.mark.parametrize("matrices", [False, True])
 def test_a_list(strategy, matrices):
-    few, many = (
-        python_calls(
-            lambda arrays=list_of(count, matrices): strategy.run(
-                lambda: mpistrat.get_replica_context().all_reduce("SUM", arrays)
-            )
+    def calls(count):
+        arrays = [np.ones((i + 1, 2) if matrices and i % 2 else i + 1, np.float32) for i in range(count)]
+        return python_calls(
+            lambda: strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", arrays))
         )
-        for count in (6, 60)
-    )
-    assert few == many
-    assert few <= 32
+
+    assert calls(6) == calls(60) <= 32
 
 
 @pytest.mark.parametrize(
