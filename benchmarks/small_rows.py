@@ -3,11 +3,15 @@
 Rows have 100 + 8 bytes and lie in 4 HDF5 files. The program written by hand reads the files as wholes, permutes
 numbers, and takes each batch. "first" counts from making the distributed dataset to the last batch, "later" is an
 epoch after that, "1/8" has a shuffle memory of an eighth of the rows.
+
+Where torch or TensorFlow is installed, their loaders get the same rows in memory: torch with the indices of a whole
+batch at once, tf.data with a shuffle buffer of all rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +92,42 @@ def ways(folder: Path, rows: int) -> dict[str, Callable[[], int]]:
     found["arrays, by hand"] = lambda: taken(x, y, np.random.default_rng(1).permutation(rows))
     found["arrays, shuffled"] = lambda: epoch(shuffled)
     found["arrays, in order"] = lambda: epoch(ordered)
+    with contextlib.suppress(ImportError):
+        found |= of_torch(x, y)
+    with contextlib.suppress(ImportError):
+        found["tf.data"] = of_tensorflow(x, y)
     return found
+
+
+def of_torch(x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], int]]:
+    """Return loaders of torch that take all rows of a batch at once."""
+    import torch
+    from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitems__(self, rows: list[int]) -> tuple[Any, Any]:
+            return torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
+
+    tensors = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    sampler = BatchSampler(RandomSampler(tensors), BATCH, drop_last=False)
+    by_sampler = DataLoader(tensors, sampler=sampler, batch_size=None)
+    by_rows = DataLoader(Rows(), BATCH, shuffle=True, collate_fn=lambda batch: batch)
+    return {
+        "torch, BatchSampler": lambda: epoch(by_sampler),
+        "torch, __getitems__": lambda: epoch(by_rows),
+    }
+
+
+def of_tensorflow(x: np.ndarray, y: np.ndarray) -> Callable[[], int]:
+    """Return tf.data over slices."""
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=1).batch(BATCH)
+    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    return lambda: epoch(dataset.as_numpy_iterator())
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def train(options):
     def train_step(batch):
         images, labels = batch
         _, gradients = digits.loss_and_gradients([np.asarray(v) for v in variables], images, labels)
-        examples = mpistrat.get_replica_context().all_reduce("SUM", len(labels))
+        examples = int(mpistrat.get_replica_context().all_reduce("SUM", len(labels)))
         optimizer.apply_gradients(zip([g / examples for g in gradients], variables, strict=True))
 
     for batch in strategy.experimental_distribute_dataset(batches.skip(done)):

@@ -42,6 +42,8 @@ class Message(NamedTuple):
         The indices of the arrays in the list, ascending.
     runs : tuple of Run
         The place of each array in the message.
+    slices : tuple of slice
+        The same if all arrays are vectors, else empty.
     length : int
         The number of elements.
     axis : int or None
@@ -55,6 +57,7 @@ class Message(NamedTuple):
 
     members: tuple[int, ...]
     runs: tuple[Run, ...]
+    slices: tuple[slice, ...]
     length: int
     axis: int | None
     source: np.dtype
@@ -139,11 +142,14 @@ def message(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
         stop = start + count * math.prod(shape)
         runs.append(Run(slice(start, stop), count, shape))
         start = stop
+    vectors = all(len(run.shape) == 1 for run in runs)
+    ends = [*itertools.accumulate(math.prod(key[i][1]) for i in members)]
     return Message(
         tuple(members),
         tuple(runs),
+        tuple(map(slice, [0, *ends], ends)) if vectors else (),
         start,
-        0 if all(len(run.shape) == 1 for run in runs) else None,
+        0 if vectors else None,
         result if result == dtype else dtype,  # equal dtypes are one object, so that `is` compares them
         result if result == wire else wire,
         result,
@@ -170,21 +176,23 @@ def join(message: Message, arrays: Sequence[np.ndarray], into: np.ndarray) -> No
 def unpack(message: Message, total: np.ndarray, out: list[Any]) -> None:
     """Put views of a flat result into ``out`` at the indices of the message's members."""
     first, last = message.members[0], message.members[-1]
-    consecutive = last - first + 1 == len(message.members)
-    if consecutive and len(message.runs) == 1 and message.runs[0].shape:
+    views: Any = []
+    if len(message.runs) == 1 and message.runs[0].shape:
         _, length, shape = message.runs[0]
-        out[first : last + 1] = total.reshape(length, *shape)  # the iteration makes the views
-        return
-    views: list[np.ndarray] = []
-    for where, length, shape in message.runs:
-        part = total[where]
-        if not shape:
-            part = part.copy()  # a view of one number would keep the whole message in memory
-        if length == 1 or not shape:
-            views.extend(each.reshape(shape) for each in np.split(part, length))
-        else:
-            views.extend(part.reshape(length, *shape))
-    if consecutive:
+        views = total.reshape(length, *shape)  # the iteration makes the views
+    elif message.slices:
+        views = map(total.__getitem__, message.slices)
+    else:
+        for where, length, shape in message.runs:
+            part = total[where]
+            if not shape:
+                part = part.copy()  # a view of one number would keep the whole message in memory
+                views.extend([part[i, ...] for i in range(length)])
+            elif length == 1:
+                views.append(part.reshape(shape))
+            else:
+                views.extend(part.reshape(length, *shape))
+    if last - first + 1 == len(message.members):
         out[first : last + 1] = views
     else:
         for i, view in zip(message.members, views, strict=True):

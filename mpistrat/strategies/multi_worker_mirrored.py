@@ -74,7 +74,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         elif cluster_resolver is not None:
             _cross_check(cluster_resolver, topology, world)
         if comm is None:
-            affinity.warn_if_one_core(topology)
+            affinity.warn_if_few_cores(topology)
         own = own_device(topology, device)
         super().__init__(StrategyExtended(self, topology, own, communication_options=options))
         self._resolver = cluster_resolver

@@ -6,9 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpistrat import nest
 from mpistrat.values import DistributedValues, component
 from mpistrat.variables import Variable
+
+_ONLY_ARRAYS = {np.ndarray}
 
 
 def components(tree: Any) -> Any:
@@ -18,6 +22,9 @@ def components(tree: Any) -> Any:
 
 def components_but_variables(tree: Any) -> Any:
     """Return a structure as `components` does, but leave variables unchanged."""
+    kind = type(tree)
+    if kind is np.ndarray or (kind is tuple and set(map(type, tree)) == _ONLY_ARRAYS):
+        return tree  # fast path: a batch
     return _map(_unless_variable, tree)
 
 

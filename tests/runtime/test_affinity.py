@@ -50,6 +50,20 @@ def test_one_core(masks, there, expected):
     assert affinity.share_one_core([frozenset(mask) for mask in masks], there) is expected
 
 
+@pytest.mark.parametrize(
+    ("masks", "threads", "expected"),
+    [
+        ([{0, 1}, {0, 1}], [2, 2], True),
+        ([{0, 1}, {0, 1}], [1, 2], True),
+        ([{0, 1}, {2, 3}], [2, 2], False),
+        ([{0, 1}, {0, 1}, {0, 1}], [1, 1, 1], False),
+        ([{0, 1}], [4], False),
+    ],
+)
+def test_threads_that_fight(masks, threads, expected):
+    assert affinity.fight_for_cores([frozenset(mask) for mask in masks], threads) is expected
+
+
 @pytest.mark.skipif(affinity.cores_of_machine() < 2, reason="this machine has one core")
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
 def test_warning_comes_once_per_job(run_ranks, tmp_path):
@@ -58,3 +72,20 @@ def test_warning_comes_once_per_job(run_ranks, tmp_path):
     ended = run_ranks(3, program, OMP_NUM_THREADS="2").check()
     assert ended.output.count("all 3 ranks of this node share core") == 1, str(ended)
     ended.shows("each with 2 thread(s)", "--cpus-per-task", "program.py:7: RuntimeWarning")
+
+
+FIGHTING = """
+import mpistrat
+for _ in range(2):
+    mpistrat.MultiWorkerMirroredStrategy()
+"""
+
+
+@pytest.mark.parametrize(("threads", "told"), [("512", 1), ("1", 0)])
+def test_threads_that_fight_are_told_once_per_job(run_ranks, tmp_path, threads, told):
+    program = tmp_path / "program.py"
+    program.write_text(FIGHTING)
+    ended = run_ranks(2, program, OMP_NUM_THREADS=threads, OPENBLAS_NUM_THREADS="1").check()
+    assert ended.output.count("start up to 1024 threads of NumPy's BLAS") == told, str(ended)
+    if told:
+        ended.shows("set OMP_NUM_THREADS=", "program.py:4: RuntimeWarning")

@@ -71,11 +71,11 @@ class Division:
         return self.plan.read(self.rows(step, iteration))
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
-        """Yield this replica's batches from a step on, in lists of up to ``together``."""
+        """Yield this replica's batches from a step on, in lists. Up to ``together`` are read at once."""
         return self.plan.lists(partial(self.rows, iteration=iteration), step, self.steps, together)
 
     def ahead(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:
-        """Return how many lists of `batches` may wait, and how many batches a list should hold.
+        """Return how many lists of `batches` may wait, and how many batches are read at once.
 
         No list waits where the program makes the batches itself: small ones of rows in memory, unless it asked for
         read-ahead. Handing a list over to another thread takes as long as making it.
@@ -83,6 +83,8 @@ class Division:
         if self.plan.batch is None:
             return max(PREFETCH, prefetch), 1
         best = self.plan.together(self._most_rows())
+        if self.plan.maps:  # they come one by one
+            return PREFETCH if prefetch == AUTOTUNE else prefetch, max(1, min(best, MOST_PREFETCH))
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
         together = max(1, min(most if most <= PREFETCH else most // 2, best))
         if prefetch == AUTOTUNE and best > 1 and self.plan.in_memory and kind == "cpu":

@@ -54,9 +54,6 @@ class DistributedIterator(NextAsOptional):
     def __iter__(self) -> DistributedIterator:
         return self
 
-    def __next__(self) -> Any:
-        return self.get_next()
-
     def get_next(self) -> Any:
         """Return the next batch of this replica.
 
@@ -71,19 +68,27 @@ class DistributedIterator(NextAsOptional):
         ValueError
             If called inside a replica function.
         """
-        _refuse_replica_context()
+        modes = context.local.stack
+        if modes and modes[-1].replica_context is not None:
+            raise ValueError(
+                "next(iterator) should be called from outside of replica_fn: take the batch before "
+                "strategy.run(fn, args=(batch,)) and pass it as an argument"
+            )
         if self._ended:
             raise StopIteration
         if self._pace is None:
             self._pace = self._passes.pace()
         began = time.perf_counter()
-        try:
-            with flight_record.phase(Phase.INPUT):
-                batch = self._read()
-        except StopIteration:
-            self._ended = True
-            self._pace.ended(self._place.position.epoch)
-            raise
+        if self._read_ahead:
+            batch = handed_over(self._read_ahead.popleft(), self._passes.device)
+        else:
+            try:
+                with flight_record.phase(Phase.INPUT):
+                    batch = self._read()
+            except StopIteration:
+                self._ended = True
+                self._pace.ended(self._place.position.epoch)
+                raise
         self._pace.got(batch, time.perf_counter() - began)
         self._place.step += 1
         return batch
@@ -92,27 +97,27 @@ class DistributedIterator(NextAsOptional):
         division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
         if division.steps is not None and step >= division.steps:
             if isinstance(self._ahead, Prefetched):
-                self._passes.at_once = self._ahead.at_once
+                self._passes.in_line = self._ahead.in_line
             self._ahead = None
             raise StopIteration
         device = self._passes.device
         if not self._passes.prefetch or division.communicates:
             return handed_over(fetched(division.batch(step, epoch), device), device)
-        if self._read_ahead:
-            return handed_over(self._read_ahead.popleft(), device)
         if self._ahead is None or (isinstance(self._ahead, Prefetched) and not self._ahead.usable):
             most, together = division.ahead(self._passes.prefetch, device.kind)
             self._ahead = batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = map(partial(_all_fetched, device=device), batches)
             if most:
-                self._ahead = Prefetched(batches, most, self._passes.at_once, self._passes.making)
+                self._ahead = Prefetched(batches, most, self._passes.in_line, self._passes.making)
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:
             self._ahead = None
             raise
         return handed_over(self._read_ahead.popleft(), device)
+
+    __next__ = get_next
 
     def state(self) -> dict[str, Any]:
         """Return the position in the epoch: a small dict that JSON can hold.
@@ -174,11 +179,3 @@ class DistributedIterator(NextAsOptional):
 
 def _all_fetched(batches: list[Any], device: Device) -> list[Any]:
     return [fetched(each, device) for each in batches]
-
-
-def _refuse_replica_context() -> None:
-    if not context.is_default() and context.current().replica_context is not None:
-        raise ValueError(
-            "next(iterator) should be called from outside of replica_fn: take the batch before "
-            "strategy.run(fn, args=(batch,)) and pass it as an argument"
-        )

@@ -48,10 +48,10 @@ class Passes:
         The device to which batches are fetched.
     making : MakingLock
         A lock: one thread at a time runs the functions of the program.
-    at_once : bool
-        Whether the program asked for each batch of the last epoch at once, with hardly any work in between. Assumed
-        for the first epoch, unless functions of the program make the batches or it asked for read-ahead: two
-        threads that read compete for memory and the GIL, and being wrong costs one read.
+    in_line : bool
+        Whether the program made the batches of the last epoch itself, because a thread would have won nothing. Assumed
+        for the first epoch, unless it asked for read-ahead: two threads that read compete for memory and the GIL, and
+        being wrong costs two reads.
     """
 
     def __init__(self, division: Division, peers: Peers, prefetch: int | None):
@@ -60,7 +60,7 @@ class Passes:
         self.prefetch = AUTOTUNE if prefetch is None else prefetch
         self.making = MakingLock()
         automatic = prefetch is None or prefetch == AUTOTUNE
-        self.at_once = automatic and not division.communicates and not division.plan.maps
+        self.in_line = automatic and not division.communicates
         self._peers = peers
         # Equal on all replicas, because making a distributed dataset is collective.
         self._number: int = getattr(peers, "sequence", 0)

@@ -46,12 +46,12 @@ class ThroughputLog:
     def got(self, batch: Any, waited: float) -> None:
         """Count a batch for which the program waited ``waited`` seconds."""
         self._waited += waited
-        leaves = [*batch.values()] if type(batch) is dict else batch if type(batch) is tuple else [batch]
+        leaves: Any = [*batch.values()] if type(batch) is dict else batch if type(batch) is tuple else [batch]
         for leaf in leaves:
             if type(leaf) is not np.ndarray:
                 leaves, _ = nest.flatten(batch)
                 break
-        self._samples += len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
+        self._samples += len(leaves[0]) if leaves and getattr(leaves[0], "ndim", 0) else 1
         for leaf in leaves:
             self._bytes += getattr(leaf, "nbytes", 0)
 

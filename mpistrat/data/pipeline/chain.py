@@ -250,9 +250,10 @@ class Chain:
         """Read batches in a thread while the program computes.
 
         By default a distributed dataset reads 2 batches ahead. Of small batches in HDF5 files it reads up to 4 MiB
-        ahead, many at once. Small batches of rows in memory are made without a thread. A dataset that is not
-        distributed does not read ahead by default. Prefetching does not change the batches. The functions given
-        to `map` run in the thread, in order and one call at a time. They must not make collective calls.
+        ahead, many at once. Batches that are made faster than a thread could hand them over are made without a
+        thread. A dataset that is not distributed does not read ahead by default. Prefetching does not change the
+        batches. The functions given to `map` run in the thread or in its place, in order and one call at a time.
+        They must not make collective calls.
 
         Parameters
         ----------

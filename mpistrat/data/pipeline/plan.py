@@ -46,6 +46,8 @@ class PipelinePlan:
         Number of rows of an iteration before they are batched. None if it is endless.
     batch : Batch or None
         The transform that makes batches. None for a dataset of single rows.
+    maps : bool
+        Whether functions of the program (``map``) make the elements.
     """
 
     def __init__(self, source: Source, transforms: Sequence[Transform]):
@@ -67,10 +69,11 @@ class PipelinePlan:
             self._batches = Order(batch.length(self._rows.length), batches)
             self._batch_maps = [each.fn for each in batches if isinstance(each, Map)]
             self.length = self._batches.length
+        self.maps = any(isinstance(each, Map) for each in transforms)
 
     def together(self, own: int) -> int:
-        """Return how many batches of ``own`` rows each are best read and kept; 0 or 1 if none are read together."""
-        if self.batch is None or self.maps:  # a function may turn small rows into large arrays
+        """Return how many batches of ``own`` rows each are best read together; 0 or 1 if none are."""
+        if self.batch is None:
             return 1
         return self._source.at_once(own / self.batch.size) // own
 
@@ -78,11 +81,6 @@ class PipelinePlan:
     def in_memory(self) -> bool:
         """Whether the rows lie in memory."""
         return self._source.in_memory
-
-    @property
-    def maps(self) -> bool:
-        """Whether functions of the program (``map``) make the elements."""
-        return bool(self._row_maps) or (self.batch is not None and bool(self._batch_maps))
 
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
         """Return the numbers of the source's rows that make element ``k``, or a cut of them.
@@ -131,10 +129,11 @@ class PipelinePlan:
     def lists(
         self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int
     ) -> Iterator[list[Any]]:
-        """Yield the batches from ``first`` up to ``stop``, in lists of up to ``together`` that are read at once.
+        """Yield the batches from ``first`` up to ``stop``, in lists. Up to ``together`` batches are read at once.
 
         In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks again.
-        An error is raised after the batches before it.
+        An error is raised after the batches before it. Batches that functions of the program make come one by one: a
+        function may turn small rows into large arrays.
 
         Parameters
         ----------
@@ -148,22 +147,13 @@ class PipelinePlan:
         size = 1 if self._rows.windows is None else together
         while stop is None or first < stop:
             last = first + size if stop is None else min(first + size, stop)
-            made: list[Any] = []
-            error = None
-            try:
-                for batch in self.read_each([rows_of(k) for k in range(first, last)]):
-                    made.append(batch)
+            batches = self.read_each([rows_of(k) for k in range(first, last)])
+            if self.maps:
+                for batch in batches:
+                    yield [batch]
                     del batch
-            except Exception as raised:
-                error = raised
-            if made:
-                yield made
-            del made
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    error = None  # breaks the reference cycle of the frame and its error
+            else:
+                yield from _in_a_list(batches)
             first, size = last, min(2 * size, together)
 
     def element(self, k: int, iteration: int) -> Any:
@@ -295,6 +285,26 @@ class PipelinePlan:
         else:
             rows = spec.zeros(self._source.element_spec(), count)
         return self._map_rows(rows)
+
+
+def _in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:
+    """Yield all batches in one list. An error is raised after those before it."""
+    made: list[Any] = []
+    error = None
+    try:
+        for batch in batches:
+            made.append(batch)
+            del batch
+    except Exception as raised:
+        error = raised
+    if made:
+        yield made
+    del made
+    if error is not None:
+        try:
+            raise error
+        finally:
+            error = None  # breaks the reference cycle of the frame and its error
 
 
 def _common(few: spec.ArraySpec, more: spec.ArraySpec, size: int | None) -> spec.ArraySpec:

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpistrat import context
 from mpistrat.data.pipeline.optional import NextAsOptional
@@ -21,6 +21,10 @@ _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
 _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
 _OFTEN = 4
+
+_Made: TypeAlias = (
+    "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
+)
 
 
 class MakingLock:
@@ -52,8 +56,9 @@ class Prefetched(NextAsOptional):
     the thread is raised in place of the element, with the thread's traceback. The current strategy in the thread
     is the one in which this object was made. Collective calls raise in the thread.
 
-    A caller that does hardly any work between two elements gains nothing from the thread: the two would only
-    compete for the GIL. Then the caller makes the elements itself, until it takes longer between two of them.
+    The caller makes the elements itself while the thread would win nothing: while it does hardly any work between two
+    elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts
+    at the second element in a row that takes longer.
 
     Parameters
     ----------
@@ -61,8 +66,8 @@ class Prefetched(NextAsOptional):
         Must not be used elsewhere from now on.
     most : int
         How many elements may wait.
-    at_once : bool
-        Whether the caller is expected to ask for the next element at once. The thread starts when it does not.
+    in_line : bool
+        Whether the caller is expected to make the elements itself. The thread starts when it wins something.
     making : MakingLock, optional
         A lock shared with iterators whose elements must not be made at the same time.
 
@@ -74,24 +79,21 @@ class Prefetched(NextAsOptional):
     """
 
     def __init__(
-        self, elements: Iterator[Any], most: int, at_once: bool = False, making: MakingLock | None = None
+        self, elements: Iterator[Any], most: int, in_line: bool = False, making: MakingLock | None = None
     ):
         self._pid = os.getpid()
-        self._hand_over = _HandOver(elements, most, at_once, list(context.stack()), making or MakingLock())
-        self._thread = threading.Thread(target=self._hand_over.make_all, name="mpistrat-read", daemon=True)
-        _end_with_program(self._hand_over, self._thread)
-        weakref.finalize(self, self._hand_over.close).atexit = False
-        if not at_once:
-            self._thread.start()
+        self._hand_over = _HandOver(elements, most, in_line, list(context.stack()), making or MakingLock())
+        if not in_line:
+            self._hand_over.start(self)
 
     def __iter__(self) -> Prefetched:
         return self
 
     def __next__(self) -> Any:
-        return self._hand_over.take(self._thread)
+        return self._hand_over.take(self)
 
     @property
-    def at_once(self) -> bool:
+    def in_line(self) -> bool:
         """Whether the caller makes the elements itself."""
         return self._hand_over.all_room_kept
 
@@ -109,24 +111,38 @@ class _HandOver:
     """The queue between the thread and the caller: elements that wait, and permits to make more.
 
     The thread needs a permit ("room") for each element. The caller returns the permit when it takes the element.
-    While the caller asks again at once, it keeps the permits. When it has all of them, the thread has none, and
+    While the thread would win nothing, the caller keeps the permits. When it has all of them, the thread has none, and
     the caller makes the elements itself.
+
+    Attributes
+    ----------
+    thread : threading.Thread or None
+        None until it is needed.
     """
 
     def __init__(
-        self, elements: Iterator[Any], most: int, at_once: bool, modes: list[context.Mode], making: MakingLock
+        self, elements: Iterator[Any], most: int, in_line: bool, modes: list[context.Mode], making: MakingLock
     ):
         self._pid = os.getpid()
         self._elements = elements
         self._modes = modes
         self._making = making
         self._room: SimpleQueue[None] = SimpleQueue()
-        self._waiting: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._waiting: SimpleQueue[_Made] = SimpleQueue()
         self._closed = False
         self._most, self._kept = most, most
-        self._taken, self._at_once = (math.inf, _OFTEN) if at_once else (0.0, 0)
-        if not at_once:
-            self._give_room()
+        self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
+        # Seconds for the last two elements: the first one may open files, and the system may interrupt any.
+        self._costs = (0.0, 0.0) if in_line else (math.inf, math.inf)
+        self.thread: threading.Thread | None = None
+
+    def start(self, owner: Prefetched) -> None:
+        """Start the thread. It ends with ``owner``, and with the program."""
+        self._give_room()
+        self.thread = threading.Thread(target=self.make_all, name="mpistrat-read", daemon=True)
+        _end_with_program(self)
+        weakref.finalize(owner, self.close).atexit = False
+        self.thread.start()
 
     def make_all(self) -> None:
         """Make elements until the end or until closed: the function of the thread."""
@@ -136,58 +152,66 @@ class _HandOver:
             if self._closed:
                 return
             made = self._make()
-            ended = made[1] is not None
+            ended = made[2] is not None
             self._waiting.put(made)
             del made  # only the caller keeps the element alive
 
-    def _make(self) -> tuple[Any, BaseException | None]:
+    def _make(self) -> _Made:
         modes = context.stack()
         before = modes[:]
         modes[:] = self._modes
+        this = threading.get_ident()
+        made_inside = this in threads.without  # by a function that makes another element
+        threads.without.add(this)
         try:
-            with self._making, threads.without_collectives():
-                return next(self._elements), None
+            with self._making:
+                began = time.perf_counter()
+                element = next(self._elements)
+                return element, time.perf_counter() - began, None
         except BaseException as error:
-            return None, error
+            return None, 0.0, error
         finally:
+            if not made_inside:
+                threads.without.discard(this)
             modes[:] = before
 
-    def take(self, thread: threading.Thread) -> Any:
+    def take(self, owner: Prefetched) -> Any:
         """Return the next element, or raise its error."""
         if self._closed:
             raise StopIteration
-        at_once = time.perf_counter() - self._taken < _AT_ONCE
-        self._at_once = self._at_once + 1 if at_once else 0
-        if at_once and self.all_room_kept:
-            element, error = self._make()
+        in_line = time.perf_counter() - self._taken < _AT_ONCE or min(self._costs) < _AT_ONCE
+        self._in_a_row = self._in_a_row + 1 if in_line else 0
+        if in_line and self._kept == self._most:
+            element, cost, error = self._make()
         else:
-            element, error = self._wait(thread)
+            element, cost, error = self._wait(owner)
         if error is not None:
             self.close()
             try:
                 raise error
             finally:
                 error = None  # breaks the reference cycle of the frame and its error
+        self._costs = self._costs[1], cost
         self._taken = time.perf_counter()
         return element
 
-    def _wait(self, thread: threading.Thread) -> tuple[Any, BaseException | None]:
+    def _wait(self, owner: Prefetched) -> _Made:
         """Return the next element of the thread, or its error; start the thread if needed."""
-        if not self._at_once:
+        if self.thread is None:
+            self.start(owner)
+        elif not self._in_a_row:
             self._give_room()
-            if thread.ident is None:
-                thread.start()
         while True:
             try:
                 found = self._waiting.get(timeout=_LOOK_EVERY)
                 break
             except Empty:
-                if not thread.is_alive():
+                if self.thread is None or not self.thread.is_alive():
                     raise RuntimeError(
                         "the thread that reads ahead has died; fix: use prefetch(0) to see why"
                     ) from None
         self._kept += 1
-        if self._at_once < _OFTEN:
+        if self._in_a_row < _OFTEN:
             self._give_room()
         return found
 
@@ -212,19 +236,19 @@ class _HandOver:
                 self._waiting.get_nowait()
 
 
-_running: weakref.WeakKeyDictionary[threading.Thread, _HandOver] = weakref.WeakKeyDictionary()
+_running: weakref.WeakSet[_HandOver] = weakref.WeakSet()  # a thread keeps its own alive
 
 
-def _end_with_program(hand_over: _HandOver, thread: threading.Thread) -> None:
+def _end_with_program(hand_over: _HandOver) -> None:
     if not _running:
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # anew, so that it runs before exit functions of modules imported since
-    _running[thread] = hand_over
+    _running.add(hand_over)
 
 
 def _end_all() -> None:
     """End all threads at exit, so that none is inside a library when the library is torn down."""
-    for thread, hand_over in list(_running.items()):
+    for hand_over in list(_running):
         hand_over.close()
-        if thread.ident is not None:
-            thread.join(_JOINED_WITHIN)
+        if hand_over.thread is not None:
+            hand_over.thread.join(_JOINED_WITHIN)

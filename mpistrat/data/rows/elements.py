@@ -11,6 +11,8 @@ from mpistrat import nest
 from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.runtime import arrays
 
+_ONLY_ARRAYS = {np.ndarray}
+
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
     """Return ``fn`` of an element. The parts of a tuple are separate arguments, as in tf.data."""
@@ -44,8 +46,9 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     """
     for fn in functions:
         batch = call(fn, batch)
-    for leaf in nest.flatten(batch)[0] if functions else ():
-        arrays.refuse_masked(leaf)
+    if functions and set(map(type, batch if type(batch) is tuple else [batch])) != _ONLY_ARRAYS:
+        for leaf in nest.flatten(batch)[0]:
+            arrays.refuse_masked(leaf)
     return batch
 
 

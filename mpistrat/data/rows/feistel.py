@@ -46,8 +46,8 @@ class Feistel:
     def __init__(self, n: int, keys: np.ndarray):
         self._n = n
         bits = max(2, (n - 1).bit_length())
-        self._low = np.uint64(bits // 2)
-        self._masks = [np.uint32((1 << width) - 1) for width in (bits // 2, bits - bits // 2)]
+        self._low = bits // 2
+        self._masks = [(1 << width) - 1 for width in (bits // 2, bits - bits // 2)]
         # Halves of few bits mix less in a round, so they get more rounds.
         self._keys = keys[: min(max(_FEWEST_ROUNDS, 16 - bits), _MOST_ROUNDS)]
 
@@ -59,33 +59,46 @@ class Feistel:
         if tweaks is not None:
             tweak = np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN
             _mix(tweak, np.empty_like(tweak))
-        found = self._once(numbers, tweak)
+        one = tweak is None or len(tweak) == 1
+        tables = self._tables(tweak) if one and self._masks[1] < len(numbers) else None
+        found = self._once(numbers, tweak, tables)
         astray = np.flatnonzero(found >= self._n)
         while len(astray):
-            again = self._once(found[astray], tweak if tweak is None or len(tweak) == 1 else tweak[astray])
+            again = self._once(found[astray], tweak if tweak is None or one else tweak[astray], tables)
             found[astray] = again
             astray = astray[again >= self._n]
         return found
 
-    def _once(self, numbers: np.ndarray, tweak: Any) -> np.ndarray:
-        wide = numbers.astype(np.uint64)
-        low = wide.astype(np.uint32) & self._masks[0]
-        high = (wide >> self._low).astype(np.uint32)
-        mixed, shifted = np.empty_like(low), np.empty_like(low)
+    def _once(self, numbers: np.ndarray, tweak: Any, tables: np.ndarray | None) -> np.ndarray:
+        kind = np.uint32 if tables is None else np.int64  # to be mixed, or to be looked up
+        low = (numbers & self._masks[0]).astype(kind, copy=False)
+        high = (numbers >> self._low).astype(kind, copy=False)
         for number, key in enumerate(self._keys):
             into, other = (low, high) if number % 2 == 0 else (high, low)
-            if tweak is None:
-                np.add(other, key, out=mixed)
+            if tables is None:
+                mixed = self._round(other, key, tweak)
+                mixed &= self._masks[number % 2]
             else:
-                np.bitwise_xor(other, tweak, out=mixed)
-                mixed += key
-            _mix(mixed, shifted)
-            mixed &= self._masks[number % 2]
+                mixed = tables[number].take(other)
             into ^= mixed
-        wide = high.astype(np.uint64)
-        wide <<= self._low
-        wide |= low
-        return wide.astype(np.int64)
+        found = high.astype(np.int64, copy=False)
+        found <<= self._low
+        found |= low
+        return found
+
+    def _tables(self, tweak: Any) -> np.ndarray:
+        """Return what each round makes of each value of a half, since halves are short and repeat."""
+        halves = np.arange(self._masks[1] + 1, dtype=np.uint32)
+        mixed = self._round(halves, self._keys[:, None], tweak)
+        mixed[::2] &= self._masks[0]
+        mixed[1::2] &= self._masks[1]
+        return mixed.astype(np.int64)
+
+    @staticmethod
+    def _round(half: np.ndarray, key: Any, tweak: Any) -> np.ndarray:
+        mixed: np.ndarray = (half if tweak is None else half ^ tweak) + key
+        _mix(mixed, np.empty_like(mixed))
+        return mixed
 
 
 def _mix(h: np.ndarray, shifted: np.ndarray) -> None:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 
 without: set[int] = set()  # identifiers of these threads
-
-
-@contextlib.contextmanager
-def without_collectives() -> Iterator[None]:
-    """Refuse collectives in this thread inside the block."""
-    this = threading.get_ident()
-    if this in without:
-        yield
-        return
-    without.add(this)
-    try:
-        yield
-    finally:
-        without.discard(this)
 
 
 def refuse(what: str) -> None:
@@ -31,12 +15,12 @@ def refuse(what: str) -> None:
     Raises
     ------
     RuntimeError
-        In a read-ahead thread.
+        In a read-ahead thread, and in another one while it makes a batch in its place.
     """
     if without and threading.get_ident() in without:
         raise RuntimeError(
-            f"{what} was called in the thread that reads ahead, by a function given to map() perhaps: ranks read "
-            "at their own pace, and would not meet; call it in the main program, or use prefetch(0)"
+            f"{what} was called while a batch was made, by a function given to map() perhaps: ranks read at their "
+            "own pace, and would not meet; call it between batches, or use prefetch(0)"
         )
 
 

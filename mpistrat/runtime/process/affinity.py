@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
@@ -88,8 +90,20 @@ def advice() -> str:
     )
 
 
-def warn_if_one_core(topology: Topology) -> None:
-    """Warn on rank 0, once per job, if all ranks of its node share one core.
+def fight_for_cores(masks: Sequence[frozenset[int]], threads: Sequence[int]) -> bool:
+    """Return whether the ranks of a node start more threads than they have cores, although one each would fit better.
+
+    Examples
+    --------
+    >>> two = frozenset({0, 1})
+    >>> fight_for_cores([two, two], [2, 2]), fight_for_cores([two, two], [1, 1])
+    (True, False)
+    """
+    return len(masks) > 1 and max(threads) > 1 and sum(threads) > len(frozenset().union(*masks))
+
+
+def warn_if_few_cores(topology: Topology) -> None:
+    """Warn on rank 0, once per job, if all ranks of its node share one core, or their threads fight for the cores.
 
     Called on all ranks after the topology is made. The ranks of the first node send their cores to rank 0.
     """
@@ -100,23 +114,30 @@ def warn_if_one_core(topology: Topology) -> None:
     own = cores()
     if own is None or topology.rank not in topology.nodes[0]:
         return
-    mine = sum(1 << (core % _MOST_CORES) for core in own).to_bytes(_MOST_CORES // 8, "little")
+    started = threads(os.environ)
+    facts = np.zeros(_MOST_CORES + 1, np.int32)  # whether it may use each core, and the number of its threads
+    facts[[core % _MOST_CORES for core in own]] = 1
+    facts[-1] = len(own) if started is None else started[0]
     node = topology.node
     if node.rank:
-        node.Send(mine, 0, _TAG)
+        node.Send(facts, 0, _TAG)
         return
-    buffer = bytearray(len(mine))
-    masks = [own]
+    told = [facts]
     for source in range(1, node.size):
-        node.Recv(buffer, source, _TAG)
-        bits = int.from_bytes(buffer, "little")
-        masks.append(frozenset(core for core in range(_MOST_CORES) if bits >> core & 1))
+        told.append(np.empty_like(facts))
+        node.Recv(told[-1], source, _TAG)
+    masks = [frozenset(np.flatnonzero(each[:-1]).tolist()) for each in told]
+    counts = [int(each[-1]) for each in told]
+    text = None
     if share_one_core(masks, cores_of_machine()):
-        started = threads(os.environ)
         by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"
-        warnings.warn(
-            f"all {len(masks)} ranks of this node share core {ranges(own)} of {cores_of_machine()}{by}: {advice()}. "
-            "`mpistrat check` shows more",
-            RuntimeWarning,
-            stacklevel=3,
+        text = f"all {len(masks)} ranks of this node share core {ranges(own)} of {cores_of_machine()}{by}: {advice()}"
+    elif fight_for_cores(masks, counts):
+        there = len(frozenset().union(*masks))
+        text = (
+            f"the {len(masks)} ranks of this node start up to {sum(counts)} threads of NumPy's BLAS on {there} cores, "
+            f"and a step may take many times as long: set OMP_NUM_THREADS={max(1, there // len(masks))}, or start the "
+            "program by mpistrat run, which does"
         )
+    if text is not None:
+        warnings.warn(f"{text}. `mpistrat check` shows more", RuntimeWarning, stacklevel=3)

@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, Protocol
 
@@ -401,17 +401,22 @@ def note(text: str) -> None:
         _record.note(text)
 
 
-@contextlib.contextmanager
-def phase(of: Phase) -> Iterator[None]:
+class phase:
     """Context in which this process is in a phase. Other threads than the main one do not change the phase."""
-    if _record is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = _record.phase(of)
-    try:
-        yield
-    finally:
-        _record.phase(before)
+
+    __slots__ = ("_before", "_of")
+
+    def __init__(self, of: Phase):
+        self._of = of
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        if _record is not None and threading.get_ident() == threading.main_thread().ident:
+            self._before = _record.phase(self._of)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None and _record is not None:
+            _record.phase(self._before)
 
 
 def _watch_exit(record: FlightRecord) -> None:

@@ -91,24 +91,19 @@ class Adam(Optimizer):
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        scaled = rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
-        for part in blocks(weights, gradient, *state):
-            self._update_block(float(scaled), *part)
-
-    def _update_block(
-        self, scaled: float, w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, *vhat: np.ndarray
-    ) -> None:
-        part = np.subtract(g, m)
-        part *= 1 - self._beta_1
-        m += part
-        np.multiply(g, g, out=part)
-        part -= v
-        part *= 1 - self._beta_2
-        v += part
-        if vhat:
-            np.maximum(vhat[0], v, out=vhat[0])
-        np.sqrt(vhat[0] if vhat else v, out=part)
-        part += self._epsilon
-        np.divide(m, part, out=part)
-        part *= scaled
-        w -= part
+        scaled = float(rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step))
+        for w, g, m, v, *vhat in blocks(weights, gradient, *state):
+            part = np.subtract(g, m)
+            part *= 1 - self._beta_1
+            m += part
+            np.multiply(g, g, out=part)
+            part -= v
+            part *= 1 - self._beta_2
+            v += part
+            if vhat:
+                np.maximum(vhat[0], v, out=vhat[0])
+            np.sqrt(vhat[0] if vhat else v, out=part)
+            part += self._epsilon
+            np.divide(m, part, out=part)
+            part *= scaled
+            w -= part

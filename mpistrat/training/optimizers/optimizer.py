@@ -146,14 +146,17 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        replica = context.current().replica_context
-        if replica is None:
+        # A function costs 3 us if its code has left the caches. So `merge_call` is written out below.
+        modes = context.local.stack
+        mode = modes[-1] if modes else context.current()
+        if mode.replica_context is None:
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
-        extended = replica.strategy.extended
+        extended = mode.strategy.extended
         topology = extended.engine.topology
         sequence = topology.sequence
+        depth = len(modes)
         try:  # as `whole`, without its cost
             try:
                 step, gradients = self._prepared(extended, list(grads_and_vars))
@@ -162,12 +165,15 @@ class Optimizer(ABC):
                     raise
                 with structures.refusals("all_reduce", topology):
                     raise
-            apply = self._apply_flat if isinstance(step, FlatStep) else self._apply
-            replica.merge_call(apply, (step, gradients, experimental_aggregate_gradients))
+            apply: Callable[..., None] = self._apply_flat if isinstance(step, FlatStep) else self._apply
+            modes.append(extended.cross_replica_mode)
+            apply(mode.strategy, step, gradients, experimental_aggregate_gradients)
             flight_record.step(flight_record.UPDATE)
         except BaseException as error:
             topology.left_call("apply_gradients", type(error), sequence)
             raise
+        finally:
+            del modes[depth:]
 
     def _prepared(
         self, extended: StrategyExtended, given: _Pairs

@@ -270,18 +270,19 @@ def test_the_number_is_checked():
     assert Dataset.range(3).prefetch(5).prefetch(-1).options().prefetch == AUTOTUNE
 
 
-def test_map_sees_the_strategy_and_may_not_communicate():
+@pytest.mark.parametrize(("ahead", "thread"), [(AUTOTUNE, "MainThread"), (2, "mpistrat-read")])
+def test_map_sees_the_strategy_and_may_not_communicate(ahead, thread):
     strategy = mpistrat.OneDeviceStrategy("cpu:0")
     seen = []
 
     def fn(x):
         seen.append((mpistrat.get_strategy() is strategy, threading.current_thread().name))
-        with pytest.raises(RuntimeError, match="reduce was called in the thread that reads ahead"):
+        with pytest.raises(RuntimeError, match="reduce was called while a batch was made"):
             threads.refuse("reduce")
         return x
 
     with strategy.scope():
-        dataset = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2).map(fn))
+        dataset = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2).map(fn).prefetch(ahead))
         assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
-    assert seen == [(True, "mpistrat-read")] * 2
+    assert seen == [(True, thread)] * 2
     threads.refuse("reduce")

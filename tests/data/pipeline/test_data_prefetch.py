@@ -39,8 +39,9 @@ def test_all_elements_in_order(most):
     assert list(Prefetched(iter(()), most)) == []
 
 
-def test_no_further_ahead_than_said():
+def test_no_further_ahead_than_said(monkeypatch):
     made, room = [], threading.Semaphore(0)
+    monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
 
     def numbers():
         for i in range(100):
@@ -83,20 +84,20 @@ def test_who_comes_back_at_once_makes_them_himself(monkeypatch, most):
 def test_a_thread_that_nobody_needs_is_not_started(monkeypatch):
     names = []
     monkeypatch.setattr(prefetch, "_AT_ONCE", 10.0)
-    ahead = Prefetched(named(40, names), 2, at_once=True)
+    ahead = Prefetched(named(40, names), 2, in_line=True)
     assert [next(ahead) for _ in range(10)] == list(range(10))
-    assert ahead.at_once
+    assert ahead.in_line
     assert names == ["MainThread"] * 10
     assert not readers()
     monkeypatch.setattr(prefetch, "_AT_ONCE", -1.0)
     assert [next(ahead) for _ in range(10)] == list(range(10, 20))
-    assert not ahead.at_once
+    assert not ahead.in_line
     assert set(names[10:]) == {"mpistrat-read"}
     assert len(readers()) == 1
     ahead.close()
-    unused = Prefetched(named(40, names), 2, at_once=True)
+    unused = Prefetched(named(40, names), 2, in_line=True)
     unused.close()
-    assert not unused._thread.is_alive()
+    assert unused._hand_over.thread is None
 
 
 def test_changing_makers_change_nothing(monkeypatch):
@@ -132,8 +133,8 @@ def test_its_user_makes_them_as_the_thread_would(monkeypatch):
         next(ahead)
     with pytest.raises(StopIteration):
         next(ahead)
-    ahead._thread.join(10)
-    assert not ahead._thread.is_alive()
+    ahead._hand_over.thread.join(10)
+    assert not ahead._hand_over.thread.is_alive()
 
 
 class Broken(Exception):
@@ -169,7 +170,7 @@ def test_one_that_ends_the_program_too():
 def test_the_thread_ends_when_nobody_asks():
     for leave in ("break", "drop", "close", "raise"):
         ahead = Prefetched(iter(int, 1), 2)
-        thread = ahead._thread
+        thread = ahead._hand_over.thread
         if leave == "break":
             for _ in ahead:
                 break
