@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.runtime.record import process_facts
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
@@ -135,7 +134,7 @@ def _gone(evidence: Evidence) -> Verdict | None:
     facts, record = evidence.facts, evidence.record
     if facts.state not in "ZX":
         return None
-    kills = process_facts.out_of_memory_kills()
+    kills = facts.out_of_memory_kills
     if record.out_of_memory_kills is not None and kills is not None and kills > record.out_of_memory_kills:
         return Verdict(
             "out of memory",
@@ -307,6 +306,12 @@ def _input(evidence: Evidence) -> Verdict | None:
 def _runs(evidence: Evidence) -> Verdict | None:
     if evidence.facts.state != "R":
         return None
+    if not evidence.record.path:
+        return Verdict(
+            "no record",
+            f"runs, {_at(evidence)}",
+            "It keeps no flight record, or has not come to its first strategy: look at it with `py-spy dump`.",
+        )
     if evidence.record.moves is False:
         return Verdict(
             "compiled code",

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpistrat.monitor import folder
+from mpistrat.monitor.record_json import as_json, from_json
 from mpistrat.monitor.waits import of_one_job
 from mpistrat.runtime.record import read
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.runtime.record.read import Record
 
-_MOST_ENTRIES = 32  # of a rank that are kept
 _MOST_FILES = 20
 _PREFIX = "last-"
 
@@ -111,25 +109,3 @@ def load(path: str | Path) -> Ended:
         return Ended(tuple(map(from_json, told["records"])), tuple(told["notes"]), float(told["when"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    """Return a record as values that JSON can hold."""
-    told = dataclasses.asdict(dataclasses.replace(record, entries=record.entries[-_MOST_ENTRIES:]))
-    return {**told, "phase": record.phase.name}
-
-
-def from_json(told: dict[str, Any]) -> Record:
-    """Return the record of values that `as_json` made."""
-    return Record(
-        **{
-            **told,
-            "phase": Phase[told["phase"]],
-            "memberships": tuple(
-                Membership(**{**each, "last": Entry(**each["last"]) if each["last"] else None})
-                for each in told["memberships"]
-            ),
-            "steps": tuple(map(tuple, told["steps"])),
-            "entries": tuple(Entry(**each) for each in told["entries"]),
-        }
-    )

@@ -40,12 +40,12 @@ class Stacks(NamedTuple):
     others: tuple[tuple[Frame, ...], ...] = ()
 
 
-def ask(records: Sequence[Record]) -> dict[int, Stacks]:
-    """Return the stacks of processes, by process number. Those that do not answer are left out."""
+def ask(records: Sequence[Record]) -> dict[str, Stacks]:
+    """Return the stacks of processes, by the keys of their records. Those that do not answer are left out."""
     found, sizes = {}, {}
     for record in records:
         if record.pid == os.getpid():
-            found[record.pid] = own()
+            found[record.key] = own()
         elif _asks(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
                 size = os.stat(record.path).st_size
@@ -63,7 +63,7 @@ def ask(records: Sequence[Record]) -> dict[int, Stacks]:
         if record.path in sizes:
             stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
             if stacks.main or stacks.others:
-                found[record.pid] = stacks
+                found[record.key] = stacks
     return found
 
 

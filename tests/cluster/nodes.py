@@ -134,6 +134,15 @@ class Cluster(namespaces.Nodes):
             self.shared("sh", "-c", f"kill -KILL {' '.join(map(str, numbers))} || :")
             time.sleep(0.05)
 
+    def kill(self, node: int) -> None:
+        """Kill what runs on a node."""
+        names = [f"/proc/{number}/ns/uts" for number in (self._holders[node], *self.processes())]
+        own, *others = self.shared(
+            "sh", "-c", f"for name in {' '.join(names)}; do readlink $name || echo; done"
+        ).split("\n")
+        there = [name.split("/")[2] for name, found in zip(names[1:], others, strict=False) if found == own]
+        self.shared("sh", "-c", f"kill -KILL {' '.join(there)} || :")
+
     def processes(self) -> dict[int, str]:
         """What runs on the nodes: the numbers of processes, as they are inside, and their names."""
         said = self.shared("ps", "-e", "-o", "pid=,comm=")

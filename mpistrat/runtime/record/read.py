@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class Record:
     ----------
     path : str
     pid, started, rank, size, main_thread, signal : int
-    host, job, program, note : str
+    host, launch, job, program, note : str
+        ``launch`` is equal for the ranks of a node that were started together; empty if there is one rank.
     phase : Phase
     phase_since, heartbeat, beat_every, clock : float
     steps : tuple of tuple of float
@@ -85,6 +86,7 @@ class Record:
     main_thread: int
     signal: int
     host: str
+    launch: str
     job: str
     program: str
     note: str
@@ -102,6 +104,31 @@ class Record:
     memberships: tuple[Membership, ...]
     steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
     entries: tuple[Entry, ...] = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        """A text that tells this record from those of all processes of the job, also of other nodes."""
+        return self.path or f"{self.host} {self.pid}"
+
+    def by_clock(self, clock: float) -> Record:
+        """Return the record with its times by the monotonic clock of another node, given that node's `clock`."""
+        shift = self.clock - clock
+
+        def shifted(entry: Entry) -> Entry:
+            times = {name: getattr(entry, name) for name in ("entered", "met", "left")}
+            return replace(entry, **{name: time and time + shift for name, time in times.items()})
+
+        return replace(
+            self,
+            clock=clock,
+            phase_since=self.phase_since + shift,
+            heartbeat=self.heartbeat + shift,
+            step_since=self.step_since + shift,
+            memberships=tuple(
+                replace(each, last=each.last and shifted(each.last)) for each in self.memberships
+            ),
+            entries=tuple(map(shifted, self.entries)),
+        )
 
     @property
     def lives(self) -> bool:
@@ -204,6 +231,7 @@ class _Reader:
             main_thread=words[Word.MAIN_THREAD],
             signal=words[Word.SIGNAL],
             host=self._text(layout.HOST),
+            launch=self._text(layout.LAUNCH),
             job=self._text(layout.JOB),
             program=self._text(layout.PROGRAM),
             note=self._text(layout.NOTE),
