@@ -16,7 +16,7 @@ from mpistrat.monitor.view import View
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process.board import Board
 
-_ASKS, _SAYS = "asks", "says"
+_ASKS, _SAYS, _LEFT = "asks", "says", "left"
 _POLL = 0.1  # seconds between two looks for answers
 _LOOK = 3.5  # seconds that a node may take to look at its processes
 
@@ -62,6 +62,10 @@ class Notices:
         """Post what this node sees, for another one that asks."""
         self._post(f"{call}.{_SAYS}.{self._rank}", seen)
 
+    def say_that_it_leaves(self, seen: View) -> None:
+        """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
+        self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", view.as_json(seen))
+
     def collects(self) -> bool:
         """Return whether no lower rank asks."""
         asks = [rank for _, kind, rank in map(_parts, self._board.names()) if kind == _ASKS]
@@ -79,8 +83,9 @@ class Notices:
         ):
             beat()
             time.sleep(_POLL)
-            for name in sorted(self._board.names()):
-                if name not in views and _parts(name)[::2] != (call, self._rank) and _parts(name)[0] == call:
+            for name in sorted(self._board.names() - views.keys()):
+                of, _, rank = _parts(name)
+                if of in (call, _LEFT) and rank != self._rank:
                     with contextlib.suppress(
                         KeyError, TypeError, ValueError
                     ):  # of another version, or damaged

@@ -259,8 +259,8 @@ def _sleeps(evidence: Evidence) -> Verdict | None:
 
 
 def _lock(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R":
-        return None
+    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R" or evidence.record.moves:
+        return None  # a thread that runs also waits for the interpreter's lock now and then
     count = len(evidence.stacks.others)
     return Verdict(
         "lock",
@@ -304,7 +304,7 @@ def _input(evidence: Evidence) -> Verdict | None:
 
 
 def _runs(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state != "R":
+    if evidence.facts.state != "R" and not evidence.record.moves:
         return None
     if not evidence.record.path:
         return Verdict(

@@ -49,6 +49,7 @@ def start(topology: Topology) -> None:
 def _watch(record: FlightRecord) -> None:
     global _watchdog
     _watchdog = Watchdog(record)
+    flight_record.when_left(_watchdog.say_that_it_leaves)
     _watchdog.start()
 
 
@@ -92,6 +93,15 @@ class Watchdog(threading.Thread):
                 self._compare_speeds()
             except Exception:  # a program must not notice that its watchdog fails
                 _log.debug("the watchdog failed", exc_info=True)
+
+    def say_that_it_leaves(self) -> None:
+        """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
+        from mpistrat.monitor import process, view
+
+        own, job = self._job()
+        if len(job) < own.size:
+            seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
+            self._ready_notices(own).say_that_it_leaves(seen)
 
     def _beat(self) -> None:
         self._record.beat(self._every)

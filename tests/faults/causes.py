@@ -8,6 +8,7 @@ Prints a line for each cause: right reports, repetitions, and what the others sa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -59,7 +60,7 @@ def environ_of(name: str, folder: Path, culprit: int) -> dict[str, str]:
         "CULPRIT": str(culprit),
         "MPISTRAT_HANG_SECONDS": "1",
         "MPISTRAT_RECORD_DIR": str(folder),
-        "MPISTRAT_HANG_ABORT_SECONDS": "9" if name == "order" else "0",
+        "MPISTRAT_HANG_ABORT_SECONDS": "8" if name == "order" else "0",
     }
 
 
@@ -113,10 +114,9 @@ class FourNodes:
         try:
             if name in NODE_FAULTS:
                 started.wait_for("in step\n", LIMIT)
-                self.cluster.cut(3)
-                if name == "node":
-                    self.cluster.kill(3)
-                started.wait_for("This report is in", LIMIT)
+                self.cluster.cut(3) if name == "link" else self.cluster.power_off(3)
+                with contextlib.suppress(TimeoutError):
+                    started.wait_until(lambda: bool(reports(folder)), "a report", LIMIT)
                 return started.output()
             if started.wait(LIMIT + 10 * len(names)) is None:
                 return started.output() + "\nstopped at its limit\n"
@@ -149,7 +149,7 @@ def right(where: OneNode | FourNodes, name: str, repeat: int) -> tuple[int, list
     for names in jobs:
         with tempfile.TemporaryDirectory(prefix="mpistrat-causes-") as folder:
             output = where.run(names, Path(folder))
-            found = reports(Path(folder)) if name in GO_ON else [told(output)]
+            found = [told(output)] if name in END else reports(Path(folder))
         expected = (where.culprit, CAUSES[name])
         good = sum(expected in each[:1] or (name in END and expected in each) for each in found[: len(names)])
         count += good

@@ -375,6 +375,7 @@ class _OwnFiles(dict[str, bool]):
 _record: FlightRecord | None = None
 _off = False
 _at_start: list[Callable[[FlightRecord], object]] = []
+_at_exit: list[Callable[[], object]] = []
 
 
 def when_started(function: Callable[[FlightRecord], object]) -> None:
@@ -442,12 +443,24 @@ def phase(of: Phase) -> Iterator[None]:
         _record.phase(before)
 
 
+def when_left(function: Callable[[], object]) -> None:
+    """Call a function before this process ends by ``os._exit``."""
+    _at_exit.append(function)
+
+
 def _watch_exit(record: FlightRecord) -> None:
-    """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before."""
-    leave = os._exit
+    """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before.
+
+    Without that nothing tells it from a kill: once the parent of a process has waited for it, the system has
+    forgotten how it ended.
+    """
+    leave, process = os._exit, os.getpid()
 
     def _exit(status: int) -> None:
         record.exits(status)
+        while _at_exit and os.getpid() == process:
+            with contextlib.suppress(Exception):
+                _at_exit.pop()()
         leave(status)
 
     os._exit = _exit  # type: ignore[assignment]
