@@ -105,6 +105,7 @@ class Watchdog(threading.Thread):
 
     def _beat(self) -> None:
         self._record.beat(self._every)
+        self._record.tell_stacks()
 
     def _look(self) -> None:
         self._beat()
@@ -191,7 +192,7 @@ class Watchdog(threading.Thread):
 
         own, job = self._job()
         node = [each.rank for each in job]
-        if len(node) >= own.size or any(each.rank < own.rank and _watches(each) for each in job):
+        if len(node) >= own.size or any(each.rank < own.rank and each.watches for each in job):
             return
         calls = self._ready_notices(own).unanswered(node)
         new = [each for each in calls if each not in self._answered]
@@ -257,15 +258,10 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
     now = time.monotonic()
     return not any(
         each.rank < own.rank
-        and _watches(each)
+        and each.watches
         and any(now - wait.last.entered > rc.hang_seconds for wait in each.waits if wait.last is not None)
         for each in job
     )
-
-
-def _watches(record: Record) -> bool:
-    """Return whether the watchdog of a rank of this node runs."""
-    return record.lives and time.monotonic() - record.heartbeat <= 2 * record.beat_every
 
 
 def _main_thread_moves() -> bool:

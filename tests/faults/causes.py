@@ -129,6 +129,8 @@ class FourNodes:
         finally:
             self.cluster.heal(3)
             self.cluster.clear()
+            if name in NODE_FAULTS:
+                time.sleep(2)  # until the bridge passes packets of that node on
             for node in range(4):
                 self.cluster.run_on(node, "sh", "-c", "rm -f /dev/shm/mpistrat-record-*")
 

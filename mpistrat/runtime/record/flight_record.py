@@ -134,13 +134,26 @@ class FlightRecord:
             self._write(layout.LAUNCH, hashed(key_of(os.environ, one_node=True) or ""))
 
     def answer(self, number: int) -> None:
-        """Write the stacks of all threads to the record when the process gets signal ``number``."""
+        """Write the stack of the main thread to the record when the process gets signal ``number``.
+
+        Only that: the handler does not hold the lock of the interpreter, and another thread may run. To follow its
+        frames has crashed one process in a hundred.
+        """
         if self._stacks is None or not number or signal.getsignal(number) is not signal.SIG_DFL:
             return
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             os.lseek(self._stacks, layout.STACKS, os.SEEK_SET)
-            faulthandler.register(number, self._stacks, all_threads=True, chain=False)
+            faulthandler.register(number, self._stacks, all_threads=False, chain=False)
             self._words[Word.SIGNAL] = number
+
+    def tell_stacks(self) -> None:
+        """Write the stacks of all threads to the record if another process has asked. Needs the interpreter's lock."""
+        asked = self._words[Word.ASKED]
+        if asked != self._words[Word.ANSWERED] and self._stacks is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                os.lseek(self._stacks, 0, os.SEEK_END)
+                faulthandler.dump_traceback(self._stacks, all_threads=True)
+            self._words[Word.ANSWERED] = asked
 
     def beat(self, every: float) -> None:
         """Note that the threads of this process run, and that the next such note comes after ``every`` seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,6 +137,11 @@ class Record:
         return process_facts.started(self.pid) == self.started and process_facts.state(self.pid) not in "ZX"
 
     @property
+    def watches(self) -> bool:
+        """Whether the watchdog of this process runs, which must be one of this node."""
+        return self.lives and time.monotonic() - self.heartbeat <= 2 * self.beat_every
+
+    @property
     def last_sign(self) -> float:
         """When this process last wrote to its record, in seconds since the epoch."""
         last = [time for each in self.entries[-1:] for time in (each.entered, each.met, each.left)]
@@ -199,6 +205,33 @@ def remove_old(seconds: float, folder: str = layout.FOLDER) -> None:
                 record = read(entry.path)
                 if record is not None and not record.lives and record.last_sign < end:
                     os.unlink(entry.path)
+
+
+def ask_for_stacks(path: str | Path) -> None:
+    """Ask the process of a record for the stacks of all its threads. Its watchdog writes them when it looks next.
+
+    Raises
+    ------
+    OSError
+        If the record is gone.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        (asked,) = struct.unpack("=q", os.pread(descriptor, 8, 8 * Word.ASKED))
+        os.pwrite(descriptor, struct.pack("=q", asked + 1), 8 * Word.ASKED)
+    finally:
+        os.close(descriptor)
+
+
+def have_stacks(path: str | Path) -> bool:
+    """Return whether the process of a record has answered `ask_for_stacks`, or its record is gone."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(8 * Word.ASKED)
+            asked, answered = struct.unpack("=2q", file.read(16))
+    except (OSError, struct.error):
+        return True
+    return bool(asked == answered)
 
 
 def stacks(path: str | Path, start: int) -> str:
