@@ -206,7 +206,7 @@ class Watchdog(threading.Thread):
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
         if self._notices is None:
             from mpistrat.monitor.between_nodes import Notices
-            from mpistrat.runtime.process.mailbox import key_of
+            from mpistrat.runtime.process.launch_key import key_of
 
             first = max(own.memberships, key=lambda each: each.size)
             self._notices = Notices(key_of(os.environ, one_node=False) or f"{first.token:x}", own.rank)

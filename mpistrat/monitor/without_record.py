@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.process.launchers import LAUNCHERS
-from mpistrat.runtime.process.mailbox import hashed, key_of
 from mpistrat.runtime.record import process_facts
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Membership, Record

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime.process.mailbox import hashed, read_json, write_json
+from mpistrat.runtime.process.launch_key import hashed
+from mpistrat.runtime.process.mailbox import read_json, write_json
 
 _PREFIX = ".mpistrat-board-"
 _KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime.process.launchers import FLUX, HYDRA, JSRUN, PALS, PMIX, SRUN
+from mpistrat.runtime.process.launch_key import hashed
 
-_HYDRA_PORT = "--control-port"
 _RUN = "run"  # file with the name of the inbox of this launch
-
-_KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
-
-
-def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = None) -> str | None:
-    """Return a text that only the ranks of this launch share, or None if it is not known.
-
-    Parameters
-    ----------
-    environ : mapping of str to str
-        The environment variables of this process.
-    one_node : bool
-        Whether all ranks are on one node. There the process that started them tells launches apart.
-    parent : int, optional
-        The process that started the one with these variables. By default that of this process.
-    """
-    parent = os.getppid() if parent is None else parent
-    for names in _KEYS:
-        if all(environ.get(name) for name in names):
-            return " ".join(
-                f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
-            )
-    if all(environ.get(name) for name in HYDRA.size):
-        words = _command_of(parent)
-        if _HYDRA_PORT in words[:-1]:  # where mpiexec listens, the same on all nodes
-            return f"mpiexec {words[words.index(_HYDRA_PORT) + 1]}"
-    if one_node:
-        return f"{os.uname().nodename} {parent} {_start_of(parent)}"
-    return None
-
-
-def hashed(key: str) -> str:
-    """Return a short text that stands for a key, as a part of the names of files."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 class Inbox:
@@ -63,7 +26,7 @@ class Inbox:
     Parameters
     ----------
     key : str or None
-        See `key_of`.
+        See `launch_key.key_of`.
 
     Attributes
     ----------
@@ -145,7 +108,7 @@ class Outbox:
     Parameters
     ----------
     key : str or None
-        See `key_of`.
+        See `launch_key.key_of`.
     rank : int
     """
 
@@ -229,21 +192,6 @@ def read_json(path: Path) -> Any:
 def _remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _command_of(process: int) -> list[str]:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        return []
-
-
-def _start_of(process: int) -> str:
-    """Return the start time of a process, which differs if its number is used again, or an empty string."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def _shared(key: str | None) -> Path | None:

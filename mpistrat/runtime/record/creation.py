@@ -7,7 +7,7 @@ import hashlib
 import os
 from typing import Any
 
-from mpistrat.runtime.process.mailbox import key_of
+from mpistrat.runtime.process.launch_key import key_of
 from mpistrat.runtime.record.flight_record import Flight, FlightRecord
 
 _made: collections.Counter[int] = collections.Counter()  # by token

@@ -22,7 +22,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from mpistrat.runtime.process import failure, private_file
-from mpistrat.runtime.process.mailbox import hashed, key_of
+from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.record import layout, process_facts, read
 from mpistrat.runtime.record.layout import Phase, Word
 
