@@ -47,6 +47,10 @@ class Notices:
         """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
         self._post(f"{call}.{_ASKS}.{self._rank}", seen)
 
+    def any(self) -> bool:
+        """Return whether any node has posted a notice."""
+        return bool(self._board.names())
+
     def unanswered(self, node: Sequence[int]) -> list[str]:
         """Return the calls that other nodes ask about and that no rank of this node, ``node``, has told of."""
         asked, told = set(), set()

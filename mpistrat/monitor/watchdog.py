@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status
-from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record import flight_record, read
 from mpistrat.runtime.record.flight_record import FlightRecord
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _SAMPLES = 5  # of the main thread, when it is in no collective
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
+_RAREST = 6  # a rank looks for questions of other nodes at least every 64th time
 _SHARE = 1000  # of the time between two comparisons, one part at most is spent in them
 _log = logging.getLogger(__name__)
 _watchdog: Watchdog | None = None
@@ -75,6 +76,7 @@ class Watchdog(threading.Thread):
         self._writes = False  # whether this rank writes the reports
         self._notices: Notices | None = None
         self._answered: set[str] = set()
+        self._idle = 0  # naps while this rank was in no collective for long
 
     def run(self) -> None:
         """Look from time to time, until the process ends."""
@@ -126,7 +128,9 @@ class Watchdog(threading.Thread):
                 self._reports = since, due
                 self._report(since, due)
         if limit and now - self._record.idle_since() > limit / 4:
-            self._answer()
+            self._idle += 1
+            if self._idle % self._share_of_looks() == 0:
+                self._answer()
         if last and waited > last and (self._writes or waited > last + _GRACE):
             self._end_job(waited)
 
@@ -164,15 +168,18 @@ class Watchdog(threading.Thread):
     def _job(self) -> tuple[Record, list[Record]]:
         """Return the record of this process, and those of all ranks of this node."""
         from mpistrat.monitor import waits
-        from mpistrat.runtime.record import read
 
         everyone = read.records()
         own = next((each for each in everyone if each.path == self._record.path), None)
         if own is None:  # /dev/shm is full, say: other ranks cannot see this record
-            own = read.parse(self._record.contents())
-            assert own is not None
+            own = self._own()
             everyone.append(own)
         return own, waits.of_one_job(own, everyone)
+
+    def _own(self) -> Record:
+        own = read.parse(self._record.contents())
+        assert own is not None
+        return own
 
     def _of_all_nodes(self, seen: View, own: Record, call: str) -> View:
         """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
@@ -186,21 +193,34 @@ class Watchdog(threading.Thread):
         hosts = max((each.hosts for each in list(self.topologies)), key=len, default=())
         return dataclasses.replace(seen, hosts=hosts, searched=notices.searched)
 
+    def _share_of_looks(self) -> int:
+        """Return after how many naps this rank looks for questions of other nodes.
+
+        The first rank of a node looks each time. The next ones look half as often each, in case the first cannot:
+        many ranks would slow down a file system that they share.
+        """
+        topology = max(list(self.topologies), key=lambda each: each.size, default=None)
+        return 1 if topology is None else 1 << min(_RAREST, _node(topology).index(topology.rank))
+
     def _answer(self) -> None:
         """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
         from mpistrat.monitor import view, without_record
 
+        if any(len(each.nodes) == 1 and each.size == self._record.size for each in list(self.topologies)):
+            return  # there are no other nodes
+        notices = self._notices or self._ready_notices(self._own())
+        if not notices.any():
+            return
         own, job = self._job()
         node = [each.rank for each in job]
         if len(node) >= own.size or any(each.rank < own.rank and each.watches for each in job):
             return
-        calls = self._ready_notices(own).unanswered(node)
-        new = [each for each in calls if each not in self._answered]
+        new = [each for each in notices.unanswered(node) if each not in self._answered]
         if new:
             seen = view.look([*job, *without_record.find(own, job)])
             for each in new:
                 self._answered.add(each)
-                self._ready_notices(own).say(each, seen)
+                notices.say(each, seen)
 
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""

@@ -123,6 +123,11 @@ class FlightRecord:
         self._stacks = descriptor
         words[Word.MAGIC] = layout.MAGIC
 
+    @property
+    def size(self) -> int:
+        """The number of ranks of the job."""
+        return int(self._words[Word.SIZE])
+
     def belongs_to(self, rank: int, size: int) -> None:
         """Note the rank of a process that was taken for one alone."""
         if size > self._words[Word.SIZE]:
