@@ -56,7 +56,7 @@ def ask(records: Sequence[Record]) -> dict[str, Stacks]:
                 os.kill(record.pid, record.signal)
                 sizes[record.path] = size
     _wait_for_signals(sizes)
-    asked = {each.path: each.beat_every for each in records if each.path in sizes and each.watches}
+    asked = {each.path: each.beat_every for each in records if each.path in sizes}
     for path in list(asked):
         with contextlib.suppress(OSError):
             read.ask_for_stacks(path)

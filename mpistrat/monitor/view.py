@@ -15,8 +15,11 @@ from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
-_SECOND_LOOK = 2.0  # seconds for the threads of a process that seem not to run
-_MISSED, _SURELY_MISSED = 2, 4  # heartbeats: a busy machine may delay a thread
+_SECOND_LOOK = (
+    1.0,
+    2.0,
+)  # seconds for threads that seem not to run, at least and most: a busy machine delays them
+_MISSED = 2  # heartbeats
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,19 @@ def look(records: Sequence[Record]) -> View:
     records = sorted(records, key=lambda each: (each.rank, each.pid))
     facts = {each.key: process.look(each.pid, each.started) for each in records}
     found = stacks.ask(records)
-    runs = [each for each in records if facts[each.key].state not in "TtZX"]
-    silent = {each.key for each in runs if _is_silent(each, _SURELY_MISSED)}
-    doubtful = {each.key for each in runs if _is_silent(each, _MISSED)} - silent
-    if doubtful:
-        time.sleep(min(_SECOND_LOOK, 2 * max(each.beat_every for each in records)))
+    records = [read.read(each.path) or each for each in records]
+    silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
+    if silent:
+        least, most = _SECOND_LOOK
+        time.sleep(min(most, max(least, 2 * max(each.beat_every for each in records))))
         records = [read.read(each.path) or each for each in records]
-        silent |= {each.key for each in records if each.key in doubtful and _is_silent(each, _MISSED)}
+        silent &= {each.key for each in records if _is_silent(each)}
     own = links.look([each.rank for each in records])
     return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
 
 
-def _is_silent(record: Record, beats: int) -> bool:
-    return bool(record.beat_every) and time.monotonic() - record.heartbeat > beats * record.beat_every
+def _is_silent(record: Record) -> bool:
+    return bool(record.beat_every) and time.monotonic() - record.heartbeat > _MISSED * record.beat_every
 
 
 def joined(views: Sequence[View]) -> View:
