@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
+_LAST_WORD = 1.0  # seconds for the notice that this rank leaves
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
@@ -98,12 +99,21 @@ class Watchdog(threading.Thread):
 
     def say_that_it_leaves(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
+        if not self._one_node():
+            telling = threading.Thread(target=self._tell_that_it_leaves, daemon=True)
+            telling.start()
+            telling.join(_LAST_WORD)  # the file system may hang
+
+    def _tell_that_it_leaves(self) -> None:
         from mpistrat.monitor import process, view
 
-        own, job = self._job()
-        if len(job) < own.size:
-            seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
-            self._ready_notices(own).say_that_it_leaves(seen)
+        own = self._own()
+        seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
+        self._ready_notices(own).say_that_it_leaves(seen)
+
+    def _one_node(self) -> bool:
+        """Return whether this node is known to have all ranks of the job."""
+        return any(len(each.nodes) == 1 and each.size == self._record.size for each in list(self.topologies))
 
     def _beat(self) -> None:
         self._record.beat(self._every)
@@ -148,7 +158,7 @@ class Watchdog(threading.Thread):
         if wait is None or self._record.in_collective() != since:
             return  # it goes on
         call = f"{wait.token:x}-{wait.entry.number}-{number}"
-        if len(seen.ranks) < own.size:
+        if len(seen.ranks) < own.size and not self._one_node():
             seen = self._of_all_nodes(seen, own, call)
         found = report.waits_in(seen) if self._writes else []
         if not found or self._record.in_collective() != since:
@@ -177,7 +187,7 @@ class Watchdog(threading.Thread):
         return own, waits.of_one_job(own, everyone)
 
     def _own(self) -> Record:
-        own = read.parse(self._record.contents())
+        own = read.parse(self._record.contents(), self._record.path or "")
         assert own is not None
         return own
 
@@ -206,8 +216,8 @@ class Watchdog(threading.Thread):
         """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
         from mpistrat.monitor import view, without_record
 
-        if any(len(each.nodes) == 1 and each.size == self._record.size for each in list(self.topologies)):
-            return  # there are no other nodes
+        if self._one_node():
+            return
         notices = self._notices or self._ready_notices(self._own())
         if not notices.any():
             return
