@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.runtime.record import process_facts
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
@@ -135,7 +134,7 @@ def _gone(evidence: Evidence) -> Verdict | None:
     facts, record = evidence.facts, evidence.record
     if facts.state not in "ZX":
         return None
-    kills = process_facts.out_of_memory_kills()
+    kills = facts.out_of_memory_kills
     if record.out_of_memory_kills is not None and kills is not None and kills > record.out_of_memory_kills:
         return Verdict(
             "out of memory",
@@ -260,8 +259,8 @@ def _sleeps(evidence: Evidence) -> Verdict | None:
 
 
 def _lock(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R":
-        return None
+    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R" or evidence.record.moves:
+        return None  # a thread that runs also waits for the interpreter's lock now and then
     count = len(evidence.stacks.others)
     return Verdict(
         "lock",
@@ -305,8 +304,14 @@ def _input(evidence: Evidence) -> Verdict | None:
 
 
 def _runs(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state != "R":
+    if evidence.facts.state != "R" and not evidence.record.moves:
         return None
+    if not evidence.record.path:
+        return Verdict(
+            "no record",
+            f"runs, {_at(evidence)}",
+            "It keeps no flight record, or has not come to its first strategy: look at it with `py-spy dump`.",
+        )
     if evidence.record.moves is False:
         return Verdict(
             "compiled code",

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpistrat.monitor import folder
-from mpistrat.monitor.waits import of_one_job
+from mpistrat.monitor.record_json import as_json, from_json
+from mpistrat.monitor.waits import of_one_job, waits
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.runtime.record.read import Record
 
-_MOST_ENTRIES = 32  # of a rank that are kept
 _MOST_FILES = 20
 _PREFIX = "last-"
 
@@ -39,24 +38,15 @@ class Ended(NamedTuple):
     when: float
 
 
-def keep(since: float, processes: Collection[int], notes: Sequence[str], failed: bool) -> Path | None:
-    """Move the records of processes that have ended from the memory of this node to a file.
+def left(since: float, processes: Collection[int]) -> list[Record]:
+    """Return the records in the memory of this node of processes that have ended, but not as a program should.
 
     Parameters
     ----------
     since : float
         When the job was started, in seconds since the epoch.
     processes : collection of int
-        Processes of the job, as far as they are known. Records of other jobs stay.
-    notes : sequence of str
-        What the launcher says of its end.
-    failed : bool
-        Whether to write the file: the records of a job that succeeded are only removed.
-
-    Returns
-    -------
-    pathlib.Path or None
-        The file, None without a record or a place for a file.
+        Processes of the job, as far as they are known. Records of other jobs do not count.
     """
     gone = []
     for record in read.records():
@@ -66,18 +56,61 @@ def keep(since: float, processes: Collection[int], notes: Sequence[str], failed:
     found = [each for each in gone if each.pid in processes]
     for record in found[:]:  # a rank that ended early may not be known
         found += [each for each in of_one_job(record, gone) if each not in found]
+    return found
+
+
+def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path | None:
+    """Move records from the memory of this node to a file.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    notes : sequence of str
+        What the launcher says of the end of the job.
+    failed : bool
+        Whether to write the file: the records of a job that succeeded are only removed.
+
+    Returns
+    -------
+    pathlib.Path or None
+        The file, None without a record or a place for a file.
+    """
     path = None
-    if failed and found:
+    if failed and records:
         text = json.dumps(
-            {"when": time.time(), "notes": list(notes), "records": [as_json(each) for each in found]}
+            {"when": time.time(), "notes": list(notes), "records": [as_json(each) for each in records]}
         )
         with contextlib.suppress(OSError):
             path = folder.write_new(f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json", text)
             _remove_old(path.parent)
-    for record in found:
+    for record in records:
         with contextlib.suppress(OSError):
             os.unlink(record.path)
     return path
+
+
+def unfinished(records: Sequence[Record]) -> list[str]:
+    """Return a text for each rank that has ended its process without ending its program, and that others missed.
+
+    Ranks that have failed told so themselves. Without a rank that waits, all others are meant, but if all ranks have
+    ended by ``os._exit(0)``.
+    """
+    if all(each.exit_status == 0 for each in records):
+        return []
+    behind = [each for wait in waits(records, ()) for each in wait.missing] or records
+    several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase is not Phase.FAILED]
+    return [_end_of(each) for each in several]
+
+
+def _end_of(record: Record) -> str:
+    how = "" if record.exit_status is None else f" by os._exit({record.exit_status})"
+    last = record.entries[-1] if record.entries else None
+    call = (
+        "it had made no collective"
+        if last is None
+        else f"its last collective was {last.operation} at {last.place}"
+    )
+    return f"rank {record.rank} ({record.host}, process {record.pid}) ended{how} without telling the others; {call}"
 
 
 def _remove_old(of: Path) -> None:
@@ -111,25 +144,3 @@ def load(path: str | Path) -> Ended:
         return Ended(tuple(map(from_json, told["records"])), tuple(told["notes"]), float(told["when"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    """Return a record as values that JSON can hold."""
-    told = dataclasses.asdict(dataclasses.replace(record, entries=record.entries[-_MOST_ENTRIES:]))
-    return {**told, "phase": record.phase.name}
-
-
-def from_json(told: dict[str, Any]) -> Record:
-    """Return the record of values that `as_json` made."""
-    return Record(
-        **{
-            **told,
-            "phase": Phase[told["phase"]],
-            "memberships": tuple(
-                Membership(**{**each, "last": Entry(**each["last"]) if each["last"] else None})
-                for each in told["memberships"]
-            ),
-            "steps": tuple(map(tuple, told["steps"])),
-            "entries": tuple(Entry(**each) for each in told["entries"]),
-        }
-    )

@@ -63,6 +63,8 @@ class ProcessFacts:
         The status with which a process ended that was not waited for: as of `os.waitpid`.
     resident : int
         Bytes of memory in use.
+    out_of_memory_kills : int or None
+        Of a process that has ended: how many processes of this cgroup the system has killed for want of memory.
     """
 
     state: str
@@ -71,19 +73,22 @@ class ProcessFacts:
     place: str = ""
     ended_by: int | None = None
     resident: int = 0
+    out_of_memory_kills: int | None = None
 
 
 def look(process: int, started: int) -> ProcessFacts:
     """Return what the system tells about the process with this number that started at this time."""
     if process_facts.started(process) != started:
-        return ProcessFacts("X")
+        return gone()
     if process_facts.state(process) == "Z":
-        return ProcessFacts("Z", ended_by=_status(process))
+        return ProcessFacts(
+            "Z", ended_by=_status(process), out_of_memory_kills=process_facts.out_of_memory_kills()
+        )
     main = Path(f"/proc/{process}/task/{process}")
     try:
         fields = (main / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ProcessFacts("X")
+        return gone()
     place = _text(main / "wchan")
     call, file = _call(main, process)
     if not call:
@@ -92,6 +97,11 @@ def look(process: int, started: int) -> ProcessFacts:
         resident = int(_text(Path(f"/proc/{process}/statm")).split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return ProcessFacts(fields[0], call, file, place if place != "0" else "", None, resident)
     return ProcessFacts(fields[0], call, file, place if place != "0" else "")
+
+
+def gone() -> ProcessFacts:
+    """Return what is known of a process that does not exist."""
+    return ProcessFacts("X", out_of_memory_kills=process_facts.out_of_memory_kills())
 
 
 def _call(main: Path, process: int) -> tuple[str, str]:

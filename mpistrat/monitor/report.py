@@ -8,88 +8,38 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from mpistrat.monitor import process, stacks
+from mpistrat.monitor import links
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
-from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.links import Links
 from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.view import View
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Entry, Record
 
-_SECOND_LOOK = 2.0  # seconds for the threads of a process that seem not to run
-_MISSED, _SURELY_MISSED = 2, 4  # heartbeats: a busy machine may delay a thread
 _MOST_FRAMES = 12
 _MOST_PROCESSES = 4
 _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the chief's block
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
 
-@dataclass(frozen=True)
-class View:
-    """What one process sees of the ranks of a job.
-
-    Attributes
-    ----------
-    now : float
-        When, by the monotonic clock of the node.
-    records : tuple of Record
-    facts : dict of int to ProcessFacts
-        By process.
-    stacks : dict of int to Stacks
-        By process, of those that answer.
-    holding : frozenset of int
-        Processes in which no thread but the main one could run for a while.
-    """
-
-    now: float
-    records: tuple[Record, ...]
-    facts: dict[int, ProcessFacts]
-    stacks: dict[int, Stacks]
-    holding: frozenset[int]
-
-
-def view(records: Sequence[Record]) -> View:
-    """Look at the processes of these records: at their stacks, and at what the system says."""
-    facts = {each.pid: process.look(each.pid, each.started) for each in records}
-    found = stacks.ask(records)
-    runs = [each for each in records if facts[each.pid].state not in "TtZX"]
-    silent = {each.pid for each in runs if _is_silent(each, _SURELY_MISSED)}
-    doubtful = {each.pid for each in runs if _is_silent(each, _MISSED)} - silent
-    if doubtful:
-        time.sleep(min(_SECOND_LOOK, 2 * max(each.beat_every for each in records)))
-        records = [read.read(each.path) or each for each in records]
-        silent |= {each.pid for each in records if each.pid in doubtful and _is_silent(each, _MISSED)}
-    return View(time.monotonic(), tuple(records), facts, found, frozenset(silent))
-
-
-def _is_silent(record: Record, beats: int) -> bool:
-    return bool(record.beat_every) and time.monotonic() - record.heartbeat > beats * record.beat_every
-
-
-def halted(seen: View) -> set[int]:
-    """Return the processes that are stopped or gone."""
-    return {process for process, facts in seen.facts.items() if facts.state in "TtZX"}
-
-
-def judge(seen: View, found: Sequence[Wait]) -> dict[int, Verdict]:
-    """Return the verdict on each rank that others wait for, by process."""
+def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
+    """Return the verdict on each rank that others wait for, by the key of its record."""
     verdicts = {}
     for wait in found:
         for record in wait.missing:
             own = wait_of(record, found)
             evidence = Evidence(
                 record,
-                seen.facts[record.pid],
-                seen.stacks.get(record.pid, Stacks()),
-                record.pid in seen.holding,
+                seen.facts[record.key],
+                seen.stacks.get(record.key, Stacks()),
+                record.key in seen.holding,
                 own is not None and ends_in_itself(record, found),
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
                 own is None and _passed(record, wait, seen),
             )
-            verdicts[record.pid] = verdict(evidence)
+            verdicts[record.key] = verdict(evidence)
     return verdicts
 
 
@@ -108,7 +58,7 @@ def _passed(record: Record, wait: Wait, seen: View) -> bool:
     before = None if last is None else _frame(last.place)
     if call is None or (last is not None and before is None):
         return False
-    stack = seen.stacks.get(record.pid, Stacks()).main
+    stack = seen.stacks.get(record.key, Stacks()).main
     depth = next((i for i, each in enumerate(stack) if each[::2] == call[::2]), None)
     if depth is None or stack[depth].line <= _last_line(call):
         return False
@@ -145,29 +95,31 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
     """Return for each wait which ranks wait for which, and why those do not come."""
     lines = []
     verdicts = judge(seen, found)
-    told: set[int] = set()
+    told: set[str] = set()
     for wait in found:
-        lines += _head(wait, seen, {pid: each for pid, each in verdicts.items() if pid not in told})
-        told |= {each.pid for each in wait.missing}
-        if any(verdicts[each.pid].cause == CIRCLE for each in wait.missing):
-            told |= {each.pid for each in wait.waiting}  # the other side of the same circle
+        lines += _head(wait, seen, {key: each for key, each in verdicts.items() if key not in told})
+        told |= {each.key for each in wait.missing}
+        if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
+            told |= {each.key for each in wait.waiting}  # the other side of the same circle
     return lines
 
 
-def _head(wait: Wait, seen: View, verdicts: dict[int, Verdict]) -> list[str]:
+def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:
     waited = seen.now - wait.entry.entered
     clock = wait.waiting[0].clock
     since = time.strftime("%H:%M:%S", time.localtime(wait.entry.entered + clock))
-    ranks = ranks_in_words([each.rank for each in wait.waiting])
-    wait_for = f"wait{'s' if len(wait.waiting) == 1 else ''} for {_missing_in_words(wait)}"
+    nodes = links.at_fault(seen.links) if not wait.missing and not wait.unseen else []
+    cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
+    waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
+    wait_for = f"wait{'s' if len(waiting) == 1 else ''} for {_missing_in_words(wait, cut_off)}"
     lines = [
-        f"{ranks} of {wait.size} {wait_for} since {since}, for {waited:.0f} s",
+        f"{ranks_in_words(waiting)} of {wait.size} {wait_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
     ]
     groups: dict[Verdict, list[Record]] = {}
     for record in wait.missing:
-        if record.pid in verdicts:
-            groups.setdefault(verdicts[record.pid], []).append(record)
+        if record.key in verdicts:
+            groups.setdefault(verdicts[record.key], []).append(record)
     for found, records in groups.items():
         places = ", ".join(f"{each.host} process {each.pid}" for each in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
@@ -176,26 +128,65 @@ def _head(wait: Wait, seen: View, verdicts: dict[int, Verdict]) -> list[str]:
             f"  cause: {found.cause}. {found.remedy}",
         ]
     if not wait.missing and not wait.unseen:
-        lines.append(
-            "  cause: network. All ranks are in this call and get no further: look at the links between the nodes, and "
-            "at MPI itself (`mpistrat check`)."
-        )
-    if wait.unseen and wait.missing:
-        lines.append(
-            f"  {ranks_in_words(wait.unseen)} of the communicator: no record here. On another node, or without one."
-        )
-    elif wait.unseen:
-        lines.append(
-            f"  cause: on another node. No rank with a record here is missing; {ranks_in_words(wait.unseen)} of the "
-            "communicator: no record here. See the reports of their nodes, or whether these are up."
-        )
+        lines += _network(nodes)
+    if wait.unseen:
+        lines += _unseen(wait, seen)
     return lines
 
 
-def _missing_in_words(wait: Wait) -> str:
+def _network(nodes: Sequence[Links]) -> list[str]:
+    """Return what is known of a collective that all ranks are in. ``nodes`` are those whose links do not work."""
+    lines = []
+    for each in nodes:
+        found = (
+            f"interface {', '.join(each.dead)} has no carrier"
+            if each.dead
+            else "its data is not acknowledged"
+        )
+        lines.append(f"  {ranks_in_words(each.ranks)} ({each.host}): {found}")
+    where = f"to {' and '.join(each.host for each in nodes)}" if nodes else "between the nodes"
+    return [
+        *lines,
+        f"  cause: network. All ranks are in this call and get no further: look at the links {where}, and at MPI "
+        "itself (`mpistrat check`).",
+    ]
+
+
+def _unseen(wait: Wait, seen: View) -> list[str]:
+    """Return what is known of ranks without a record here."""
+    ranks = ranks_in_words(wait.unseen)
+    hosts = sorted({seen.hosts[rank] for rank in wait.unseen}) if len(seen.hosts) == wait.size else []
+    on = (
+        f" ({', '.join(hosts[:_MOST_PROCESSES])}{', ...' if len(hosts) > _MOST_PROCESSES else ''})"
+        if hosts
+        else ""
+    )
+    if wait.missing:
+        return [f"  {ranks} of the communicator{on}: no record here. On another node, or without one."]
+    if len(seen.links) > 1:
+        return [
+            f"  {ranks}{on}: no process answers, other nodes do",
+            "  cause: node. That node is down or cut off, or all its processes are stopped or gone: look whether it "
+            "can be reached.",
+        ]
+    searched = (
+        f" No other node answers: none that runs shares one of {', '.join(seen.searched)}."
+        if seen.searched
+        else ""
+    )
+    return [
+        f"  {ranks}{on}: no record here",
+        f"  cause: on another node. No rank with a record here is missing.{searched} See the reports of the other "
+        "nodes, or whether these are up.",
+    ]
+
+
+def _missing_in_words(wait: Wait, cut_off: Sequence[int] = ()) -> str:
+    if cut_off:
+        return ranks_in_words(cut_off)
     if wait.missing:
         return ranks_in_words([each.rank for each in wait.missing])
-    return "ranks without a record here" if wait.unseen else "each other"
+    return ranks_in_words(wait.unseen) if wait.unseen else "each other"
 
 
 def _call(entry: Entry) -> str:
@@ -215,7 +206,7 @@ def classes(seen: View, found: Sequence[Wait]) -> list[str]:
 
 
 def _doing(record: Record, seen: View, found: Sequence[Wait]) -> list[str]:
-    facts = seen.facts[record.pid]
+    facts = seen.facts[record.key]
     own = wait_of(record, found)
     if own is not None:
         head = f"in {_call(own.entry)}"
@@ -233,7 +224,7 @@ def _doing(record: Record, seen: View, found: Sequence[Wait]) -> list[str]:
         if facts.call:
             head += f" in {facts.call}()" + (f" of {facts.file}" if facts.file else "")
     lines = [head]
-    known = seen.stacks.get(record.pid)
+    known = seen.stacks.get(record.key)
     if known is not None:
         lines += _stack(known.main)
         if own is None:
@@ -254,4 +245,4 @@ def _stack(frames: Sequence[Frame]) -> list[str]:
 
 def waits_in(seen: View) -> list[Wait]:
     """Return the waits of a view."""
-    return waits(seen.records, halted(seen))
+    return waits(seen.records, seen.halted)

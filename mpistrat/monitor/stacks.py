@@ -20,7 +20,7 @@ from mpistrat.runtime.record.read import Record
 
 _LONGEST = 1.0  # seconds that processes may take to answer
 _QUIET = 0.05  # seconds without a new line after which an answer counts as complete
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\(most recent call first\):")
+_THREAD = re.compile(r"(?:(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*|Stack) \(most recent call first\):")
 _WATCHDOG = os.path.join("mpistrat", "monitor", "watchdog.py")
 _FRAME = re.compile(r' *File "(.*)", line (\d+) in (.*)')
 
@@ -40,31 +40,47 @@ class Stacks(NamedTuple):
     others: tuple[tuple[Frame, ...], ...] = ()
 
 
-def ask(records: Sequence[Record]) -> dict[int, Stacks]:
-    """Return the stacks of processes, by process number. Those that do not answer are left out."""
+def ask(records: Sequence[Record]) -> dict[str, Stacks]:
+    """Return the stacks of processes, by the keys of their records. Those that do not answer are left out.
+
+    At the signal a process writes the stack of its main thread, also if that holds the interpreter's lock. Its watchdog
+    then writes the stacks of all threads, if it runs.
+    """
     found, sizes = {}, {}
     for record in records:
         if record.pid == os.getpid():
-            found[record.pid] = own()
+            found[record.key] = own()
         elif _asks(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
                 size = os.stat(record.path).st_size
                 os.kill(record.pid, record.signal)
                 sizes[record.path] = size
+    _wait_for_signals(sizes)
+    asked = {each.path: each.beat_every for each in records if each.path in sizes}
+    for path in list(asked):
+        with contextlib.suppress(OSError):
+            read.ask_for_stacks(path)
+    end = time.monotonic() + max(asked.values(), default=0.0) + _LONGEST
+    while time.monotonic() < end and not all(map(read.have_stacks, asked)):
+        time.sleep(_QUIET)
+    for record in records:
+        if record.path in sizes:
+            stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
+            if stacks.main or stacks.others:
+                found[record.key] = stacks
+    return found
+
+
+def _wait_for_signals(sizes: dict[str, int]) -> None:
+    """Wait until all files have grown beyond these sizes and grow no more, but not for long."""
     last = dict(sizes)
     end = time.monotonic() + _LONGEST
-    while time.monotonic() < end:
+    while sizes and time.monotonic() < end:
         time.sleep(_QUIET)
         now = {path: _size(path) for path in sizes}
         if now == last and all(now[path] > sizes[path] for path in sizes):
             break
         last = now
-    for record in records:
-        if record.path in sizes:
-            stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
-            if stacks.main or stacks.others:
-                found[record.pid] = stacks
-    return found
 
 
 def _asks(record: Record) -> bool:
@@ -112,6 +128,8 @@ def own() -> Stacks:
 def parse(text: str, main_thread: int) -> Stacks:
     """Return the stacks in a text of faulthandler. ``main_thread`` is the number of the main thread.
 
+    That of the main thread is the first one, which its signal handler has written.
+
     Examples
     --------
     >>> stacks = parse('Thread 0x00007f10 (most recent call first):\\n  File "a.py", line 3 in f\\n', 0x7f10)
@@ -128,8 +146,8 @@ def parse(text: str, main_thread: int) -> Stacks:
             for line in body.splitlines()
             if (found := _FRAME.match(line))
         )
-        if int(head[1], 16) == main_thread:
-            main = stack
+        if head[1] is None or int(head[1], 16) == main_thread:
+            main = main or stack
         elif stack and not _is_watchdog(stack):
             others.append(stack)
     return Stacks(main, tuple(others))

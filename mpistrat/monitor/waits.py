@@ -32,15 +32,15 @@ class Wait:
     unseen: tuple[int, ...]
 
 
-def waits(records: Sequence[Record], halted: Collection[int]) -> list[Wait]:
+def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     """Return the collectives in which ranks wait, the oldest first.
 
     Parameters
     ----------
     records : sequence of Record
         Of one job.
-    halted : collection of int
-        Processes that are stopped or gone.
+    halted : collection of str
+        Keys of the records of processes that are stopped or gone.
     """
     communicators: dict[int, list[tuple[Record, Membership]]] = {}
     for record in records:
@@ -49,26 +49,19 @@ def waits(records: Sequence[Record], halted: Collection[int]) -> list[Wait]:
     found = []
     for token, members in communicators.items():
         size = members[0][1].size
-        inside = [
-            (each.last, record)
-            for record, each in members
-            if each.last is not None and not each.last.left and record.pid not in halted
-        ]
-        if not inside or size < 2:
-            continue
-        number = max(entry.number for entry, _ in inside)
-        entry = min((entry for entry, _ in inside if entry.number == number), key=lambda each: each.entered)
-        waiting = [record for each, record in inside if each.number == number]
-        found.append(
-            Wait(
-                token,
-                size,
-                entry,
-                tuple(waiting),
-                tuple(record for record, _ in members if record not in waiting),
-                tuple(sorted(set(range(size)) - {each.rank for _, each in members})),
-            )
-        )
+        inside: dict[int, list[tuple[Entry, Record]]] = {}
+        for record, each in members:
+            if each.last is not None and not each.last.left and record.key not in halted and size > 1:
+                inside.setdefault(each.last.number, []).append((each.last, record))
+        unseen = tuple(sorted(set(range(size)) - {each.rank for _, each in members}))
+        for number, ranks in inside.items():
+            waiting = [record for _, record in ranks]
+            ahead = [  # ranks that have left this call for a later one in which they are
+                record for later, others in inside.items() if later > number for _, record in others
+            ]
+            missing = [record for record, _ in members if record not in waiting and record not in ahead]
+            entry = min((entry for entry, _ in ranks), key=lambda each: each.entered)
+            found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen))
     return sorted(found, key=lambda each: each.entry.entered)
 
 
@@ -96,15 +89,15 @@ def ends_in_itself(record: Record, found: Sequence[Wait]) -> bool:
     own = wait_of(record, found)
     if own is None:
         return False
-    seen: set[int] = set()
+    seen: set[str] = set()
     pending = list(own.missing)
     while pending:
         each = pending.pop()
         if each == record:
             return True
-        if each.pid in seen:
+        if each.key in seen:
             continue
-        seen.add(each.pid)
+        seen.add(each.key)
         following = wait_of(each, found)
         if following is not None:
             pending += following.missing

@@ -1,12 +1,14 @@
 """The thread of each rank that notices when its rank waits too long, and reports why.
 
-It never calls MPI and needs nothing from the main thread. Of the ranks of a node that wait, the lowest whose watchdog
-runs writes the report.
+It never calls MPI and needs nothing from the main thread. Of the ranks that wait, the lowest whose watchdog runs writes
+the report, also for other nodes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -19,42 +21,50 @@ from typing import TYPE_CHECKING
 
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status
-from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record import flight_record, read
 from mpistrat.runtime.record.flight_record import FlightRecord
 
 if TYPE_CHECKING:
+    from mpistrat.monitor.between_nodes import Notices
+    from mpistrat.monitor.view import View
     from mpistrat.runtime.record.read import Record
     from mpistrat.runtime.topology import Topology
 
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
+_LAST_WORD = 1.0  # seconds for the notice that this rank leaves
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
+_RAREST = 6  # a rank looks for questions of other nodes at least every 64th time
 _SHARE = 1000  # of the time between two comparisons, one part at most is spent in them
 _log = logging.getLogger(__name__)
 _watchdog: Watchdog | None = None
 
 
 def start(topology: Topology) -> None:
-    """Watch the collectives of these ranks, if there are several and this process has a record."""
+    """Compare the speeds of these ranks, if there are several and this process has a record."""
+    if _watchdog is not None and topology.size > 1:
+        _watchdog.topologies.add(topology)
+
+
+def _watch(record: FlightRecord) -> None:
     global _watchdog
-    record = flight_record.current()
-    if record is None or topology.size == 1:
-        return
-    if _watchdog is None:
-        _watchdog = Watchdog(record)
-        _watchdog.start()
-    _watchdog.topologies.add(topology)
+    _watchdog = Watchdog(record)
+    flight_record.when_left(_watchdog.say_that_it_leaves)
+    _watchdog.start()
+
+
+flight_record.when_started(_watch)
 
 
 class Watchdog(threading.Thread):
-    """The watchdog of this process. Make it by `start`.
+    """The watchdog of this process, which begins with its record: the creation of a strategy may hang, too.
 
     Attributes
     ----------
     topologies : weakref.WeakSet of Topology
-        The ranks whose collectives are watched.
+        The ranks whose speeds are compared.
     """
 
     def __init__(self, record: FlightRecord):
@@ -63,75 +73,175 @@ class Watchdog(threading.Thread):
         self._record = record
         self._reports: tuple[float, int] = (0.0, 0)  # when the wait began, and how many reports are due
         self._next_comparison = 0.0
+        self._every = _LONGEST_NAP
         self._writes = False  # whether this rank writes the reports
+        self._notices: Notices | None = None
+        self._answered: set[str] = set()
+        self._idle = 0  # naps while this rank was in no collective for long
 
     def run(self) -> None:
         """Look from time to time, until the process ends."""
         # A signal that the main thread blocks, to wait for it, must not be delivered here.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         while True:
-            every = (
+            self._every = (
                 min(_LONGEST_NAP, max(_SHORTEST_NAP, rc.hang_seconds / 4))
                 if rc.hang_seconds
                 else _LONGEST_NAP
             )
-            self._record.beat(every)
-            time.sleep(every)
+            self._beat()
+            time.sleep(self._every)
             try:
-                self._look(every)
+                self._look()
                 self._compare_speeds()
             except Exception:  # a program must not notice that its watchdog fails
                 _log.debug("the watchdog failed", exc_info=True)
 
-    def _look(self, every: float) -> None:
-        self._record.beat(every)
-        taken = any(each.taken for each in list(self.topologies))
-        self._record.moves(None if taken else _main_thread_moves())
-        since = self._record.in_collective() if taken else math.inf
-        waited = time.monotonic() - since
+    def say_that_it_leaves(self) -> None:
+        """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
+        if not self._one_node():
+            telling = threading.Thread(target=self._tell_that_it_leaves, daemon=True)
+            telling.start()
+            telling.join(_LAST_WORD)  # the file system may hang
+
+    def _tell_that_it_leaves(self) -> None:
+        from mpistrat.monitor import process, view
+
+        own = self._own()
+        seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
+        self._ready_notices(own).say_that_it_leaves(seen)
+
+    def _one_node(self) -> bool:
+        """Return whether this node is known to have all ranks of the job."""
+        return any(len(each.nodes) == 1 and each.size == self._record.size for each in list(self.topologies))
+
+    def _beat(self) -> None:
+        self._record.beat(self._every)
+        self._record.tell_stacks()
+
+    def _look(self) -> None:
+        self._beat()
+        since = self._record.in_collective()
+        self._record.moves(None if since != math.inf else _main_thread_moves())
+        now = time.monotonic()
+        waited = now - since
         last = rc.hang_abort_seconds
         limit = min(rc.hang_seconds, last or math.inf)  # the report comes before the end
+        began, made = self._reports
+        if began not in (0.0, since):
+            self._reports = 0.0, 0
+            if self._notices is not None:
+                self._notices.take_down()
         if limit and waited > limit:
             due = 1 + int(math.log2(waited / limit))
-            began, made = self._reports
             if began != since or due > made:
                 self._reports = since, due
-                self._report(waited, due)
+                self._report(since, due)
+        if limit and now - self._record.idle_since() > limit / 4:
+            self._idle += 1
+            if self._idle % self._share_of_looks() == 0:
+                self._answer()
         if last and waited > last and (self._writes or waited > last + _GRACE):
             self._end_job(waited)
 
-    def _report(self, waited: float, number: int) -> None:
-        from mpistrat.monitor import folder, report, waits
-        from mpistrat.runtime.record import read
+    def _report(self, since: float, number: int) -> None:
+        from mpistrat.monitor import folder, report, view, waits, without_record
 
-        everyone = read.records()
-        own = next((each for each in everyone if each.path == self._record.path), None)
-        if own is None:  # /dev/shm is full, say: other ranks cannot see this record
-            own = read.parse(self._record.contents())
-            assert own is not None
-            everyone.append(own)
-        job = waits.of_one_job(own, everyone)
+        own, job = self._job()
         self._writes = _is_mine(own, job)
         if not self._writes:
             return
-        seen = report.view(job)
-        found = report.waits_in(seen)
-        if not found or not waits.wait_of(next(each for each in seen.records if each.pid == own.pid), found):
+        seen = view.look([*job, *without_record.find(own, job)])
+        wait = waits.wait_of(
+            next(each for each in seen.records if each.key == own.key), report.waits_in(seen)
+        )
+        if wait is None or self._record.in_collective() != since:
             return  # it goes on
-        if all(not wait.missing and 0 in wait.unseen for wait in found):
+        call = f"{wait.token:x}-{wait.entry.number}-{number}"
+        if len(seen.ranks) < own.size and not self._one_node():
+            seen = self._of_all_nodes(seen, own, call)
+        found = report.waits_in(seen) if self._writes else []
+        if not found or self._record.in_collective() != since:
+            return  # another rank reports, or it goes on
+        if len(seen.links) == 1 and all(not each.missing and 0 in each.unseen for each in found):
             return  # the missing rank and the chief are on other nodes, which report
         text = report.text(seen, found, own.rank)
-        first = found[0]
         try:
-            path = folder.write_new(
-                f"hang-{first.token:x}-{first.entry.number}-{number}-{own.host}.txt", text
-            )
+            path = folder.write_new(f"hang-{call}-{own.host}.txt", text)
             text += f"This report is in {path}.\n"
         except FileExistsError:
             return  # another rank of the node was faster
         except OSError as error:
             text += f"This report is in no file: {error}\n"
         _say(text)
+
+    def _job(self) -> tuple[Record, list[Record]]:
+        """Return the record of this process, and those of all ranks of this node."""
+        from mpistrat.monitor import waits
+
+        everyone = read.records()
+        own = next((each for each in everyone if each.path == self._record.path), None)
+        if own is None:  # /dev/shm is full, say: other ranks cannot see this record
+            own = self._own()
+            everyone.append(own)
+        return own, waits.of_one_job(own, everyone)
+
+    def _own(self) -> Record:
+        own = read.parse(self._record.contents(), self._record.path or "")
+        assert own is not None
+        return own
+
+    def _of_all_nodes(self, seen: View, own: Record, call: str) -> View:
+        """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
+        notices = self._ready_notices(own)
+        notices.ask(call, seen)
+        self._writes = notices.collects()
+        if not self._writes:
+            return seen
+        seen = notices.collect(call, seen, own.size, 2 * self._every + rc.hang_seconds / 4, self._beat)
+        self._writes = notices.collects() and notices.claim(call)
+        hosts = max((each.hosts for each in list(self.topologies)), key=len, default=())
+        return dataclasses.replace(seen, hosts=hosts, searched=notices.searched)
+
+    def _share_of_looks(self) -> int:
+        """Return after how many naps this rank looks for questions of other nodes.
+
+        The first rank of a node looks each time. The next ones look half as often each, in case the first cannot:
+        many ranks would slow down a file system that they share.
+        """
+        topology = max(list(self.topologies), key=lambda each: each.size, default=None)
+        return 1 if topology is None else 1 << min(_RAREST, _node(topology).index(topology.rank))
+
+    def _answer(self) -> None:
+        """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
+        from mpistrat.monitor import view, without_record
+
+        if self._one_node():
+            return
+        notices = self._notices or self._ready_notices(self._own())
+        if not notices.any():
+            return
+        own, job = self._job()
+        node = [each.rank for each in job]
+        if len(node) >= own.size or any(each.rank < own.rank and each.watches for each in job):
+            return
+        new = [each for each in notices.unanswered(node) if each not in self._answered]
+        if new:
+            seen = view.look([*job, *without_record.find(own, job)])
+            for each in new:
+                self._answered.add(each)
+                notices.say(each, seen)
+
+    def _ready_notices(self, own: Record) -> Notices:
+        """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
+        if self._notices is None:
+            from mpistrat.monitor.between_nodes import Notices
+            from mpistrat.runtime.process.launch_key import key_of
+
+            first = max(own.memberships, key=lambda each: each.size)
+            self._notices = Notices(key_of(os.environ, one_node=False) or f"{first.token:x}", own.rank)
+            atexit.register(self._notices.take_down)
+        return self._notices
 
     def _compare_speeds(self) -> None:
         """Log the ranks of this node that are slower than its others. The first rank of the node does."""
@@ -140,17 +250,11 @@ class Watchdog(threading.Thread):
             each.rank == min(_node(each)) for each in list(self.topologies)
         ):
             return
-        from mpistrat.monitor import stragglers, waits
-        from mpistrat.runtime.record import read
+        from mpistrat.monitor import stragglers
 
         self._next_comparison = now + _COMPARE_EVERY
-        everyone = read.records()
-        own = next((each for each in everyone if each.path == self._record.path), None)
-        if own is None:
-            return
-        job = [
-            stragglers.Measured(each.rank, each.host, each.steps) for each in waits.of_one_job(own, everyone)
-        ]
+        _, records = self._job()
+        job = [stragglers.Measured(each.rank, each.host, each.steps) for each in records]
         slow = [each for each in stragglers.compare(job) if each.slow]
         # 1 ms for each rank of the node. This thread must not slow down the rank that it runs in.
         self._next_comparison += _SHARE * (time.monotonic() - now)
@@ -184,8 +288,7 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
     now = time.monotonic()
     return not any(
         each.rank < own.rank
-        and each.lives
-        and now - each.heartbeat <= 2 * each.beat_every
+        and each.watches
         and any(now - wait.last.entered > rc.hang_seconds for wait in each.waits if wait.last is not None)
         for each in job
     )

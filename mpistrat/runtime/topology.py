@@ -14,6 +14,7 @@ import itertools
 import logging
 import math
 import os
+import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,11 +32,14 @@ from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record.creation import Creation
+from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.slot import Slot
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")
 _AGREE = operation("agree")
+_HOST_BYTES = 64
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _ON_FIRST = operation("on_first")
 _whole = whole(lambda ranks: ranks)
@@ -78,6 +82,8 @@ class Topology(CollectiveLock):
         Number of ranks, and which one this is.
     nodes : tuple of tuple of int
         The ranks of each node, nodes in the order of their first rank.
+    hosts : tuple of str
+        The name of each rank's host. Only for messages: names of containers may be equal.
     parent, world, node, rail : mpi4py.MPI.Comm
         The communicator this was made for, a private duplicate, and the two tiers. Only the package itself
         communicates on the last three.
@@ -97,8 +103,13 @@ class Topology(CollectiveLock):
             self.limits = limits
         color = None if split is None else _node_of(parent, split)
         MPI = mpi.start()
+        record = _start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        with Creation(record, parent, MPI.COMM_WORLD):
+            self._create(parent, color, record, MPI)
+
+    def _create(self, parent: Any, color: int | None, record: FlightRecord | None, MPI: Any) -> None:
         environment.agree(parent)
-        debug, record = environment.rc.debug, _start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        debug = environment.rc.debug
         self.compares_places, self.compares_variables = "collectives" in debug, "variables" in debug
         self.parent = parent
         self.world = world = parent.Dup()
@@ -109,10 +120,14 @@ class Topology(CollectiveLock):
         else:
             self.node = world.Split(color, key=self.rank)
         self.rail = world.Split(self.node.rank, key=self.rank)
-        # The leader of each rank's node, and a random number: that of rank 0 names the communicator in flight records.
-        told = np.empty((self.size, 2), np.int64)
-        world.Allgather(np.array([self.node.bcast(self.rank), _random_number()]), told)
+        # The leader of each rank's node, a random number, and the host. The number of rank 0 names the communicator in
+        # flight records.
+        host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
+        mine = np.array([self.node.bcast(self.rank), _random_number(), *np.frombuffer(host, np.int64)])
+        told = np.empty((self.size, len(mine)), np.int64)
+        world.Allgather(mine, told)
         leader_of = told[:, 0]
+        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, 2:])
         if record is not None:
             self.flight = record.join(int(told[0, 1]), self.size, self.rank)
         self.nodes = tuple(
@@ -362,7 +377,7 @@ class Alone(Topology):
 
     def __init__(self) -> None:
         CollectiveLock.__init__(self)
-        self.size, self.rank, self.nodes = 1, 0, ((0,),)
+        self.size, self.rank, self.nodes, self.hosts = 1, 0, ((0,),), ("",)
         self.key = Key()
         self._slots = {}
         record = _start_record(0, 1)
@@ -375,10 +390,12 @@ class Alone(Topology):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
-def _start_record(rank: int, size: int) -> flight_record.FlightRecord | None:
-    """Return the flight record of this process, or None if the options turn it off."""
+def _start_record(rank: int, size: int) -> FlightRecord | None:
+    """Return the flight record of this process, or None if the options turn it off or cannot be read."""
     rc = environment.rc
-    return flight_record.start(rank, size, rc.stack_signal) if rc.record else None
+    with contextlib.suppress(ValueError):  # `environment.agree` raises it on all ranks
+        return flight_record.start(rank, size, rc.stack_signal) if rc.record else None
+    return None
 
 
 def _random_number() -> int:

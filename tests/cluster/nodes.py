@@ -134,6 +134,21 @@ class Cluster(namespaces.Nodes):
             self.shared("sh", "-c", f"kill -KILL {' '.join(map(str, numbers))} || :")
             time.sleep(0.05)
 
+    def power_off(self, node: int) -> None:
+        """Let a node go silent as without power: its ranks are killed, and its link is cut.
+
+        Its daemon is only stopped: mpirun would notice the end of the program that stands in for ssh.
+        """
+        self.cut(node)
+        running = self.processes()
+        files = [f"/proc/{number}/ns/uts" for number in (self._holders[node], *running)]
+        said = self.shared("sh", "-c", f"for file in {' '.join(files)}; do readlink $file || echo; done")
+        own, *others = said.split("\n")
+        there = [number for number, found in zip(running, others, strict=False) if found == own]
+        for number in there:
+            name = "KILL" if running[number].startswith("python") else "STOP"
+            self.shared("sh", "-c", f"kill -{name} {number} || :")
+
     def processes(self) -> dict[int, str]:
         """What runs on the nodes: the numbers of processes, as they are inside, and their names."""
         said = self.shared("ps", "-e", "-o", "pid=,comm=")

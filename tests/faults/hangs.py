@@ -1,6 +1,7 @@
 """Ranks that others wait for: ``hangs.py CAUSE...``. One rank does each cause in turn, until it was reported.
 
-The causes that do not end by themselves come last: ``order``, ``killed``, ``exits``.
+The causes that do not end by themselves come last: ``order``, ``killed``, ``exits``, ``link``, ``node``. The last two
+are made from outside: the ranks reduce for ever.
 """
 
 import glob
@@ -20,7 +21,7 @@ comm = strategy.comm
 other = mpistrat.MultiWorkerMirroredStrategy(comm=comm.Dup())
 FOLDER = os.environ["MPISTRAT_RECORD_DIR"]
 CULPRIT = int(os.environ.get("CULPRIT", "2")) % comm.size
-LIMIT = time.monotonic() + 60
+PATIENCE = 60  # seconds for the report on one fault
 
 
 def reports():
@@ -28,7 +29,7 @@ def reports():
 
 
 def was_reported():
-    return reports() > before or time.monotonic() > LIMIT
+    return reports() > before or time.monotonic() > limit
 
 
 def python():
@@ -39,7 +40,7 @@ def python():
 
 def c_code():
     while not was_reported():
-        sum(range(250_000_000))  # seconds without releasing the lock of the interpreter
+        sum(range(50_000_000))  # seconds without releasing the lock of the interpreter
 
 
 def sleep():
@@ -111,12 +112,22 @@ def skipped():
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 
+def link():
+    """The ranks reduce until their link is cut, or their node is gone."""
+    for step in range(1 << 30):
+        strategy.reduce("SUM", np.ones(100_000, np.float32), axis=None)
+        if step == 3 and comm.rank == 0:
+            print("in step", flush=True)
+
+
+node = link
+
 for name in sys.argv[1:]:
     strategy.barrier()
-    before = reports()
+    before, limit = reports(), time.monotonic() + PATIENCE
     strategy.barrier()
     cause = globals()[name]
-    if name in ("order", "skipped") or comm.rank == CULPRIT:
+    if name in ("order", "skipped", "link", "node") or comm.rank == CULPRIT:
         cause()
     strategy.reduce("SUM", np.ones(5, np.float32), axis=None)
 if comm.rank == 0:

@@ -50,7 +50,7 @@ def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, dire
     """The launcher may not have seen it: the other ranks share a communicator with it."""
     other = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     pids = {read.read(killed).pid, read.read(other.stdout.strip()).pid}
-    path = last.keep(0, [min(pids)], [], failed=True)
+    path = last.keep(last.left(0, [min(pids)]), [], failed=True)
     assert {each.pid for each in last.load(path).records} == pids
     assert not os.path.exists(killed)
     assert not os.path.exists(other.stdout.strip())
@@ -62,7 +62,7 @@ def test_a_record_outlives_its_process(killed, directory):
     assert stat.S_IMODE(os.stat(killed).st_mode) == 0o600
     (wait,) = record.waits
     assert (wait.last.number, wait.last.operation, wait.size) == (2, "all_reduce SUM", 2)
-    path = last.keep(0, [record.pid], ["killed"], failed=True)
+    path = last.keep(last.left(0, [record.pid]), ["killed"], failed=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not os.path.exists(killed)
     kept = last.load(path)
@@ -72,16 +72,16 @@ def test_a_record_outlives_its_process(killed, directory):
 
 
 def test_records_of_other_jobs_stay(killed, directory):
-    assert last.keep(0, [1], [], failed=True) is None
-    assert last.keep(0, [], [], failed=True) is None  # a launcher whose job ended before it was looked at
-    assert last.keep(time.time() + 60, [read.read(killed).pid], [], failed=True) is None
+    assert last.left(0, [1]) == []
+    assert last.left(0, []) == []  # a launcher whose job ended before it was looked at
+    assert last.left(time.time() + 60, [read.read(killed).pid]) == []
     assert os.path.exists(killed)
 
 
 def test_a_directory_that_cannot_be_written_loses_nothing_else(killed, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "file" / "below"))
-    assert last.keep(0, [read.read(killed).pid], [], failed=True) is None
+    assert last.keep(last.left(0, [read.read(killed).pid]), [], failed=True) is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"records": [{}], "notes": [], "when": 1}'])

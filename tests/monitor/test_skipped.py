@@ -5,6 +5,7 @@ import pytest
 from mpistrat.monitor import report, waits
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.view import View
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Membership, Record
 
@@ -24,7 +25,7 @@ with strategy.chief_first() as first:
 def record(rank, place, operation, number, inside):
     entry = Entry(7, number, operation, place, 0, 5.0, 0.0, 0.0 if inside else 6.0)
     return Record(
-        **dict.fromkeys(("path", "host", "job", "program", "note"), ""),
+        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
         **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
         **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
         **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
@@ -51,25 +52,25 @@ def test_a_rank_behind_the_call_of_the_others(tmp_path, operation, call, before,
     file.write_text(SOURCE)
     late = record(0, f"{file}:{before} in <module>", "barrier", 3, False)
     waiting = record(1, f"{file}:{call} in <module>", operation, 4, True)
-    seen = report.View(
+    seen = View(
         9.0,
         (late, waiting),
-        {late.pid: ProcessFacts("S", "clock_nanosleep"), waiting.pid: ProcessFacts("R")},
-        {late.pid: Stacks((Frame(str(file), line, "<module>"),))},
+        {late.key: ProcessFacts("S", "clock_nanosleep"), waiting.key: ProcessFacts("R")},
+        {late.key: Stacks((Frame(str(file), line, "<module>"),))},
         frozenset(),
     )
     verdicts = report.judge(seen, waits.waits(seen.records, ()))
-    assert verdicts[late.pid].cause == cause
+    assert verdicts[late.key].cause == cause
 
 
 def test_without_the_source_no_rank_is_said_to_have_skipped_a_call():
     late = record(0, "gone.py:1 in <module>", "barrier", 3, False)
     waiting = record(1, "gone.py:2 in <module>", "all_reduce", 4, True)
-    seen = report.View(
+    seen = View(
         9.0,
         (late, waiting),
-        {late.pid: ProcessFacts("S", "clock_nanosleep"), waiting.pid: ProcessFacts("R")},
-        {late.pid: Stacks((Frame("gone.py", 7, "<module>"),))},
+        {late.key: ProcessFacts("S", "clock_nanosleep"), waiting.key: ProcessFacts("R")},
+        {late.key: Stacks((Frame("gone.py", 7, "<module>"),))},
         frozenset(),
     )
-    assert report.judge(seen, waits.waits(seen.records, ()))[late.pid].cause == "sleep"
+    assert report.judge(seen, waits.waits(seen.records, ()))[late.key].cause == "sleep"

@@ -12,7 +12,7 @@ from mpistrat.runtime.record.read import Entry, Membership, Record
 def record(rank, *memberships):
     """A record of a process: (token, size, number of its collective, whether it is inside)."""
     return Record(
-        **dict.fromkeys(("path", "host", "job", "program", "note"), ""),
+        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
         **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
         **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
         **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
@@ -45,7 +45,7 @@ def test_ranks_that_are_behind_are_missing():
     assert wait.entry.number == 3
 
 
-@pytest.mark.parametrize("halted", [(), (1001,)])
+@pytest.mark.parametrize("halted", [(), (" 1001",)])
 def test_a_rank_that_is_gone_inside_a_collective_is_missing(halted):
     records = [record(0, (7, 2, 3, True)), record(1, (7, 2, 3, True))]
     (wait,) = waits.waits(records, halted)

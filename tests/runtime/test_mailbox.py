@@ -1,11 +1,14 @@
 """The directory through which ranks report to rank 0 when MPI does not work."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mpistrat.runtime.process.mailbox import Inbox, Outbox, key_of
+from mpistrat.runtime.process.launch_key import key_of
+from mpistrat.runtime.process.mailbox import Inbox, Outbox
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,14 @@ def test_key_of_ranks_of_one_parent():
     words = key_of({}, one_node=True).split()
     assert words[:2] == [os.uname().nodename, str(os.getppid())]
     assert float(words[2]) / os.sysconf("SC_CLK_TCK") <= float(Path("/proc/uptime").read_text().split()[0])
+
+
+def test_key_of_ranks_on_several_nodes_of_mpich():
+    """Each node has a process that started its ranks, and that knows where mpiexec listens."""
+    program = [sys.executable, "-c", "input()", "--control-port", "node0:4711", "--rmk", "user"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as proxy:
+        assert key_of({"PMI_SIZE": "4"}, one_node=False, parent=proxy.pid) == "mpiexec node0:4711"
+        proxy.communicate(b"\n")
 
 
 class TestMailbox:

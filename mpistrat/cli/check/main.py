@@ -53,7 +53,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     from mpistrat.cli.check.checks.finding import CheckOptions, Verdict
     from mpistrat.cli.check.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
-    from mpistrat.runtime.process.mailbox import key_of
+    from mpistrat.runtime.process.launch_key import key_of
 
     try:
         placement = resolve().placement

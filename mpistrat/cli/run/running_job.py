@@ -62,11 +62,7 @@ def run(job: Job, environ: dict[str, str]) -> int:
         running = _RunningJob(job, environ, Path(folder))
         status = running.run()
     if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
-        from mpistrat.monitor import last  # a late import: seldom needed
-
-        last.keep(
-            started, running.ranks.keys(), [f"mpistrat run ended with exit status {status}"], bool(status)
-        )
+        status = running.status_by_records(started, status)
     if status:
         leftovers.remove(started)
     return status
@@ -131,6 +127,23 @@ class _RunningJob:
         if code < 0:
             self._end_orphans()
         return self._status(code)
+
+    def status_by_records(self, started: float, status: int) -> int:
+        """Return the exit status by the flight records that ranks have left, and keep these for ``mpistrat top``.
+
+        A rank that ends as it should removes its record. A rank that leaves by ``os._exit`` lets some launchers
+        succeed, and others report the ranks that they kill then.
+        """
+        from mpistrat.monitor import last  # a late import: seldom needed
+
+        records = last.left(started, self.ranks.keys())
+        texts = last.unfinished(records)
+        if texts and (not status or any(each.exit_status is not None for each in records)):
+            status = status or 1
+            for text in texts:
+                self._say(text)
+        last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status))
+        return status
 
     @property
     def _starting(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
-from mpistrat.monitor.report import View
+from mpistrat.monitor.view import View
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
@@ -142,7 +142,7 @@ def view_of(ended: Ended) -> View:
     return View(
         ended.when - ended.records[0].clock if ended.records else 0.0,
         ended.records,
-        {each.pid: process.ProcessFacts("X") for each in ended.records},
+        {each.key: process.gone() for each in ended.records},
         {},
         frozenset(),
     )

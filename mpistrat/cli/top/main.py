@@ -117,16 +117,16 @@ def _amount(count: float) -> str:
 
 def _show_stacks(job: str | None) -> None:
     from mpistrat.cli.top import jobs
-    from mpistrat.monitor import report
+    from mpistrat.monitor import report, view
 
-    seen = report.view(jobs.find(job))
+    seen = view.look(jobs.find(job))
     for line in report.classes(seen, report.waits_in(seen)):
         click.echo(line)
 
 
 def _show_last(as_json: bool) -> None:
     from mpistrat.cli.top import jobs
-    from mpistrat.monitor import last, report, waits
+    from mpistrat.monitor import last, record_json, report, waits
 
     try:
         ended = last.latest()
@@ -135,7 +135,7 @@ def _show_last(as_json: bool) -> None:
     if ended is None:
         raise jobs.NoJobError("there is no record of a job that has ended: see MPISTRAT_RECORD_DIR")
     if as_json:
-        click.echo(json.dumps([last.as_json(each) for each in ended.records]))
+        click.echo(json.dumps([record_json.as_json(each) for each in ended.records]))
         return
     seen = jobs.view_of(ended)
     found = waits.waits(ended.records, ())

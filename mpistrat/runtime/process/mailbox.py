@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime.process.launchers import FLUX, JSRUN, PALS, PMIX, SRUN
+from mpistrat.runtime.process.launch_key import hashed
 
 _RUN = "run"  # file with the name of the inbox of this launch
-
-_KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
-
-
-def key_of(environ: Mapping[str, str], *, one_node: bool) -> str | None:
-    """Return a text that only the ranks of this launch share, or None if it is not known.
-
-    Parameters
-    ----------
-    environ : mapping of str to str
-        The environment variables of this process.
-    one_node : bool
-        Whether all ranks are on one node. There the process that started them tells launches apart.
-    """
-    for names in _KEYS:
-        if all(environ.get(name) for name in names):
-            return " ".join(
-                f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
-            )
-    if one_node:
-        parent = os.getppid()
-        return f"{os.uname().nodename} {parent} {_start_of(parent)}"
-    return None
 
 
 class Inbox:
@@ -51,7 +26,7 @@ class Inbox:
     Parameters
     ----------
     key : str or None
-        See `key_of`.
+        See `launch_key.key_of`.
 
     Attributes
     ----------
@@ -75,7 +50,7 @@ class Inbox:
             for old in self._shared.iterdir():
                 if old != folder and old.is_dir():
                     shutil.rmtree(old, ignore_errors=True)
-            _write(self._shared / _RUN, folder.name)
+            write_json(self._shared / _RUN, folder.name)
 
     @property
     def works(self) -> bool:
@@ -89,7 +64,7 @@ class Inbox:
         with contextlib.suppress(OSError):
             # Sorted names are in the order in which each rank wrote its letters.
             for path in sorted(self._folder.glob("letter-*.json")):
-                letter = _read(path)
+                letter = read_json(path)
                 path.unlink()
                 if letter is None:
                     continue
@@ -106,7 +81,7 @@ class Inbox:
         self._announced.add(name)
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                _write(self._folder / name, sorted(self._heard))
+                write_json(self._folder / name, sorted(self._heard))
 
     def all_have_gone(self) -> bool:
         """Return whether all senders of letters have sent their last one."""
@@ -119,7 +94,7 @@ class Inbox:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            if _read(self._shared / _RUN) == self._folder.name:
+            if read_json(self._shared / _RUN) == self._folder.name:
                 (self._shared / _RUN).unlink()
         _remove_if_empty(self._shared)
 
@@ -133,7 +108,7 @@ class Outbox:
     Parameters
     ----------
     key : str or None
-        See `key_of`.
+        See `launch_key.key_of`.
     rank : int
     """
 
@@ -162,7 +137,7 @@ class Outbox:
         if self._shared is None:
             return False
         self._send()
-        heard = _read(self._shared / self._sent_to / name) if self._sent_to else None
+        heard = read_json(self._shared / self._sent_to / name) if self._sent_to else None
         return isinstance(heard, list) and self._name in heard
 
     def is_closed(self) -> bool:
@@ -183,15 +158,22 @@ class Outbox:
     def _send(self) -> None:
         if self._letter is None or self._shared is None:
             return
-        inbox = _read(self._shared / _RUN)
+        inbox = read_json(self._shared / _RUN)
         if isinstance(inbox, str) and inbox != self._sent_to:
             with contextlib.suppress(OSError):
                 name = f"letter-{self._rank}-{self._name}-{self._count:06}.json"
-                _write(self._shared / inbox / name, self._letter)
+                write_json(self._shared / inbox / name, self._letter)
                 self._sent_to = inbox
 
 
-def _write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Put a JSON value into a file that other users cannot read, in one step.
+
+    Raises
+    ------
+    OSError
+        If the directory is full or cannot be written to.
+    """
     temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
@@ -199,7 +181,7 @@ def _write(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """Return the JSON value in a file, or None if the file is missing or not readable."""
     try:
         return json.loads(path.read_text())
@@ -212,19 +194,11 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _start_of(process: int) -> str:
-    """Return the start time of a process, which differs if its number is used again, or an empty string."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
 def _shared(key: str | None) -> Path | None:
     """Return the directory of a key: the first that this user owns and can write to, or None."""
     if key is None:
         return None
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    name = hashed(key)
     for parent in (Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
         folder = parent / f".mpistrat-check-{name}"
         with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from mpistrat.runtime.process import failure, private_file
+from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.record import layout, process_facts, read
 from mpistrat.runtime.record.layout import Phase, Word
 
@@ -117,23 +118,47 @@ class FlightRecord:
         )  # an embedded interpreter has none
         job = next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
         self._write(layout.JOB, job)
+        self._note_launch(size)
         self.join, self.step, self.phase, self._detach = self._writers()
         self._stacks = descriptor
         words[Word.MAGIC] = layout.MAGIC
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the job."""
+        return int(self._words[Word.SIZE])
 
     def belongs_to(self, rank: int, size: int) -> None:
         """Note the rank of a process that was taken for one alone."""
         if size > self._words[Word.SIZE]:
             self._words[Word.RANK], self._words[Word.SIZE] = rank, size
+            self._note_launch(size)
+
+    def _note_launch(self, size: int) -> None:
+        if size > 1:  # processes that are alone may have one parent, too
+            self._write(layout.LAUNCH, hashed(key_of(os.environ, one_node=True) or ""))
 
     def answer(self, number: int) -> None:
-        """Write the stacks of all threads to the record when the process gets signal ``number``."""
+        """Write the stack of the main thread to the record when the process gets signal ``number``.
+
+        Only that: the handler does not hold the lock of the interpreter, and another thread may run. To follow its
+        frames has crashed one process in a hundred.
+        """
         if self._stacks is None or not number or signal.getsignal(number) is not signal.SIG_DFL:
             return
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             os.lseek(self._stacks, layout.STACKS, os.SEEK_SET)
-            faulthandler.register(number, self._stacks, all_threads=True, chain=False)
+            faulthandler.register(number, self._stacks, all_threads=False, chain=False)
             self._words[Word.SIGNAL] = number
+
+    def tell_stacks(self) -> None:
+        """Write the stacks of all threads to the record if another process has asked. Needs the interpreter's lock."""
+        asked = self._words[Word.ASKED]
+        if asked != self._words[Word.ANSWERED] and self._stacks is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                os.lseek(self._stacks, 0, os.SEEK_END)
+                faulthandler.dump_traceback(self._stacks, all_threads=True)
+            self._words[Word.ANSWERED] = asked
 
     def beat(self, every: float) -> None:
         """Note that the threads of this process run, and that the next such note comes after ``every`` seconds."""
@@ -163,16 +188,28 @@ class FlightRecord:
         return self._memory[: layout.STACKS]
 
     def in_collective(self) -> float:
-        """Return since when this process is in a collective, by the monotonic clock; infinity if it is in none."""
+        """Return since when this process is in a collective of several ranks, by the monotonic clock; else infinity."""
         words, seconds = self._words, self._seconds
         since = float("inf")
         for i in range(layout.MOST_COMMUNICATORS):
             at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
             entry = words[at + 3] - 1
-            if words[at] and entry >= 0:
+            if words[at] and words[at + 1] > 1 and entry >= 0:
                 place = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
                 if not seconds[place + layout.LEFT]:
                     since = min(since, seconds[place + layout.ENTERED])
+        return since
+
+    def idle_since(self) -> float:
+        """Return when this process last used the communicator that it has used least recently."""
+        words, seconds = self._words, self._seconds
+        since = float("inf")
+        for i in range(layout.MOST_COMMUNICATORS):
+            at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
+            entry = words[at + 3] - 1
+            if words[at] and words[at + 1] > 1 and entry >= 0:
+                place = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
+                since = min(since, max(seconds[place + layout.ENTERED], seconds[place + layout.LEFT]))
         return since
 
     def close(self) -> None:
@@ -355,6 +392,13 @@ class _OwnFiles(dict[str, bool]):
 
 _record: FlightRecord | None = None
 _off = False
+_at_start: list[Callable[[FlightRecord], object]] = []
+_at_exit: list[Callable[[], object]] = []
+
+
+def when_started(function: Callable[[FlightRecord], object]) -> None:
+    """Call a function with the record of this process when it is made, if the process is one of several ranks."""
+    _at_start.append(function)
 
 
 def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
@@ -381,6 +425,9 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         atexit.register(_record.close)
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
+    if _record is not None and size > 1:
+        while _at_start:
+            _at_start.pop()(_record)
     return _record
 
 
@@ -419,12 +466,24 @@ class phase:
             _record.phase(self._before)
 
 
+def when_left(function: Callable[[], object]) -> None:
+    """Call a function before this process ends by ``os._exit``."""
+    _at_exit.append(function)
+
+
 def _watch_exit(record: FlightRecord) -> None:
-    """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before."""
-    leave = os._exit
+    """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before.
+
+    Without that nothing tells it from a kill: once the parent of a process has waited for it, the system has
+    forgotten how it ended.
+    """
+    leave, process = os._exit, os.getpid()
 
     def _exit(status: int) -> None:
         record.exits(status)
+        while _at_exit and os.getpid() == process:
+            with contextlib.suppress(Exception):
+                _at_exit.pop()()
         leave(status)
 
     os._exit = _exit  # type: ignore[assignment]

@@ -41,6 +41,8 @@ class Word(enum.IntEnum):
     )
     EXIT_STATUS = 19  # 1 + the status given to os._exit; 0 if it was not called
     OUT_OF_MEMORY_KILLS = 20  # 1 + what the cgroup had counted when the record was made; 0 if unknown
+    ASKED = 21  # how often another process has asked for the stacks of all threads
+    ANSWERED = 22  # how often they were written
 
 
 class Phase(enum.IntEnum):

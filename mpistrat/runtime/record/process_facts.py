@@ -15,6 +15,14 @@ def started(process: int) -> int:
     return int(text.rpartition(b")")[2].split()[19])
 
 
+def parent(process: int) -> int:
+    """Return the process that started another one, or 0 if the process does not exist."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def out_of_memory_kills() -> int | None:
     """Return how many processes of this process's cgroup the system has killed for want of memory, or None."""
     with contextlib.suppress(OSError, ValueError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class Record:
     ----------
     path : str
     pid, started, rank, size, main_thread, signal : int
-    host, job, program, note : str
+    host, launch, job, program, note : str
+        ``launch`` is equal for the ranks of a node that were started together; empty if there is one rank.
     phase : Phase
     phase_since, heartbeat, beat_every, clock : float
     steps : tuple of tuple of float
@@ -85,6 +87,7 @@ class Record:
     main_thread: int
     signal: int
     host: str
+    launch: str
     job: str
     program: str
     note: str
@@ -104,9 +107,39 @@ class Record:
     entries: tuple[Entry, ...] = field(repr=False)
 
     @property
+    def key(self) -> str:
+        """A text that tells this record from those of all processes of the job, also of other nodes."""
+        return self.path or f"{self.host} {self.pid}"
+
+    def by_clock(self, clock: float) -> Record:
+        """Return the record with its times by the monotonic clock of another node, given that node's `clock`."""
+        shift = self.clock - clock
+
+        def shifted(entry: Entry) -> Entry:
+            times = {name: getattr(entry, name) for name in ("entered", "met", "left")}
+            return replace(entry, **{name: time and time + shift for name, time in times.items()})
+
+        return replace(
+            self,
+            clock=clock,
+            phase_since=self.phase_since + shift,
+            heartbeat=self.heartbeat + shift,
+            step_since=self.step_since + shift,
+            memberships=tuple(
+                replace(each, last=each.last and shifted(each.last)) for each in self.memberships
+            ),
+            entries=tuple(map(shifted, self.entries)),
+        )
+
+    @property
     def lives(self) -> bool:
         """Whether the process of this record exists. A process that ended and was not waited for does not count."""
         return process_facts.started(self.pid) == self.started and process_facts.state(self.pid) not in "ZX"
+
+    @property
+    def watches(self) -> bool:
+        """Whether the watchdog of this process runs, which must be one of this node."""
+        return self.lives and time.monotonic() - self.heartbeat <= 2 * self.beat_every
 
     @property
     def last_sign(self) -> float:
@@ -174,6 +207,33 @@ def remove_old(seconds: float, folder: str = layout.FOLDER) -> None:
                     os.unlink(entry.path)
 
 
+def ask_for_stacks(path: str | Path) -> None:
+    """Ask the process of a record for the stacks of all its threads. Its watchdog writes them when it looks next.
+
+    Raises
+    ------
+    OSError
+        If the record is gone.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        (asked,) = struct.unpack("=q", os.pread(descriptor, 8, 8 * Word.ASKED))
+        os.pwrite(descriptor, struct.pack("=q", asked + 1), 8 * Word.ASKED)
+    finally:
+        os.close(descriptor)
+
+
+def have_stacks(path: str | Path) -> bool:
+    """Return whether the process of a record has answered `ask_for_stacks`, or its record is gone."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(8 * Word.ASKED)
+            asked, answered = struct.unpack("=2q", file.read(16))
+    except (OSError, struct.error):
+        return True
+    return bool(asked == answered)
+
+
 def stacks(path: str | Path, start: int) -> str:
     """Return what faulthandler has written to a record since its file had ``start`` bytes."""
     try:
@@ -204,6 +264,7 @@ class _Reader:
             main_thread=words[Word.MAIN_THREAD],
             signal=words[Word.SIGNAL],
             host=self._text(layout.HOST),
+            launch=self._text(layout.LAUNCH),
             job=self._text(layout.JOB),
             program=self._text(layout.PROGRAM),
             note=self._text(layout.NOTE),

@@ -38,7 +38,7 @@ class Watcher:
     rank, size : int
         As the environment gives them.
     key : str or None
-        See `mailbox.key_of`.
+        See `launch_key.key_of`.
     """
 
     def __init__(self, options: CheckOptions, rank: int, size: int, key: str | None):

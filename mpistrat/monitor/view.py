@@ -1,0 +1,147 @@
+"""What is seen of the ranks of a job: their records, their stacks, and what the system says."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpistrat.monitor import links, process, record_json, stacks
+from mpistrat.monitor.links import Links
+from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.runtime.record import read
+from mpistrat.runtime.record.read import Record
+
+_SECOND_LOOK = (
+    1.0,
+    2.0,
+)  # seconds for threads that seem not to run, at least and most: a busy machine delays them
+_MISSED = 2  # heartbeats
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen of the ranks of a job.
+
+    Attributes
+    ----------
+    now : float
+        When, by the monotonic clock of a node. All times of the records are by that clock.
+    records : tuple of Record
+    facts : dict of str to ProcessFacts
+        By the key of a record.
+    stacks : dict of str to Stacks
+        By the key of a record, of the processes that answer.
+    holding : frozenset of str
+        Keys of records of processes in which no thread but the main one could run for a while.
+    links : tuple of Links
+        Of each node that was looked at.
+    hosts : tuple of str
+        The host of each rank of the job, where that is known.
+    searched : tuple of str
+        The directories in which the nodes leave notices for each other; empty where one node has all ranks.
+    """
+
+    now: float
+    records: tuple[Record, ...]
+    facts: dict[str, ProcessFacts]
+    stacks: dict[str, Stacks]
+    holding: frozenset[str]
+    links: tuple[Links, ...] = ()
+    hosts: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks that have a record here."""
+        return {each.rank for each in self.records}
+
+    @property
+    def halted(self) -> set[str]:
+        """The keys of the records of processes that are stopped or gone."""
+        return {key for key, facts in self.facts.items() if facts.state in "TtZX"}
+
+
+def look(records: Sequence[Record]) -> View:
+    """Look at the processes of records of this node: at their stacks, and at what the system says."""
+    records = sorted(records, key=lambda each: (each.rank, each.pid))
+    facts = {each.key: process.look(each.pid, each.started) for each in records}
+    found = stacks.ask(records)
+    records = [read.read(each.path) or each for each in records]
+    silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
+    if silent:
+        least, most = _SECOND_LOOK
+        time.sleep(min(most, max(least, 2 * max(each.beat_every for each in records))))
+        records = [read.read(each.path) or each for each in records]
+        silent &= {each.key for each in records if _is_silent(each)}
+    own = links.look([each.rank for each in records])
+    return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
+
+
+def _is_silent(record: Record) -> bool:
+    return bool(record.beat_every) and time.monotonic() - record.heartbeat > _MISSED * record.beat_every
+
+
+def joined(views: Sequence[View]) -> View:
+    """Return the views of several nodes as one, by the clock of the first. A record that is in several counts once."""
+    first = views[0]
+    records: dict[str, Record] = {}
+    for each in views:
+        for record in each.records:
+            records.setdefault(record.key, record.by_clock(first.records[0].clock))
+    return dataclasses.replace(
+        first,
+        records=tuple(sorted(records.values(), key=lambda each: (each.rank, each.pid))),
+        facts={key: facts for each in reversed(views) for key, facts in each.facts.items()},
+        stacks={key: found for each in reversed(views) for key, found in each.stacks.items()},
+        holding=frozenset().union(*(each.holding for each in views)),
+        links=tuple(dict.fromkeys(found for each in views for found in each.links)),
+    )
+
+
+def as_json(view: View) -> dict[str, Any]:
+    """Return what the other nodes need of a view, as values that JSON can hold."""
+    records = [dataclasses.replace(each, steps=()) for each in view.records]
+    return {
+        "now": view.now,
+        "records": [record_json.as_json(each, 1) for each in records],
+        "facts": {key: dataclasses.asdict(each) for key, each in view.facts.items()},
+        "stacks": view.stacks,
+        "holding": sorted(view.holding),
+        "links": [dataclasses.asdict(each) for each in view.links],
+    }
+
+
+def from_json(told: dict[str, Any]) -> View:
+    """Return the view of values that `as_json` made.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If the values are of another version of the package, or damaged.
+    """
+    return View(
+        told["now"],
+        tuple(map(record_json.from_json, told["records"])),
+        {key: ProcessFacts(**each) for key, each in told["facts"].items()},
+        {
+            key: Stacks(_stack(main), tuple(map(_stack, others)))
+            for key, (main, others) in told["stacks"].items()
+        },
+        frozenset(told["holding"]),
+        tuple(map(_links, told["links"])),
+    )
+
+
+def _links(told: dict[str, Any]) -> Links:
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in told.items()
+    }
+    return Links(**values)
+
+
+def _stack(frames: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
+    return tuple(Frame(*each) for each in frames)

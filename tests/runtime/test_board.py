@@ -1,0 +1,81 @@
+"""The board on which the nodes of a job leave notices for each other."""
+
+import os
+import time
+
+import pytest
+
+from mpistrat.runtime.process.board import Board
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    """Three directories: that for work, the home, and that for temporary files."""
+    for name in ("work", "home", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path
+
+
+def test_nodes_that_share_one_directory_only_read_each_others_notices(places, monkeypatch):
+    Board("job").post("first", {"rank": 0})
+    (places / "elsewhere").mkdir()
+    monkeypatch.chdir(places / "elsewhere")  # another node: only the home is the same
+    monkeypatch.setattr("tempfile.tempdir", str(places / "elsewhere"))
+    other = Board("job")
+    assert other.names() == {"first"}
+    assert other.read("first") == {"rank": 0}
+    assert other.claim("report")
+    monkeypatch.chdir(places / "work")
+    assert not Board("job").claim("report")
+
+
+def test_a_board_leaves_nothing(places):
+    board = Board("job")
+    assert not any(places.rglob("*board*"))  # not before the first notice
+    board.post("first", 1)
+    board.take_down("first")
+    assert board.names() == set()
+    board.remove()
+    assert not any(places.rglob("*board*"))
+
+
+def test_the_boards_of_jobs_do_not_mix(places):
+    Board("job").post("first", 1)
+    assert Board("other").names() == set()
+    assert Board("other").read("first") is None
+
+
+def test_a_directory_that_others_can_write_to_is_passed_over(places):
+    Board("job").post("first", 1)
+    for folder in places.rglob(".mpistrat-board-*"):
+        folder.chmod(0o777)
+    assert Board("job").names() == set()
+    assert not Board("job").read("first")
+
+
+def test_places_that_cannot_be_written_are_passed_over(places):
+    (places / "work" / "file").touch()
+    board = Board("job", [places / "work" / "file"])
+    board.post("first", 1)
+    assert board.read("first") == 1
+
+
+def test_old_boards_are_removed(places):
+    Board("killed").post("first", 1)
+    old = list((places / "work").glob(".mpistrat-board-*"))
+    for folder in old:
+        os.utime(folder, (time.time() - 1e6,) * 2)
+    Board("job").post("first", 1)
+    assert old
+    assert not any(each.exists() for each in old)
+
+
+def test_a_damaged_notice_is_none(places):
+    board = Board("job")
+    board.post("first", 1)
+    for path in places.rglob("first.json"):
+        path.write_text("{")
+    assert board.read("first") is None
