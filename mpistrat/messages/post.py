@@ -23,6 +23,7 @@ _HEADER = struct.Struct("<IIB")
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 29  # bytes of a message at most: MPI counts to 2**31
 _LARGEST_STREAM = 1 << 28
+_GROUPS = 1 << 15  # tags that every MPI library has
 
 
 class Letter(NamedTuple):
@@ -73,6 +74,7 @@ class Post:
         self.lock = threading.RLock()
         self.closed = False
         self._broken = False
+        self._within = 0  # depth of the calls that send or receive
         self._numbers = itertools.count()
         self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
@@ -208,11 +210,32 @@ class Post:
                     f"rank {self.rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
                     "the program"
                 )
+            self._within += 1
             try:
                 yield
             except BaseException:
                 self._broken = True
                 raise
+            finally:
+                self._within -= 1
+
+    def communicator(self, ranks: tuple[int, ...], number: int) -> Any:
+        """Return a communicator of some ranks. Collective over these: all give the same number.
+
+        Other ranks may send them letters meanwhile.
+        """
+        group = self._comm.Get_group()
+        some = group.Incl(ranks)
+        try:
+            return self._comm.Create_group(some, number % _GROUPS)
+        finally:
+            some.Free()
+            group.Free()
+
+    @property
+    def between_letters(self) -> bool:
+        """Whether this process is outside of a letter, so that an exception loses none."""
+        return not self._within
 
     def close(self) -> None:
         """Free the communicator. Collective, after `contact.say_goodbye`."""
