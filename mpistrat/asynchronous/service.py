@@ -24,6 +24,7 @@ from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
 from mpistrat.variables.store import VariableStore
 
+_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
 _LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
 
 
@@ -99,7 +100,7 @@ class _Worker:
             yield
         finally:
             ended.set()
-            thread.join()
+            thread.join(_GRACE)
 
     def _look(self, ended: threading.Event) -> None:
         seen = None
