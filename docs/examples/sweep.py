@@ -35,13 +35,6 @@ def accuracy(inputs, targets, width, ridge):
     return float(((unknown @ weights).argmax(axis=1) == targets[-500:].argmax(axis=1)).mean())
 
 
-def task(setting):
-    """Do one setting on a worker. Return what came out, and the worker's rank and times."""
-    start = time.time()
-    inputs, targets = data()
-    return setting, accuracy(inputs, targets, *setting), MPI.COMM_WORLD.rank, start, time.time()
-
-
 def plot(results, path):
     """Draw a Gantt chart: one row for each rank, one bar for each task, coloured by accuracy."""
     import matplotlib
@@ -69,7 +62,15 @@ def main():
     with Executor(MPI.COMM_WORLD, retries=1, progress=True) as executor:
         if executor is None:  # a worker: it has run its tasks inside of the block
             return
-        widths = np.unique(np.geomspace(16, 768, options.widths).astype(int)).tolist()
+        inputs, targets = data()
+
+        # Sent once to each worker, with the arrays that it captures.
+        def task(setting):
+            start = time.time()
+            result = accuracy(inputs, targets, *setting)
+            return setting, result, MPI.COMM_WORLD.rank, start, time.time()
+
+        widths = np.unique(np.geomspace(16, 512, options.widths).astype(int)).tolist()
         ridges = np.geomspace(1e-3, 1e2, options.ridges).tolist()
         results = list(executor.map(task, itertools.product(widths, ridges)))
         print(executor.statistics())

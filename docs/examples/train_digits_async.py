@@ -18,6 +18,8 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 
+NAMES = ("images", "labels")
+
 
 def train(resolver, options):
     """Train on the coordinator. Return the accuracy on the test images."""
@@ -38,8 +40,7 @@ def train(resolver, options):
     # Each worker reads all data, in an order of its own, and begins again at the end.
     def batches():
         worker = experimental_get_current_worker_index()
-        names = ("images", "labels")
-        dataset = mpistrat.data.Dataset.from_hdf5(options.data_dir / "train-*.h5", names)
+        dataset = mpistrat.data.Dataset.from_hdf5(options.data_dir / "train-*.h5", NAMES)
         return dataset.shuffle(seed=worker).batch(options.batch_size).map(scaled).repeat()
 
     def step(iterator):
@@ -62,8 +63,8 @@ def train(resolver, options):
         coordinator.join()
         print(f"step {done + steps:4d}  loss {np.mean(coordinator.fetch(losses)):.4f}")
 
-    (images, labels) = next(iter(mpistrat.data.Dataset.from_hdf5(options.data_dir / "test.h5").batch(360)))
-    images, labels = scaled(images, labels)
+    test = mpistrat.data.Dataset.from_hdf5(options.data_dir / "test.h5", NAMES).batch(360).map(scaled)
+    images, labels = next(iter(test))
     _, outputs = digits.forward([v.read_value() for v in variables], images)
     accuracy = float((outputs.argmax(axis=1) == labels).mean())
     print(f"test accuracy {accuracy:.3f}  {len(labels)} images  {time.monotonic() - start:.1f} s")

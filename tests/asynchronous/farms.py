@@ -27,6 +27,7 @@ def farm():
             tasks_of_several_ranks(executor)
             wrong_numbers_of_ranks(executor)
             statistics(executor)
+            more_functions_than_workers_keep(executor)
             maps(executor)
     with Executor(MPI.COMM_WORLD, time_limit=0.2) as executor:
         if executor is not None:
@@ -120,6 +121,12 @@ def wait_or_fail(i):
     time.sleep(0.01)
     if i == 2:
         raise ArithmeticError(i)
+
+
+def more_functions_than_workers_keep(executor):
+    functions = [lambda x, i=i: x + i for i in range(300)]
+    futures = [executor.submit(function, 1) for function in functions * 2]
+    assert [future.result() for future in futures] == [*range(1, 301)] * 2
 
 
 def statistics(executor):

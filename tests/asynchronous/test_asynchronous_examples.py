@@ -19,6 +19,6 @@ def test_a_sweep_tries_all_settings(run_ranks, tmp_path):
     options = ("--widths=4", "--ridges=3")
     ended = run_ranks(3, EXAMPLES / "sweep.py", *options, limit=60, cwd=tmp_path).check()
     assert re.search(
-        r"^12 settings, best: accuracy 0\.9\d\d with 768 features", ended.output, re.MULTILINE
+        r"^12 settings, best: accuracy 0\.9\d\d with \d+ features", ended.output, re.MULTILINE
     ), str(ended)
     assert (tmp_path / "sweep-out" / "gantt.png").read_bytes().startswith(b"\x89PNG")
