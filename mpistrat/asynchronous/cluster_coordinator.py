@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpistrat import nest
+from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.remote_value import (
     CancelledError,
     KeptOnWorkers,
@@ -15,7 +16,8 @@ from mpistrat.asynchronous.remote_value import (
     RemoteValue,
     ScheduledValue,
 )
-from mpistrat.asynchronous.tasks import Dispatcher, Task, dispatcher_of
+from mpistrat.asynchronous.statistics import Statistics
+from mpistrat.asynchronous.task import Task
 from mpistrat.data import Dataset
 from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import Packed, is_plain, pack, refer, refuse
@@ -188,6 +190,10 @@ class ClusterCoordinator:
         self._dispatcher.progress()
         self._raise_kept()
         return not self._dispatcher.unfinished(self)
+
+    def statistics(self) -> Statistics:
+        """Return what the workers have done, as of the last call that made progress."""
+        return self._dispatcher.statistics()
 
     def fetch(self, val: Any) -> Any:
         """Wait for the RemoteValues of a structure, and return it with their results in place of them.

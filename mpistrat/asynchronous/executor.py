@@ -5,15 +5,22 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import itertools
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.service import serve
-from mpistrat.asynchronous.tasks import Dispatcher, Task, dispatcher_of
+from mpistrat.asynchronous.statistics import Statistics
+from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
+from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import pack
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
@@ -34,11 +41,16 @@ class Executor(concurrent.futures.Executor):
     where : mpi4py.MPI.Intracomm or ParameterServerStrategy
     retries : int
         How many times a call that raised an exception runs again, on any worker, before its future raises it.
+    time_limit : float, optional
+        Seconds after which TimeoutError is raised in a call, between two steps of Python. Compiled code is not
+        interrupted.
+    progress : bool
+        Whether rank 0 shows a bar: how many of the calls have ended. ``MPISTRAT_PROGRESS=0`` turns it off.
 
     Raises
     ------
     ValueError
-        If the communicator has one rank, or ``retries`` is negative.
+        If the communicator has one rank, ``retries`` is negative, or ``time_limit`` is not above 0.
     TypeError
         If ``where`` is something else.
     RuntimeError
@@ -54,9 +66,13 @@ class Executor(concurrent.futures.Executor):
     [3, 2, 1]
     """
 
-    def __init__(self, where: Any, *, retries: int = 0):
+    def __init__(
+        self, where: Any, *, retries: int = 0, time_limit: float | None = None, progress: bool = False
+    ):
         if retries < 0:
             raise ValueError(f"retries must be 0 or more, not {retries}")
+        if time_limit is not None and not 0 < time_limit < float("inf"):
+            raise ValueError(f"time_limit must be a number of seconds above 0, not {time_limit}")
         MPI = mpi.start()
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
@@ -70,13 +86,14 @@ class Executor(concurrent.futures.Executor):
             self._contact = meet_on(where)
         else:
             raise TypeError(f"an Executor takes a communicator or a ParameterServerStrategy, not {where!r}")
-        self._retries = retries
+        self._retries, self._time_limit = retries, time_limit
         self._serves = self._contact.roles.chief != self._contact.post.rank
         self._open: set[concurrent.futures.Future[Any]] = set()
         self._change = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
         if not self._serves:
+            self._bar = _bar(progress)
             if self._strategy is None:
                 self._dispatcher = Dispatcher(self._contact)
             else:
@@ -87,6 +104,7 @@ class Executor(concurrent.futures.Executor):
 
     def __enter__(self) -> Executor | None:  # type: ignore[override]  # None on the ranks that serve
         if not self._serves:
+            _entered.append(self)
             return self
         self._serve()
         return None
@@ -103,32 +121,82 @@ class Executor(concurrent.futures.Executor):
 
     def __exit__(self, *exc_info: object) -> None:
         if not self._serves:
+            _entered.remove(self)
             self.shutdown(wait=True)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+    @property
+    def workers(self) -> int:
+        """Number of ranks that run functions."""
+        return len(self._contact.roles.workers)
+
+    def statistics(self) -> Statistics:
+        """Return what the workers have done. ``print`` shows it as a table.
+
+        Raises
+        ------
+        RuntimeError
+            On a rank that is not the coordinator.
+        """
+        self._require_coordinator()
+        return self._dispatcher.statistics()
+
+    def _require_coordinator(self) -> None:
+        if self._serves:
+            raise RuntimeError(f"{self._contact.role} is a worker: rank 0 submits, inside the with block")
+
+    def submit(  # type: ignore[override]  # a number of ranks is a new argument
+        self, fn: Callable[..., Any], /, *args: Any, ranks: int | None = None, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
         """Queue a call of a function, and return its future.
 
         The function and its arguments are sent by value, and large arrays without a copy by pickle. A plain function
         is sent once to each worker.
 
+        Parameters
+        ----------
+        fn : callable
+        *args, **kwargs : object
+            Its arguments.
+        ranks : int, optional
+            Number of workers that call ``fn(comm, *args, **kwargs)`` together, where ``comm`` is their communicator.
+            The future gets the result of rank 0 of ``comm``. Later calls wait until so many workers are free.
+
         Raises
         ------
         TypeError
             If the function is not callable, or a part of the call cannot be sent.
+        ValueError
+            If ``ranks`` is not between 1 and the number of workers.
         RuntimeError
             After `shutdown`, and on a rank that is not the coordinator.
         """
-        if self._serves:
-            raise RuntimeError(f"{self._contact.role} is a worker: rank 0 submits, inside the with block")
+        self._require_coordinator()
+        if ranks is not None and not 1 <= ranks <= self.workers:
+            raise ValueError(
+                f"ranks must be between 1 and {self.workers}, the number of workers, not {ranks}"
+            )
+        return self._submit(self._packed(fn), fn, args, kwargs, ranks)
+
+    def _packed(self, fn: Callable[..., Any]) -> SentFunction:
         if not callable(fn):
-            raise TypeError(f"submit takes a function, not {fn!r}")
-        function = self._contact.functions.packed(fn)
+            raise TypeError(f"an Executor runs a function, not {fn!r}")
+        return self._contact.functions.packed(fn)
+
+    def _submit(
+        self,
+        function: SentFunction,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ranks: int | None = None,
+    ) -> concurrent.futures.Future[Any]:
         arguments, references = pack((args, kwargs), copy=True)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._change:
             if self._closed:
                 raise RuntimeError("the Executor was shut down: submit before that")
             self._open.add(future)
+            self._bar.total += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="mpistrat-executor", daemon=True)
                 self._thread.start()
@@ -149,9 +217,11 @@ class Executor(concurrent.futures.Executor):
                     future.set_result(value)
                 with self._change:
                     self._open.discard(future)
+                    self._bar.update()
                     self._change.notify_all()
 
-            return Task(function, arguments, number, self, (fn, references, self._strategy), ended, began)
+            kept = (fn, function.references, references, self._strategy)
+            return Task(function, arguments, number, self, kept, ended, began, ranks, self._time_limit)
 
         self._dispatcher.add(attempt(self._retries))
         return future
@@ -182,14 +252,22 @@ class Executor(concurrent.futures.Executor):
         """
         if chunksize < 1:
             raise ValueError(f"chunksize must be 1 or more, not {chunksize}")
+        self._require_coordinator()
+        calls = zip(*iterables, strict=False)
         if chunksize == 1:
-            return super().map(fn, *iterables, timeout=timeout)
+            return self._map(fn, calls, timeout)
 
-        def call_each(chunk: list[tuple[Any, ...]]) -> list[Any]:
+        def call_each(*chunk: tuple[Any, ...]) -> list[Any]:
             return [fn(*arguments) for arguments in chunk]
 
-        chunks = _chunks(zip(*iterables, strict=False), chunksize)
-        return itertools.chain.from_iterable(super().map(call_each, chunks, timeout=timeout))
+        return itertools.chain.from_iterable(self._map(call_each, _chunks(calls, chunksize), timeout))
+
+    def _map(
+        self, fn: Callable[..., Any], calls: Iterable[tuple[Any, ...]], timeout: float | None
+    ) -> Iterator[Any]:
+        function = self._packed(fn)  # once: an object that is not a plain function is packed at each use
+        end = None if timeout is None else time.monotonic() + timeout
+        return _results([self._submit(function, fn, call, {}) for call in calls], end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls. Free the ranks that serve a communicator when all calls have ended.
@@ -212,6 +290,7 @@ class Executor(concurrent.futures.Executor):
         if wait and not self._serves:
             if self._thread is not None:
                 self._thread.join()
+            self._bar.close()
             if self._strategy is None and not self._contact.post.closed:
                 say_goodbye(self._contact.post)
                 self._contact.post.close()
@@ -250,7 +329,41 @@ class Executor(concurrent.futures.Executor):
                 backoff.pause()
 
 
-def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+def _bar(shown: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    shown = shown and rc.progress is not False and (rc.progress or sys.stderr.isatty())
+    return tqdm(total=0, desc="calls", unit="call", disable=not shown, leave=False)
+
+
+def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, ...]]:
     iterator = iter(calls)
-    while chunk := list(itertools.islice(iterator, size)):
+    while chunk := tuple(itertools.islice(iterator, size)):
         yield chunk
+
+
+def _results(futures: list[concurrent.futures.Future[Any]], end: float | None) -> Iterator[Any]:
+    """Yield the results in their order. Cancel the other futures if one fails or the caller stops."""
+    waiting = deque(futures)
+    try:
+        while waiting:
+            yield waiting.popleft().result(None if end is None else end - time.monotonic())
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+_entered: list[Executor] = []  # those whose with block this rank is in
+
+
+def current_executor() -> Executor:
+    """Return the executor of the innermost ``with`` block that this rank is in.
+
+    Raises
+    ------
+    RuntimeError
+        Outside of such a block.
+    """
+    if not _entered:
+        raise RuntimeError("no Executor is in use: call this in its with block, on the coordinator")
+    return _entered[-1]

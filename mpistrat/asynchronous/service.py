@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -10,16 +11,21 @@ from typing import Any
 
 from mpistrat import context, nest
 from mpistrat.asynchronous import on_worker
+from mpistrat.asynchronous.time_limit import time_limit
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
 from mpistrat.variables.store import VariableStore
+
+_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
+_LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
 
 
 def serve(contact: Contact) -> None:
@@ -55,38 +61,71 @@ def _say_goodbye(contact: Contact, letter: Letter) -> None:
 
 
 class _Worker:
-    """A worker: runs one task at a time, in the order in which they arrive."""
+    """A worker: does what letters ask for, one after the other, in the order in which they arrive."""
 
     def __init__(self, contact: Contact, number: int):
         self._contact, self._post = contact, contact.post
         self._functions = FunctionKeeper()
-        self._tasks: deque[Letter] = deque()
+        self._letters: deque[Letter] = deque()
         self._parts = on_worker.begin(number)
+        self._running: object = None  # the task that runs; another object for each
 
     def serve(self) -> None:
-        backoff = Backoff()
-        while True:
-            letter = self._post.receive()
-            if letter is not None:
+        with self._looking():
+            backoff = Backoff()
+            while True:
+                self._take_letters()
+                with self._post.lock:
+                    letter = self._letters.popleft() if self._letters else None
+                if letter is None:
+                    backoff.pause()
+                    continue
                 backoff.reset()
                 if letter.kind == "goodbye":
                     _say_goodbye(self._contact, letter)
                     return
                 self._handle(letter)
-            elif self._tasks:  # after all letters: one of them may take a task back
-                self._run(self._tasks.popleft())
-                backoff.reset()
-            else:
-                backoff.pause()
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Look for letters in a thread while a task runs, so that the task after it can be taken back."""
+        MPI = mpi.start()
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=self._look, args=(ended,), name="mpistrat-worker", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(_GRACE)
+
+    def _look(self, ended: threading.Event) -> None:
+        seen = None
+        while not ended.wait(_LOOK):
+            if self._running is not None and self._running is seen:
+                self._take_letters()
+            seen = self._running
+
+    def _take_letters(self) -> None:
+        """Take the letters that have arrived, and give back tasks that are not begun if one of them asks for it."""
+        with self._post.lock:  # the other thread waits: letters stay in order, and a task begins or goes back
+            while (letter := self._post.receive()) is not None:
+                if letter.kind in ("drop", "goodbye"):
+                    tasks = [each for each in self._letters if each.kind == "task"]
+                    self._letters = deque(each for each in self._letters if each.kind != "task")
+                    if letter.kind == "drop":
+                        self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
+                        continue
+                self._letters.append(letter)
 
     def _handle(self, letter: Letter) -> None:
         if letter.kind == "task":
-            self._tasks.append(letter)
+            self._run(letter)
         elif letter.kind == "function":
             self._functions.keep(letter)
-        elif letter.kind == "drop":
-            self._post.send(letter.source, "dropped", tuple(task.head[0] for task in self._tasks))
-            self._tasks.clear()
         elif letter.kind == "part":
             key, digest, strategy = letter.head
             with _in_scope(strategy):
@@ -97,13 +136,20 @@ class _Worker:
             self._parts.free(letter.head[0])
 
     def _run(self, letter: Letter) -> None:
-        number, digest, strategy = letter.head
+        number, digest, strategy, together, seconds = letter.head
+        self._running = letter
         start = time.perf_counter()
         try:
             function = self._functions.function(letter.source, digest)
             args, kwargs = unpack(letter.body)
-            with _in_scope(strategy):
+            comm = None if together is None else self._post.communicator(together, number)
+            if comm is not None:
+                args = (comm, *args)
+            with _in_scope(strategy), time_limit(seconds, self._post):
                 result = function(*args, **kwargs)
+            if comm is not None:
+                result = result if comm.rank == 0 else None
+                comm.Free()  # not after an error: another rank may still use it
             body, kind = pack(_without_variables(result))[0], "result"
         except KeyboardInterrupt:
             raise
@@ -112,6 +158,7 @@ class _Worker:
         self._post.send(letter.source, kind, (number, time.perf_counter() - start), body)
         if body.buffers:
             self._post.flush()  # the next task may change the arrays
+        self._running = None
 
 
 @contextmanager

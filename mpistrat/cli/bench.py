@@ -20,6 +20,7 @@ SUBJECTS = {
     "gradients": "All-reduce of the gradients of known networks.",
     "overlap": "The part of an all-reduce that overlaps with computation.",
     "closures": "Calls of functions on other ranks.",
+    "farm": "A task farm: sleeping tasks of unequal length, beside list scheduling.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 

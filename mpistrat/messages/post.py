@@ -7,8 +7,7 @@ import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ _HEADER = struct.Struct("<IIB")
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 29  # bytes of a message at most: MPI counts to 2**31
 _LARGEST_STREAM = 1 << 28
+_GROUPS = 1 << 15  # tags that every MPI library has
 
 
 class Letter(NamedTuple):
@@ -44,6 +44,45 @@ class Letter(NamedTuple):
     kind: str
     head: tuple[Any, ...]
     body: Packed
+
+
+class _Depth(threading.local):
+    depth = 0
+
+
+class _Whole:
+    """A context in which a letter is sent or received. If an exception leaves it, a letter may be lost.
+
+    A class, because contexts of `contextlib` take 2 us longer, at eight for each task.
+    """
+
+    __slots__ = ("_broken", "_lock", "_of_thread", "_rank")
+
+    def __init__(self, lock: threading.RLock, rank: int):
+        self._lock, self._rank = lock, rank
+        self._broken = False
+        self._of_thread = _Depth()
+
+    @property
+    def entered(self) -> bool:
+        """Whether this thread is in such a context, or about to be."""
+        return self._of_thread.depth > 0
+
+    def __enter__(self) -> None:
+        self._of_thread.depth += 1  # first: a signal handler that asks must not raise while the lock is held
+        self._lock.acquire()
+        if self._broken:
+            self._lock.release()
+            self._of_thread.depth -= 1
+            raise RuntimeError(
+                f"rank {self._rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
+                "the program"
+            )
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._broken |= kind is not None
+        self._lock.release()
+        self._of_thread.depth -= 1
 
 
 class Post:
@@ -71,8 +110,8 @@ class Post:
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
+        self._whole = _Whole(self.lock, self.rank)
         self.closed = False
-        self._broken = False
         self._numbers = itertools.count()
         self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
@@ -97,7 +136,7 @@ class Post:
         lengths = [_LENGTH.pack(memoryview(each).nbytes) for each in buffers]
         frame = b"".join([_HEADER.pack(len(facts), len(buffers), aside), *lengths, facts, stream])
         byte = self._mpi.BYTE
-        with self._whole():
+        with self._whole:
             requests = [self._comm.Isend([frame, byte], to, tag)]
             for buffer in buffers:
                 requests += [self._comm.Isend([piece, byte], to, tag + 1) for piece in _pieces(buffer)]
@@ -114,7 +153,7 @@ class Post:
 
     def receive(self, tag: int = REQUEST) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
-        with self._whole():
+        with self._whole:
             if self._sends:
                 self._forget_sent()
             if self._awaited and tag == REQUEST:
@@ -199,20 +238,23 @@ class Post:
         failure: Failure = failure_of(error, where)
         self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Hold the lock. If an exception, such as KeyboardInterrupt, leaves the context, a letter may be lost."""
-        with self.lock:
-            if self._broken:
-                raise RuntimeError(
-                    f"rank {self.rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
-                    "the program"
-                )
-            try:
-                yield
-            except BaseException:
-                self._broken = True
-                raise
+    def communicator(self, ranks: tuple[int, ...], number: int) -> Any:
+        """Return a communicator of some ranks. Collective over these: all give the same number.
+
+        Other ranks may send them letters meanwhile.
+        """
+        group = self._comm.Get_group()
+        some = group.Incl(ranks)
+        try:
+            return self._comm.Create_group(some, number % _GROUPS)
+        finally:
+            some.Free()
+            group.Free()
+
+    @property
+    def between_letters(self) -> bool:
+        """Whether this thread is outside of a letter, so that an exception loses none."""
+        return not self._whole.entered
 
     def close(self) -> None:
         """Free the communicator. Collective, after `contact.say_goodbye`."""

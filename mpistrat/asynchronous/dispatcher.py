@@ -1,0 +1,299 @@
+"""The tasks of a coordinator: the queue of those that wait, and the workers that have the others."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
+from mpistrat.asynchronous.task import Task
+from mpistrat.messages.backoff import Backoff
+from mpistrat.messages.contact import Contact, role_in_words
+from mpistrat.messages.pickling import Packed, unpack
+from mpistrat.messages.post import Letter
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.process import failure
+
+_QUICK = 0.002  # seconds; a worker whose last task took less is handed one more before it asks
+
+
+class _Worker:
+    """What the coordinator knows of a worker: its tasks, whether they are short, and what it has done."""
+
+    __slots__ = ("busy", "dropping", "ended", "failed", "quick", "rank", "since", "tasks")
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.tasks: dict[int, Task] = {}
+        self.quick = False
+        self.dropping = False
+        self.since = 0.0  # when it got the task that it runs
+        self.ended = self.failed = 0
+        self.busy = 0.0
+
+
+class Dispatcher:
+    """The tasks of a coordinator: queued, and handed to workers that have nothing to do.
+
+    It makes progress in `progress`, which all other calls use. A worker has one task at a time, or two if its last
+    one was short: it then begins the second before the coordinator has seen the result of the first. If the first
+    takes long after all, the second is taken back for a worker that idles.
+
+    Parameters
+    ----------
+    contact : Contact
+    """
+
+    def __init__(self, contact: Contact):
+        self._contact = contact
+        self._post = contact.post
+        self._queue: deque[Task] = deque()
+        self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}
+        self._ahead: set[_Worker] = set()  # those that have two tasks
+        self._numbers = itertools.count()
+        self._busy = False  # whether no worker takes another task before it has sent a result
+        self._open: Counter[int] = Counter()
+        self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
+        self._ended: deque[Task] = deque()
+        self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
+        self._clock = Clock()
+        self.lock = contact.post.lock
+        self.freed: deque[int] = deque()
+
+    @property
+    def queued(self) -> int:
+        """Number of tasks that wait for a worker."""
+        return len(self._queue)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._workers)
+
+    def unfinished(self, owner: object) -> int:
+        """Return the number of tasks of an owner that have not ended."""
+        return self._open.get(id(owner), 0)
+
+    def statistics(self) -> Statistics:
+        """Return what the workers have done."""
+        with self.lock:
+            workers = tuple(
+                WorkerStatistics(each.rank, each.ended, each.failed, each.busy)
+                for each in self._workers.values()
+            )
+            running = len({number for each in self._workers.values() for number in each.tasks})
+            ended = sum(each.ended for each in workers)
+            seconds = self._clock.seconds(bool(running or self._queue))
+            return Statistics(len(self._queue), running, ended, seconds, workers)
+
+    def add(self, task: Task) -> None:
+        """Queue a task."""
+        with self.lock:
+            self._clock.start()
+            self._open[id(task.owner)] += 1
+            self._queue.append(task)
+        self.progress()
+
+    def tell_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
+        """Send a letter to every worker, which acts on it before later tasks."""
+        for rank in self._workers:
+            self._post.send(rank, kind, head, body)
+
+    def progress(self) -> bool:
+        """Take the results that have arrived, and hand out tasks. Return whether a result arrived."""
+        if self._post.closed:
+            return False
+        with self.lock:
+            arrived = False
+            while (letter := self._post.receive()) is not None:
+                self._take(letter)
+                arrived = True
+            while self.freed:
+                key = self.freed.popleft()
+                for rank in self._workers:
+                    self._post.send(rank, "free", (key,))
+            if arrived:  # also if nothing is queued: the next task finds a free worker
+                self._busy = False
+            if self._queue and not self._busy:
+                self._hand_out()
+                self._busy = bool(self._queue)
+            if self._ahead:
+                self._take_back()
+            if self._failed:
+                self._check_failed()
+        self._tell_owners()
+        return arrived
+
+    def _tell_owners(self) -> None:
+        """Tell the owners of tasks that have ended, without the lock: they may hold locks of their own."""
+        while self._ended:
+            try:
+                task = self._ended.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                task.ended(task.value, task.error)
+            finally:
+                with self.lock:
+                    self._open[id(task.owner)] -= 1
+                    if not self._open[id(task.owner)]:
+                        del self._open[id(task.owner)]
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Make progress until a condition holds.
+
+        Raises
+        ------
+        RuntimeError
+            If the workers have been let go, so that it never holds.
+        """
+        backoff = Backoff()
+        while not until():
+            self._post.require_open()
+            if self.progress():
+                backoff.reset()
+            elif not until():
+                backoff.pause()
+
+    def cancel_queued(self, owner: object, error: Callable[[], BaseException]) -> None:
+        """End the tasks of an owner that no worker has begun, with an error."""
+        with self.lock:
+            waiting, self._queue = self._queue, deque()
+            self._cancelling[id(owner)] = error
+            for task in waiting:
+                self._queue_again(task, self._queue.append)
+            for worker in self._ahead:
+                self._ask_back(worker)
+        try:
+            self.wait(lambda: not any(worker.dropping for worker in self._workers.values()))
+        finally:
+            del self._cancelling[id(owner)]
+        self._tell_owners()
+
+    def _queue_again(self, task: Task, queue: Callable[[Task], None]) -> None:
+        """Queue a task that was not begun, unless its owner cancels its tasks."""
+        error = self._cancelling.get(id(task.owner))
+        if error is None:
+            queue(task)
+        else:
+            task.error = error()
+            self._ended.append(task)
+
+    # --- letters of workers --------------------------------------------------------------------------------
+
+    def _take(self, letter: Letter) -> None:
+        worker = self._workers[letter.source]
+        if letter.kind == "dropped":
+            worker.dropping = False
+            for number in reversed(letter.head):
+                task = worker.tasks.pop(number)
+                task.running.remove(worker.rank)
+                self._queue_again(task, self._queue.appendleft)
+        else:
+            self._take_outcome(worker, letter)
+        if len(worker.tasks) < 2:
+            self._ahead.discard(worker)
+
+    def _take_outcome(self, worker: _Worker, letter: Letter) -> None:
+        number, seconds = letter.head
+        task = worker.tasks.pop(number)
+        worker.quick, worker.since = seconds < _QUICK, time.monotonic()
+        worker.ended += 1
+        worker.busy += seconds
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = unpack(letter.body)
+        except Exception as raised:  # a class that the coordinator cannot rebuild
+            error = raised
+        if letter.kind == "failed" and error is None:
+            value, error = None, value.error()
+        worker.failed += error is not None
+        if task.take(worker.rank, value, error):
+            self._clock.note()
+            self._ended.append(task)
+        elif error is not None:
+            self._failed.append(task)
+
+    def _check_failed(self) -> None:
+        """End the job if a task of several ranks has failed on some, and the others wait for those."""
+        self._failed = [task for task in self._failed if task.running]
+        for task in self._failed:
+            if task.failed_at is not None and time.monotonic() > task.failed_at + rc.contact_seconds:
+                still = ", ".join(role_in_words(self._contact.roles, rank) for rank in sorted(task.running))
+                cause = getattr(task.error, "__cause__", None)
+                failure.end_job(
+                    f"{cause}\nA function of {task.ranks} ranks raised this error {rc.contact_seconds:g} s ago, and "
+                    f"still runs on {still}. A collective cannot be interrupted, so the job ends. Catch errors in the "
+                    "function and tell the other ranks, or raise MPISTRAT_CONTACT_SECONDS"
+                )
+
+    # --- tasks to workers ----------------------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        """Hand queued tasks to workers, in the order of the queue."""
+        free = self._free_workers()
+        while self._queue:
+            task = self._queue[0]
+            if task.ranks is None:
+                workers = [*itertools.islice(free, 1)]
+            else:
+                idle = (worker for worker in self._workers.values() if not (worker.tasks or worker.dropping))
+                workers = [*itertools.islice(idle, task.ranks)]
+                if len(workers) < task.ranks:
+                    return
+            if not workers:
+                return
+            self._queue.popleft()
+            if task.began is not None and not task.began():
+                self._ended.append(task)
+                free = self._free_workers()
+                continue
+            self._hand(task, workers)
+
+    def _free_workers(self) -> Iterator[_Worker]:
+        """Yield the workers without a task, then those that may be handed one more."""
+        for most in (0, 1):
+            for worker in self._workers.values():
+                if len(worker.tasks) > most or worker.dropping:
+                    continue
+                if not worker.tasks or (worker.quick and self._queue[0].light):
+                    yield worker
+
+    def _hand(self, task: Task, workers: list[_Worker]) -> None:
+        head = task.hand_to(next(self._numbers), [worker.rank for worker in workers])
+        for worker in workers:
+            if worker.tasks:
+                self._ahead.add(worker)
+            else:
+                worker.since = time.monotonic()
+            worker.tasks[task.number] = task
+            if task.ranks is not None:
+                worker.quick = False  # it keeps its part: no task is handed ahead that would be taken back
+            self._contact.functions.send(worker.rank, task.function)
+            self._post.send(worker.rank, "task", head, task.arguments)
+
+    def _take_back(self) -> None:
+        """Ask for tasks that wait for a long one on their worker, if another worker idles."""
+        if not any(not (worker.tasks or worker.dropping) for worker in self._workers.values()):
+            return
+        now = time.monotonic()
+        for worker in self._ahead:
+            if now > worker.since + _QUICK:
+                self._ask_back(worker)
+
+    def _ask_back(self, worker: _Worker) -> None:
+        if not worker.dropping:
+            worker.dropping = True
+            self._post.send(worker.rank, "drop")
+
+
+_dispatchers: dict[int, Dispatcher] = {}
+
+
+def dispatcher_of(contact: Contact) -> Dispatcher:
+    """Return the dispatcher of a contact. There is one, which all coordinators and executors share."""
+    return _dispatchers.setdefault(id(contact.post), Dispatcher(contact))

@@ -1,0 +1,97 @@
+"""A task: one call of a function by a worker, or by several together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.messages.functions import SentFunction
+from mpistrat.messages.pickling import Packed
+
+
+class Task:
+    """One call of a function by any worker.
+
+    Parameters
+    ----------
+    function : SentFunction
+    arguments : Packed
+        The positional and keyword arguments.
+    strategy : int or None
+        Number of the strategy in whose scope it runs.
+    owner : object
+        The coordinator or executor that it belongs to.
+    kept : object
+        What must live until the task has ended.
+    ended : callable
+        Called with the result and the error, of which one is None.
+    began : callable, optional
+        Called when the task is handed to a worker. Returns False if it was cancelled: ``ended`` is then called with
+        None and None.
+    ranks : int, optional
+        Number of workers that call the function together, with their communicator as its first argument. The result
+        is that of rank 0 of the communicator.
+    seconds : float, optional
+        Time after which the worker raises TimeoutError in the function.
+    """
+
+    __slots__ = (
+        "_first",
+        "arguments",
+        "began",
+        "ended",
+        "error",
+        "failed_at",
+        "function",
+        "kept",
+        "number",
+        "owner",
+        "ranks",
+        "running",
+        "seconds",
+        "strategy",
+        "value",
+    )
+
+    def __init__(
+        self,
+        function: SentFunction,
+        arguments: Packed,
+        strategy: int | None,
+        owner: object,
+        kept: object,
+        ended: Callable[[Any, BaseException | None], None],
+        began: Callable[[], bool] | None = None,
+        ranks: int | None = None,
+        seconds: float | None = None,
+    ):
+        self.function, self.arguments, self.strategy = function, arguments, strategy
+        self.owner, self.kept, self.ended, self.began = owner, kept, ended, began
+        self.ranks, self.seconds = ranks, seconds
+        self.number = -1
+        self.running: list[int] = []  # ranks that have not told how it ended
+        self._first = -1
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.failed_at: float | None = None
+
+    @property
+    def light(self) -> bool:
+        """Whether no large array travels with it. Receiving one lasts until the coordinator makes progress."""
+        return not (self.arguments.buffers or self.function.packed.buffers)
+
+    def hand_to(self, number: int, ranks: list[int]) -> tuple[Any, ...]:
+        """Note which ranks get it. Return what they are told."""
+        self.number, self.running, self._first = number, ranks, ranks[0]
+        together = None if self.ranks is None else tuple(ranks)
+        return number, self.function.digest, self.strategy, together, self.seconds
+
+    def take(self, rank: int, value: Any, error: BaseException | None) -> bool:
+        """Take the result of the first rank, or the first error. Return whether the task has ended on all ranks."""
+        self.running.remove(rank)
+        if error is not None and self.error is None:
+            self.value, self.error, self.failed_at = None, error, time.monotonic()
+        elif self.error is None and rank == self._first:
+            self.value = value
+        return not self.running

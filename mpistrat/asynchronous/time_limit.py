@@ -1,0 +1,39 @@
+"""A time limit for a function in the main thread."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from mpistrat.messages.post import Post
+
+_AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
+
+
+@contextmanager
+def time_limit(seconds: float | None, post: Post) -> Iterator[None]:
+    """Raise TimeoutError in the block after some seconds, between two steps of Python.
+
+    A letter that the block sends or receives is not interrupted: it would be lost.
+    """
+    if seconds is None:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if post.between_letters:
+            raise TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+    before: Any = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if the limit is met between the two
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,202 @@
+"""Task farms on 4 ranks: ``python farms.py NAME`` runs the function of that name with an executor, on rank 0."""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.coordinator import Executor
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return error
+    raise AssertionError("no error was raised")
+
+
+def farm():
+    with Executor(MPI.COMM_WORLD) as executor:
+        if executor is not None:
+            tasks_that_wait_behind_a_long_one(executor)
+            tasks_of_several_ranks(executor)
+            wrong_numbers_of_ranks(executor)
+            statistics(executor)
+            more_functions_than_workers_keep(executor)
+            maps(executor)
+    with Executor(MPI.COMM_WORLD, time_limit=0.2) as executor:
+        if executor is not None:
+            time_limits(executor)
+
+
+# --- taken back ----------------------------------------------------------------------------------------
+
+
+def tasks_that_wait_behind_a_long_one(executor):
+    """The long ones end when those after them have run, wherever these were handed to at first."""
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(10):
+            list(executor.map(abs, range(50)))  # workers with short tasks are handed tasks ahead
+            paths = [Path(folder) / f"{turn}-{i}" for i in range(3)]
+            long = [executor.submit(wait_for, paths) for _ in range(executor.workers - 1)]
+            executor.submit(time.sleep, 0.01)
+            short = [executor.submit(path.touch) for path in paths]
+            assert [each.result() for each in short] == [None] * 3
+            assert [each.result() for each in long] == [True] * len(long)
+
+
+def wait_for(paths):
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        if all(path.exists() for path in paths):
+            return True
+        time.sleep(0.001)
+    return False
+
+
+# --- several ranks -------------------------------------------------------------------------------------
+
+
+def tasks_of_several_ranks(executor):
+    for ranks in range(1, executor.workers + 1):
+        results = [executor.submit(together, i, ranks=ranks, scale=2) for i in range(7)]
+        alone = executor.submit(abs, -1)
+        expected = [(ranks, sum(2 * (i + rank) for rank in range(ranks))) for i in range(7)]
+        assert [each.result() for each in results] == expected
+        assert alone.result() == 1
+    error = raised(executor.submit(fails_on_last, ranks=2).result)
+    assert type(error) is ZeroDivisionError
+    assert "fails_on_last" in str(error.__cause__)
+    array = executor.submit(lambda comm, x: comm.allreduce(x), np.ones(100_000), ranks=2).result()
+    np.testing.assert_array_equal(array, np.full(100_000, 2.0))
+
+
+def together(comm, i, scale):
+    return comm.size, comm.allreduce(scale * (i + comm.rank))
+
+
+def fails_on_last(comm):
+    if comm.rank == comm.size - 1:
+        raise ZeroDivisionError
+    return lambda: comm  # cannot be sent
+
+
+def wrong_numbers_of_ranks(executor):
+    for ranks in (0, -1, executor.workers + 1):
+        assert f"not {ranks}" in str(raised(executor.submit, together, ranks=ranks))
+    for wrong in ({"time_limit": 0}, {"time_limit": float("nan")}, {"retries": -1}):
+        assert type(raised(Executor, MPI.COMM_WORLD, **wrong)) is ValueError
+
+
+# --- the rest ------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A callable that is not a function, as optimizers have."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, x):
+        return self.slope * x
+
+
+def maps(executor):
+    assert list(executor.map(Line(3), range(10))) == [3 * i for i in range(10)]
+    assert list(executor.map(Line(3), range(10), chunksize=4)) == [3 * i for i in range(10)]
+    assert (
+        type(raised(lambda: next(executor.map(time.sleep, [0.5], timeout=0.01)))).__name__ == "TimeoutError"
+    )
+    assert type(raised(executor.map, 3, [1])) is TypeError
+    results = executor.map(wait_or_fail, range(20))
+    assert type(raised(list, results)) is ArithmeticError
+
+
+def wait_or_fail(i):
+    time.sleep(0.01)
+    if i == 2:
+        raise ArithmeticError(i)
+
+
+def more_functions_than_workers_keep(executor):
+    functions = [lambda x, i=i: x + i for i in range(300)]
+    futures = [executor.submit(function, 1) for function in functions * 2]
+    assert [future.result() for future in futures] == [*range(1, 301)] * 2
+
+
+def statistics(executor):
+    executor.submit(time.sleep, 0.05).result()
+    before = executor.statistics()
+    executor.submit(time.sleep, 0.05).result()
+    raised(executor.submit(wait_or_fail, 2).result)
+    after = executor.statistics()
+    assert (after.ended - before.ended, after.waiting, after.running) == (2, 0, 0)
+    assert sum(each.failed for each in after.workers) - sum(each.failed for each in before.workers) == 1
+    assert [each.rank for each in after.workers] == [1, 2, 3]
+    assert sum(each.busy_seconds for each in after.workers) > 0.1
+    assert after.per_second > 0
+    assert f"{after.ended} calls ended" in str(after)
+
+
+def time_limits(executor):
+    slow = executor.submit(time.sleep, 40)
+    endless = executor.submit(count)
+    quick = executor.submit(abs, -2)
+    for each in (slow, endless):
+        error = raised(each.result)
+        assert type(error) is TimeoutError
+        assert "0.2 s, its time limit" in str(error)
+    assert quick.result() == 2
+    large = executor.submit(lambda x: time.sleep(40) or x, np.zeros(1_000_000))
+    assert type(raised(large.result)) is TimeoutError
+    assert executor.submit(abs, -2).result() == 2
+
+
+def count():
+    while True:
+        pass
+
+
+def reads_with_a_time_limit():
+    """A function that only reads a variable is interrupted between two letters, and the worker lives on."""
+    resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs={"chief": 1, "worker": 2, "ps": 1})
+    if resolver.task_type != "chief":
+        spec = resolver.cluster_spec()
+        mpistrat.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id).join()
+        return
+    strategy = mpistrat.ParameterServerStrategy(resolver)
+    with strategy.scope():
+        v = mpistrat.Variable(np.arange(100_000.0))
+
+    def read():
+        while True:
+            v.read_value()
+
+    with Executor(strategy, time_limit=0.1) as executor:
+        for _ in range(3):
+            assert type(raised(executor.submit(read).result)) is TimeoutError
+            assert executor.submit(lambda: v.read_value().sum()).result() == v.numpy().sum()
+
+
+def stuck():
+    """One rank of a function raises, and the other waits for it in a collective."""
+    with Executor(MPI.COMM_WORLD) as executor:
+        if executor is not None:
+            executor.submit(raises_before_a_collective, ranks=2).result()
+
+
+def raises_before_a_collective(comm):
+    if comm.rank == 0:
+        raise ArithmeticError("on purpose")
+    comm.Barrier()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    if MPI.COMM_WORLD.rank == 0:
+        print("all checks passed")
