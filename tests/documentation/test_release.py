@@ -10,7 +10,9 @@ import pytest
 import mpistrat
 
 ROOT = Path(__file__).parents[2]
-FROM_AN_INDEX = re.compile(r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @)(['\"]|[ ;,.]|$)", re.MULTILINE)
+FROM_AN_INDEX = re.compile(
+    r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @)(['\"]|[ ;,.]|$)", re.MULTILINE
+)
 # Names of distributions that conda-forge spells otherwise.
 OF_CONDA = {"xxhash": "python-xxhash", "lazy-loader": "lazy_loader"}
 
