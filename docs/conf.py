@@ -29,6 +29,7 @@ extensions = [
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]
 exclude_patterns = ["_build"]
+suppress_warnings = ["ref.python"]  # `Strategy` is also a class of mpistrat.compat.v1
 default_role = "py:obj"
 
 myst_heading_anchors = 3
