@@ -17,9 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# ranks: programs for several ranks, which test_ranks.py starts. slurm and cluster run only if they are asked for.
+# ranks: programs for several ranks, which test_ranks.py starts. The others run only if they are asked for.
 # A path on the command line wins over this.
-collect_ignore = ["cluster", "ranks", "slurm"]
+collect_ignore = ["cluster", "documentation/test_in_browser.py", "ranks", "slurm"]
 
 # The name under which a test keeps what `summarize` was given. Reports carry it from a worker of pytest-xdist, too.
 INNER_SUMMARY = "inner summary"

@@ -7,7 +7,7 @@ import pytest
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "mpistrat"
 # Folders that are about more than one room, or about a machine.
-OTHERS = {"benchmarks", "cluster", "conformance", "fakes", "faults", "gpu", "ranks", "slurm"}
+OTHERS = {"benchmarks", "cluster", "conformance", "documentation", "fakes", "faults", "gpu", "ranks", "slurm"}
 MOST_FILES = 16
 
 

@@ -5,7 +5,7 @@
 
 A signal (SIGUSR1, SIGUSR2, SIGTERM) makes all ranks save after the same step and leave; under SLURM the job is
 put back into the queue. Started again, the program goes on with the next batch of the same epoch, and the
-weights at the end are those of a run that nobody disturbed.
+weights at the end are those of a run without interruption.
 """
 
 import argparse

@@ -105,7 +105,7 @@ def train(options):
     library = array_library(strategy)
     data_dir = options.data_dir or options.out / "data"
 
-    # Replica 0 makes the files while the others wait, and nobody does if they are there.
+    # Replica 0 makes the files if they are missing, while the others wait.
     with strategy.chief_first() as first:
         if first and not all(is_complete(data_dir / name, rows) for name, rows in FILES.items()):
             write_digits(data_dir)
@@ -180,10 +180,10 @@ def plot(losses, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots()
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
     axes.semilogy(range(1, len(losses) + 1), losses)
     axes.set(xlabel="epoch", ylabel="mean training loss")
-    figure.savefig(path)
+    figure.savefig(path, dpi=80)
 
 
 def parse(arguments=None):

@@ -1,3 +1,5 @@
 """Names from earlier releases of tf.distribute."""
 
 from mpistrat.compat import v1 as v1
+
+__all__ = ["v1"]

@@ -130,7 +130,7 @@ def cupy_for(what: str) -> Any:
         if error.name not in (None, "cupy"):  # CuPy is there, but a module that it imports is missing
             raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
         raise RuntimeError(
-            f"{what} needs CuPy, which is not installed: pip install 'mpistrat[cuda12]' or 'mpistrat[cuda13]'"
+            f"{what} needs CuPy, which is not installed: pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"
         ) from error
     except Exception as error:  # a shared library is missing or has another version
         raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error

