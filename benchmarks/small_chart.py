@@ -33,11 +33,12 @@ def plot(files: Sequence[Sequence[Row]], path: str | Path) -> None:
         places = [i + (number - (len(files) - 1) / 2) * height for i, _ in both]
         ranks = rows[0].n
         label = f"{ranks} rank{'s' * (ranks > 1)}"
-        axes.barh(places, [quotient for _, quotient in both], height, label=label)
+        axes.barh(places, [quotient - 1 for _, quotient in both], height, left=1, label=label)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(cases)), cases, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.set_xticks([1, 1.5, 2, 3, 5, 10, 15], ["1", "1.5", "2", "3", "5", "10", "15"])
     axes.set_xlabel("time of mpistrat / time by hand")
     axes.grid(axis="x", alpha=0.3)
     axes.legend()
