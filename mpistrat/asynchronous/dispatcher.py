@@ -68,11 +68,6 @@ class Dispatcher:
         """Number of tasks that wait for a worker."""
         return len(self._queue)
 
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return len(self._workers)
-
     def unfinished(self, owner: object) -> int:
         """Return the number of tasks of an owner that have not ended."""
         return self._open.get(id(owner), 0)

@@ -214,7 +214,8 @@ class Options:
     all_reduce : str
         The all-reduce algorithm where ``CommunicationOptions`` do not name one. ``"auto"`` lets the library choose.
     contact_seconds : float
-        How long a coordinator waits for its workers and parameter servers, and these for it.
+        How long a coordinator waits for its workers and parameter servers, and these for it. Also how long the other
+        ranks of a task of several ranks may run after it has failed on one.
     debug : frozenset of str
         What the ranks compare in addition. ``"collectives"``: the lines that call collectives. ``"variables"``: which
         variable is written, and its copies afterwards. Read once for each communicator, by its first strategy.

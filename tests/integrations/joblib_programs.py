@@ -1,11 +1,12 @@
 """Sweeps that give scikit-learn's and SciPy's own results: ``python joblib_programs.py`` on 3 ranks."""
 
+import threading
+
 import joblib
 import numpy as np
 from mpi4py import MPI
 from scipy import optimize
 from sklearn.datasets import load_iris
-from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
@@ -47,15 +48,17 @@ def grid_searches(executor):
     np.testing.assert_allclose(scores, own.cv_results_["mean_test_score"])
 
 
-def forests(executor):
-    """Parallel within a call, of an estimator that asks for all cores, runs on its worker."""
+def calls_within_calls(executor):
+    """Parallel within a call runs on the worker of the call, also if it asks for all cores."""
 
-    def scores():
-        return cross_val_score(RandomForestClassifier(5, random_state=0, n_jobs=-1), X, Y, cv=3)
+    def ranks(_):
+        calls = (joblib.delayed(lambda: (MPI.COMM_WORLD.rank, threading.get_ident()))() for _ in range(5))
+        return {*joblib.Parallel(n_jobs=-1)(calls)}
 
-    own = scores()
     with joblib.parallel_config(backend="mpistrat", executor=executor):
-        np.testing.assert_array_equal(scores(), own)
+        used = joblib.Parallel()(joblib.delayed(ranks)(i) for i in range(10))
+    assert all(len(each) == 1 for each in used)
+    assert {rank for each in used for rank, _ in each} <= {1, 2}
 
 
 def errors_and_generators(executor):
@@ -86,7 +89,7 @@ def main():
     with Executor(MPI.COMM_WORLD) as executor:
         if executor is None:
             return
-        for check in (grid_searches, forests, errors_and_generators, minima):
+        for check in (grid_searches, calls_within_calls, errors_and_generators, minima):
             check(executor)
     print("all checks passed")
 
