@@ -40,4 +40,4 @@ def other_than_default(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return getattr(value, "__name__", None) or repr(value)
+    return value if isinstance(value, str) else getattr(value, "__name__", None) or repr(value)

@@ -207,9 +207,9 @@ class Optimizer(ABC):
                 self._create(variables)
 
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
-        """Set variables to their moving averages, at the end of a training with ``use_ema``. Collective.
+        """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
-        Does nothing without ``use_ema``, and for variables that were not trained.
+        Call it on every replica, in cross-replica context. It does nothing without ``use_ema``, and for variables that were not trained.
         """
         for variable in variables if self._averages else ():
             if id(variable) in self._state.slots:
