@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from mpistrat.cli.table import counted
+
 
 @click.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="IN.h5...")
@@ -65,4 +67,4 @@ def command(
         raise click.ClickException(str(error)) from error
     total = sum(path.stat().st_size for path in made)
     last = f" ... {made[-1].name}" if count > 1 else ""
-    click.echo(f"{count} files, {total / 2**20:,.1f} MiB: {made[0]}{last}")
+    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {made[0]}{last}")

@@ -209,7 +209,8 @@ class Optimizer(ABC):
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
-        Call it on every replica, in cross-replica context. It does nothing without ``use_ema``, and for variables that were not trained.
+        Call it on every replica, in cross-replica context. It does nothing without ``use_ema``, and for variables that
+        were not trained.
         """
         for variable in variables if self._averages else ():
             if id(variable) in self._state.slots:
