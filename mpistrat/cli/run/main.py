@@ -12,6 +12,7 @@ import click
 
 from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
+from mpistrat.cli.run.streams import RANK
 from mpistrat.runtime.process.launch import without_launcher
 
 
@@ -28,7 +29,7 @@ class _PythonLike(click.Command):
                 break
             if each == "--" or not each.startswith("-"):
                 break
-            position += 2 if each in ("-n", "-np", "--mpi") else 1
+            position += 2 if each in ("-n", "-np", "--mpi", "--output") else 1
         return super().parse_args(ctx, args)
 
 
@@ -40,6 +41,9 @@ class _PythonLike(click.Command):
 @click.option("-n", "-np", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option("--mpi", type=click.Choice(["openmpi", "mpich"]), help="Refuse to use another MPI than this.")
+@click.option(
+    "--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d."
+)
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -49,6 +53,7 @@ def command(
     ranks: int | None,
     module: str | None,
     mpi: str | None,
+    output: str | None,
     bind: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
@@ -76,6 +81,12 @@ def command(
         program = list(arguments)
     else:
         raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
+    if output is not None:
+        if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
+            raise click.UsageError(
+                f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
+            )
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
     environ = without_launcher(os.environ)
     here = Machine(
         cores=machine.cores(),
@@ -89,7 +100,7 @@ def command(
         _show(job)
         return
     sys.stdout.flush()
-    sys.exit(running_job.run(job, environ))
+    sys.exit(running_job.run(job, environ, output))
 
 
 def _names_python(argument: str, ctx: click.Context) -> bool:
