@@ -88,7 +88,9 @@ class _RunningJob:
         self._released = False
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
-        self._streams = Streams(folder, forwarded=family != "mpich", output=output)
+        self._streams = Streams(
+            folder, forwarded=family != "mpich", terminals=self._open_mpi * job.ranks, output=output
+        )
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
             env=environ,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import stat
 import threading
@@ -16,6 +17,13 @@ RANK = "%(rank)d"  # in the name of a file for the output of each rank
 # name of its file before and after the number of the rank.
 _TO_DESCRIPTORS = 'exec >&"$1" 2>&"$2"; shift 2; '
 _TO_FILE = 'exec >"$1${OMPI_COMM_WORLD_RANK-$PMI_RANK}$2" 2>&1; shift 2; '
+# Open MPI gives ranks a pseudo-terminal. A pipe in front of it tells the program that its output is not a terminal.
+# The copying process has another parent and no variables of a rank, so that nothing takes it for one.
+_TO_PIPE = (
+    'p="$1.$OMPI_COMM_WORLD_RANK"; '
+    '(trap "" HUP INT QUIT TERM; unset OMPI_COMM_WORLD_RANK PMI_RANK; "$2" <"$p" 2>/dev/null &); '
+    'exec >"$p"; shift 2; unset p; '
+)
 _RANK = 'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/null; fi; exec "$@" <"$0"'
 
 
@@ -35,6 +43,8 @@ class Streams:
         A directory for the named pipe.
     forwarded : bool
         Whether the launcher forwards output.
+    terminals : int
+        The number of ranks to which the launcher gives a terminal, even if this process has none.
     output : str, optional
         The name of a file for each rank, with `RANK` in the place of its number. Its output goes there.
 
@@ -44,7 +54,15 @@ class Streams:
         The descriptors that the launcher must hand on to the ranks.
     """
 
-    def __init__(self, folder: Path, *, forwarded: bool, output: str | None = None):
+    def __init__(self, folder: Path, *, forwarded: bool, terminals: int = 0, output: str | None = None):
+        self._copier = (
+            shutil.which("cat", path=os.defpath)
+            if terminals and output is None and not os.isatty(1)
+            else None
+        )
+        self._pipes = folder / "stdout"
+        for rank in range(terminals if self._copier else 0):
+            os.mkfifo(f"{self._pipes}.{rank}", 0o600)
         self._output = output
         self._pipe = folder / "stdin" if _has_input() else None
         if self._pipe is not None:
@@ -57,6 +75,8 @@ class Streams:
         """Return the command that the ranks run instead of this program."""
         if self._output is not None:
             first, parts = _TO_FILE, self._output.split(RANK, 1)
+        elif self._copier is not None:
+            first, parts = _TO_PIPE, [str(self._pipes), self._copier]
         else:
             first, parts = _TO_DESCRIPTORS, [str(each) for each in self.inherited or (1, 2)]
         return ["/bin/sh", "-c", first + _RANK, str(self._pipe or os.devnull), *parts, *program]
