@@ -1,4 +1,9 @@
-"""`mpistrat run --output`: a file for each rank."""
+"""The output of ranks: a file for each, and a terminal only if the command has one."""
+
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -37,3 +42,36 @@ def test_other_patterns_are_refused(tmp_path, output):
     result = CliRunner().invoke(commands, ["run", "--output", output, "--dry-run", str(tmp_path / "x.py")])
     assert result.exit_code == 2
     assert "give one %(rank)d" in result.output
+
+
+TELLS = """
+import sys
+from mpi4py import MPI
+print("terminal:", sys.stdout.isatty())
+"""
+
+
+def command(tmp_path):
+    program = tmp_path / "prog.py"
+    program.write_text(TELLS)
+    return [sys.executable, "-m", "mpistrat", "run", "-n", "2", str(program)]
+
+
+@pytest.mark.full
+@pytest.mark.mpich
+def test_in_a_pipe_and_in_a_file(tmp_path):
+    with open(tmp_path / "log", "wb") as log:
+        subprocess.run(command(tmp_path), stdout=log, check=True, timeout=60)
+    assert (tmp_path / "log").read_bytes() == b"terminal: False\n" * 2
+    ended = subprocess.run(command(tmp_path), stdout=subprocess.PIPE, check=True, timeout=60)
+    assert ended.stdout == b"terminal: False\n" * 2
+
+
+@pytest.mark.full
+@pytest.mark.mpich
+def test_in_a_terminal(tmp_path):
+    mine, theirs = pty.openpty()
+    subprocess.run(command(tmp_path), stdout=theirs, check=True, timeout=60)
+    os.close(theirs)
+    assert os.read(mine, 1000).replace(b"\r", b"") == b"terminal: True\n" * 2
+    os.close(mine)
