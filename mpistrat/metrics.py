@@ -1,12 +1,16 @@
 """Metrics that are exact, even if replicas have different numbers of rows."""
 
 from mpistrat.training.metrics import (
+    AUC,
     Accuracy,
     BinaryAccuracy,
     CategoricalAccuracy,
+    ConfusionMatrix,
     Mean,
     MeanSquaredError,
     Metric,
+    Precision,
+    Recall,
     SparseCategoricalAccuracy,
     SparseTopKCategoricalAccuracy,
     Sum,
@@ -14,12 +18,16 @@ from mpistrat.training.metrics import (
 )
 
 __all__ = [
+    "AUC",
     "Accuracy",
     "BinaryAccuracy",
     "CategoricalAccuracy",
+    "ConfusionMatrix",
     "Mean",
     "MeanSquaredError",
     "Metric",
+    "Precision",
+    "Recall",
     "SparseCategoricalAccuracy",
     "SparseTopKCategoricalAccuracy",
     "Sum",

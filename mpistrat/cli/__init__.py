@@ -24,6 +24,7 @@ COMMANDS = {
     "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
     "bench": ("bench", "Measure the speed of this machine and of the library."),
+    "completion": ("completion", "Write a script with which a shell completes commands."),
 }
 
 

@@ -63,5 +63,8 @@ class _Subjects(click.Group):
 def command() -> None:
     """Measure the speed of this machine and of the library.
 
+    \b
+    mpistrat bench step -n 2 --json out.json
+
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mpistrat.cli.table import counted
+
 if TYPE_CHECKING:
     from mpistrat.data.hdf5.records import FileRecord
 
@@ -55,7 +57,7 @@ def command(
     }
     rows = [record.rows for record in found.values() if record.rows]
     if found and not rows:
-        problems.append(f"none of the {len(found)} files has a row; fix: check what wrote them")
+        problems.append(f"no row in {counted(len(found), 'file')}; fix: check what wrote them")
     report["policies"] = (
         [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
     )
@@ -193,14 +195,14 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
     if files:
         rows = [each["rows"] for each in files]
         size = sum(each["bytes"] for each in files) / 2**20
-        click.echo(f"{len(files)} files, {sum(rows):,} rows, {size:,.1f} MiB")
+        click.echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size:,.1f} MiB")
         click.echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
         width = max(len(each["name"]) for each in (*report["datasets"], *report["beside"]))
         for each in report["datasets"]:
             kind = f"{each['dtype']} {tuple(each['shape'])}"
-            click.echo(f"{each['name']:<{width}}  {kind}, {each['row_bytes']:,} bytes per row")
+            click.echo(f"{each['name']:<{width}}  {kind}, {counted(each['row_bytes'], 'byte')} per row")
             for way, count in each["read"].items():
-                click.echo(f"{'':<{width}}    {count} files: {way}")
+                click.echo(f"{'':<{width}}    {counted(count, 'file')}: {way}")
         for each in report["beside"]:
             click.echo(f"{each['name']:<{width}}  left out: it {each['why']}")
         click.echo()
@@ -209,18 +211,22 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
         if len(files) > _SHOWN:
             click.echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
     if report["policies"]:
-        click.echo(f"\nsteps per epoch, global batches of {batch_size} rows")
+        click.echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
         head = ("replicas", "DATA", "FILE", "FILE, balanced", "OFF", "AUTO", "longest share of files")
-        click.echo("".join(f"{title:>{len(title) + 3}}" for title in head))
-        for each in report["policies"]:
-            excess = each["imbalance"]
-            told = (
-                "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
-            )
-            cells = [each["replicas"], *(each[name] for name in head[1:-1]), told]
-            texts = [
-                "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells
-            ]
-            click.echo("".join(f"{text:>{len(title) + 3}}" for title, text in zip(head, texts, strict=True)))
+        lines = [head, *(_cells(each, head) for each in report["policies"])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            click.echo("   ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
     for problem in report["problems"]:
         click.echo(f"problem: {problem}", err=True)
+
+
+def _cells(policies: dict[str, Any], head: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of a line of the table of policies."""
+    excess = policies["imbalance"]
+    told = "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
+    cells = [policies[name] for name in head[:-1]]
+    return (
+        *("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells),
+        told,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
 
 @click.command()
 @click.option("--no-mpi", is_flag=True, help="Read the environment only: do not start MPI.")
-def command(no_mpi: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(no_mpi: bool, as_json: bool) -> None:
     """Show the ranks, the variables that describe them, and what MPI says.
 
     \b
@@ -44,7 +46,7 @@ def command(no_mpi: bool) -> None:
         except (ImportError, RuntimeError) as error:
             problems.append(str(error))
     if rank == 0:
-        _show(resolver, placement, known, everyone, problems)
+        (_print_json if as_json else _show)(resolver, placement, known, everyone, problems)
     if known is not None:
         _wait_for_rank_0()
     if problems:
@@ -86,6 +88,29 @@ def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement
     wrong = next(((rank, problems) for rank, (_, problems) in enumerate(told) if problems), None)
     problems = [] if wrong is None else [f"rank {wrong[0]}: {wrong[1][0]}", *wrong[1][1:]]
     return known, [row for row, _ in told], problems
+
+
+def _print_json(
+    resolver: ClusterResolver,
+    placement: Placement,
+    known: Placement | None,
+    everyone: list[list[str]],
+    problems: list[str],
+) -> None:
+    facts = {
+        name: {"value": value, "from": source, "MPI": None if known is None else _said(known, name)}
+        for name, value, source in placement.facts()
+    }
+    report = {
+        "resolver": type(resolver).__name__,
+        "reason": resolver.reason,
+        "facts": facts,
+        "ranks": []
+        if known is None
+        else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
+        "problems": problems,
+    }
+    click.echo(json.dumps(report, indent=2, default=str))
 
 
 def _show(

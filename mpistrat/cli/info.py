@@ -122,7 +122,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     ranks["ranks per node"] = per_node[0] if len(set(per_node)) == 1 else per_node
     ranks["devices"] = _devices()
     ranks["arrays on GPUs"], ranks["device pointers"] = _routes(topology)
-    return topology.rank, choice.describe()
+    return topology.rank, choice.describe() if topology.size > 1 else "one rank: nothing to exchange"
 
 
 def _routes(topology: Any) -> tuple[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import click
+
+from mpistrat.cli.table import counted
 
 
 @click.command()
@@ -25,6 +28,7 @@ import click
     "--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows."
 )
 @click.option("--compress", type=click.Choice(["gzip", "zstd"]), help="Compress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     inputs: tuple[str, ...],
     count: int,
@@ -34,6 +38,7 @@ def command(
     by: str,
     chunk: int | None,
     compress: str | None,
+    as_json: bool,
 ) -> None:
     """Divide the rows of HDF5 files among a number of new files.
 
@@ -63,6 +68,13 @@ def command(
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"files": [{"path": str(path), "bytes": path.stat().st_size} for path in made]}, indent=2
+            )
+        )
+        return
     total = sum(path.stat().st_size for path in made)
     last = f" ... {made[-1].name}" if count > 1 else ""
-    click.echo(f"{count} files, {total / 2**20:,.1f} MiB: {made[0]}{last}")
+    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {made[0]}{last}")

@@ -9,6 +9,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number and its noun, in the plural unless the number is 1.
+
+    Examples
+    --------
+    >>> counted(1, "file"), counted(1200, "file")
+    ('1 file', '1,200 files')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def console() -> Console:
     """Return the console for tables: without a terminal it has no colours and 140 columns."""
     from rich.console import Console

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from mpistrat import context, data, nest
+from mpistrat import context, data, nest, representation
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
 from mpistrat.engine import NUMBERS
@@ -26,6 +26,7 @@ from mpistrat.strategy.chief_first import ChiefFirst
 from mpistrat.strategy.components import components, components_but_variables
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
+from mpistrat.strategy.random_stream import random_stream
 from mpistrat.strategy.replica_context import gather
 from mpistrat.strategy.scope import Scope
 from mpistrat.values import (
@@ -97,6 +98,41 @@ class Strategy(FormerNames):
         The strategy's collectives use private duplicates, so the two never mix.
         """
         return self._extended.engine.topology.parent
+
+    def rng(self, seed: int | Sequence[int]) -> np.random.Generator:
+        """Return a random generator of this replica. Never communicates.
+
+        The streams of the replicas are independent. Each depends on the seed and on the number of the replica alone:
+        not on the number of replicas, nodes or devices. The generator is ``Generator(PCG64(SeedSequence(seed,
+        spawn_key=(replica,))))``, so it can be made again without this library.
+
+        Its state is ``rng.bit_generator.state``, a dict that JSON can hold. To continue a stream, save the state of
+        each replica, and assign it again.
+
+        Parameters
+        ----------
+        seed : int or sequence of int
+            Give the same on every replica.
+
+        Raises
+        ------
+        TypeError
+            If the seed is not an int or a sequence of ints.
+        ValueError
+            If a number is negative.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> if strategy.is_chief:
+        ...     print(strategy.rng(seed=42).integers(100, size=3).tolist())
+        [49, 91, 58]
+        """
+        replica = context.current().replica_context
+        if replica is not None and replica.strategy is self:
+            return random_stream(seed, replica.replica_id_in_sync_group)
+        return random_stream(seed, self._extended.engine.topology.rank)
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
@@ -476,5 +512,17 @@ class Strategy(FormerNames):
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: create a strategy in the process that is to have one")
 
+    def _facts(self) -> dict[str, Any]:
+        engine = self._extended.engine
+        return {
+            "replicas": self.num_replicas_in_sync,
+            "nodes": len(engine.topology.nodes),
+            "replica": engine.topology.rank,
+            "device": engine.devices[0],
+        }
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replica(s) at {hex(id(self))}>"
+        return representation.text(type(self).__name__, {**self._facts(), "id": hex(id(self))})
+
+    def _repr_html_(self) -> str:
+        return representation.table(type(self).__name__, self._facts())

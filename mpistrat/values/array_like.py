@@ -51,6 +51,16 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         """Number of elements. Reading it does not communicate."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element. Reading it does not communicate."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value. Reading it does not communicate."""
+        return self.size * self.itemsize
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self._read()
         if type(array) is not np.ndarray:

@@ -92,7 +92,10 @@ class Mirrored(ArrayLike, DistributedValues):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_component":  # before __init__
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._component, name)
+        try:
+            return getattr(self._component, name)
+        except AttributeError:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
     __hash__ = object.__hash__
 

@@ -11,6 +11,7 @@ from mpistrat.collectives import moves
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
+from mpistrat.values.array_methods import READING
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.variable import Variable
 
@@ -66,6 +67,7 @@ class SyncOnReadVariable(DistributedVariable):
 _CALLS = (
     *("read_value", "numpy", "sparse_read", "gather_nd", "__getitem__", "__setitem__", "__iter__"),
     *("__array__", "__array_ufunc__", "__float__", "__int__", "__complex__", "__bool__", "__index__"),
+    *READING,
 )
 for _name in _CALLS:
     setattr(SyncOnReadVariable, _name, _whole(getattr(SyncOnReadVariable, _name)))

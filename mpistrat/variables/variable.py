@@ -11,13 +11,15 @@ from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
+from mpistrat.values.array_methods import ArrayMethods
+from mpistrat.variables import shown
 from mpistrat.variables.not_provided import NotProvided
 from mpistrat.variables.reference import Reference
 
 _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
 
-class Variable(ArrayLike, NotProvided):
+class Variable(ArrayLike, ArrayMethods, NotProvided):
     """An array whose content may change, with rules for how replicas share it.
 
     The current strategy decides which subclass is made.
@@ -409,11 +411,10 @@ class Variable(ArrayLike, NotProvided):
         return format(arrays.to_host(self.own_copy())[()], spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        own = np.array2string(
-            arrays.to_host(self.own_copy()), threshold=8, edgeitems=2, separator=" "
-        ).replace("\n", "")
-        kind = f"{type(self).__name__} {self.name!r}"
-        return f"<{kind} shape={self.shape} dtype={self.dtype}, this replica: {own}>"
+        return shown.text(self)
+
+    def _repr_html_(self) -> str:
+        return shown.table(self)
 
 
 def _checked_synchronization(synchronization: VariableSynchronization | None) -> VariableSynchronization:

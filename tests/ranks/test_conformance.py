@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.optimizers import OPTIMIZERS
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
 from conformance.storage import CENTRAL
 
@@ -12,6 +13,7 @@ import mpistrat
 
 RECORDS = Path(__file__).parents[1] / "conformance"
 EXPECTED = json.loads((RECORDS / "expected.json").read_text())
+EXPECTED_OPTIMIZERS = json.loads((RECORDS / "expected_optimizers.json").read_text())
 EXPECTED_STORAGE = json.loads((RECORDS / "expected_storage.json").read_text())
 
 
@@ -20,6 +22,7 @@ class World:
 
     dist = mpistrat
     end = StopIteration
+    optimizers = mpistrat.optimizers
 
     def __init__(self):
         self.sync = mpistrat.MultiWorkerMirroredStrategy()
@@ -43,6 +46,9 @@ class World:
     def dataset(self, x):
         return mpistrat.data.Dataset.from_arrays(np.asarray(x, "float32"))
 
+    def apply(self, optimizer, pairs, **options):
+        optimizer.apply_gradients(pairs, **options)
+
     def raises(self, fn):
         try:
             fn()
@@ -53,6 +59,7 @@ class World:
 
 def test_every_answer_has_a_scenario():
     assert {*SCENARIOS, *RESOLVER_SCENARIOS} == set(EXPECTED)
+    assert set(OPTIMIZERS) == set(EXPECTED_OPTIMIZERS)
 
 
 @pytest.mark.ranks(min=2, max=2)
@@ -67,3 +74,19 @@ def test_answer(name):
 def test_answer_of_central_storage(name):
     answer = json.loads(json.dumps(CENTRAL[name](World())))
     assert answer == EXPECTED_STORAGE[name]
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_answer_of_an_optimizer(name):
+    answer = json.loads(json.dumps(OPTIMIZERS[name](World())))
+    np.testing.assert_equal(answer, _close(answer, EXPECTED_OPTIMIZERS[name]))
+
+
+def _close(answer, expected):
+    """What is expected, with the answer in place of numbers that it comes close to."""
+    if isinstance(expected, list) and isinstance(answer, list) and len(expected) == len(answer):
+        return [_close(mine, other) for mine, other in zip(answer, expected, strict=True)]
+    if isinstance(expected, float) and isinstance(answer, float) and abs(answer - expected) < 2e-4:
+        return answer
+    return expected

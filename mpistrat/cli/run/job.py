@@ -43,6 +43,8 @@ class Machine:
         Whether this user is root.
     terminal : bool
         Whether stderr is a terminal.
+    output_terminal : bool
+        Whether stdout is a terminal.
     shared : int or None
         The bytes free in /dev/shm, if it exists.
     reads : bool
@@ -52,6 +54,7 @@ class Machine:
     cores: int
     root: bool = False
     terminal: bool = False
+    output_terminal: bool = True
     shared: int | None = None
     reads: bool = True
 
@@ -133,6 +136,8 @@ class _OpenMpi:
 
     @staticmethod
     def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
+        if not machine.output_terminal:  # this launcher keeps lines together, whatever the pieces are
+            yield Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe")
         alone = "this machine only, even inside a batch job"
         if launcher.version < (5,):
             yield Setting("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,loadleveler,alps", alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
+from mpistrat.cli.run.streams import RANK
 from mpistrat.runtime.process.launch import without_launcher
 
 
@@ -27,7 +29,7 @@ class _PythonLike(click.Command):
                 break
             if each == "--" or not each.startswith("-"):
                 break
-            position += 2 if each in ("-n", "--mpi") else 1
+            position += 2 if each in ("-n", "-np", "--mpi", "--output") else 1
         return super().parse_args(ctx, args)
 
 
@@ -36,9 +38,12 @@ class _PythonLike(click.Command):
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
+@click.option("-n", "-np", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option("--mpi", type=click.Choice(["openmpi", "mpich"]), help="Refuse to use another MPI than this.")
+@click.option(
+    "--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d."
+)
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -48,6 +53,7 @@ def command(
     ranks: int | None,
     module: str | None,
     mpi: str | None,
+    output: str | None,
     bind: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
@@ -58,22 +64,35 @@ def command(
     mpistrat run -n 4 train.py --epochs 10
     mpistrat run -n 4 -m mypackage.train --epochs 10
 
+    `python train.py` in place of `train.py` means the same: the Python of this command runs it.
+
     Standard input goes to rank 0, and signals go to the ranks. The exit status is that of the first rank
     that failed, and 128 + signal if it was killed.
     """
     if module is not None:
         program = ["-m", module, *arguments]
+    elif arguments and _names_python(arguments[0], ctx):
+        program = list(arguments[1:])
+        if not program:
+            raise click.UsageError("give a program after `python`", ctx)
     elif arguments:
         if not Path(arguments[0]).exists():
             raise click.UsageError(f"there is no program {arguments[0]!r} in {Path.cwd()}", ctx)
         program = list(arguments)
     else:
         raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
+    if output is not None:
+        if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
+            raise click.UsageError(
+                f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
+            )
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
     environ = without_launcher(os.environ)
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,
         terminal=os.isatty(2),
+        output_terminal=os.isatty(1),
         shared=machine.shared_memory_free(),
         reads=machine.reads_other_processes(),
     )
@@ -82,7 +101,27 @@ def command(
         _show(job)
         return
     sys.stdout.flush()
-    sys.exit(running_job.run(job, environ))
+    sys.exit(running_job.run(job, environ, output))
+
+
+def _names_python(argument: str, ctx: click.Context) -> bool:
+    """Return whether an argument is the Python of this command, as mpirun takes it before a program.
+
+    Raises
+    ------
+    click.UsageError
+        If it is the path of another Python: the ranks need the one that has mpistrat.
+    """
+    path = Path(argument)
+    if not re.fullmatch(r"python(3(\.\d+)?)?", path.name):
+        return False
+    if path.parent != Path() and path.parent.resolve() != Path(sys.executable).parent.resolve():
+        raise click.UsageError(
+            f"{argument} is another Python than {sys.executable}, which runs this command: leave it out, or start "
+            f"{argument} -m mpistrat run",
+            ctx,
+        )
+    return True
 
 
 def _show(job: Job) -> None:

@@ -34,7 +34,7 @@ _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
-def run(job: Job, environ: dict[str, str]) -> int:
+def run(job: Job, environ: dict[str, str], output: str | None = None) -> int:
     """Run a job to its end.
 
     Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
@@ -45,6 +45,8 @@ def run(job: Job, environ: dict[str, str]) -> int:
         The job to run.
     environ : dict
         The environment, to which the job's own settings are added.
+    output : str, optional
+        The name of a file for the output of each rank, as `Streams` takes it.
 
     Returns
     -------
@@ -59,7 +61,7 @@ def run(job: Job, environ: dict[str, str]) -> int:
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
         environ[_SESSIONS] = folder
-        running = _RunningJob(job, environ, Path(folder))
+        running = _RunningJob(job, environ, Path(folder), output)
         status = running.run()
     if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
         status = running.status_by_records(started, status)
@@ -77,7 +79,7 @@ class _RunningJob:
         The ranks that were found: process id -> rank.
     """
 
-    def __init__(self, job: Job, environ: dict[str, str], folder: Path):
+    def __init__(self, job: Job, environ: dict[str, str], folder: Path, output: str | None):
         self._job = job
         self._folder = folder
         self.ranks: dict[int, int] = {}
@@ -86,7 +88,9 @@ class _RunningJob:
         self._released = False
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
-        self._streams = Streams(folder, forwarded=family != "mpich")
+        self._streams = Streams(
+            folder, forwarded=family != "mpich", terminals=self._open_mpi * job.ranks, output=output
+        )
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
             env=environ,

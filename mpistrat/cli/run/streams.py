@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-# The command of each rank: $0 is the input of rank 0, $1 and $2 are the descriptors of its output.
-_RANK = (
-    'exec >&"$1" 2>&"$2"; shift 2; '
-    'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/null; fi; exec "$@" <"$0"'
+RANK = "%(rank)d"  # in the name of a file for the output of each rank
+# The command of each rank: $0 is the input of rank 0. $1 and $2 are the descriptors of its output, or the parts of the
+# name of its file before and after the number of the rank.
+_TO_DESCRIPTORS = 'exec >&"$1" 2>&"$2"; shift 2; '
+_TO_FILE = 'exec >"$1${OMPI_COMM_WORLD_RANK-$PMI_RANK}$2" 2>&1; shift 2; '
+# Open MPI gives ranks a pseudo-terminal. A pipe in front of it tells the program that its output is not a terminal.
+# The copying process has another parent and no variables of a rank, so that nothing takes it for one.
+_TO_PIPE = (
+    'p="$1.$OMPI_COMM_WORLD_RANK"; '
+    '(trap "" HUP INT QUIT TERM; unset OMPI_COMM_WORLD_RANK PMI_RANK; "$2" <"$p" 2>/dev/null &); '
+    'exec >"$p"; shift 2; unset p; '
 )
+_RANK = 'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/null; fi; exec "$@" <"$0"'
 
 
 class Streams:
@@ -34,6 +43,10 @@ class Streams:
         A directory for the named pipe.
     forwarded : bool
         Whether the launcher forwards output.
+    terminals : int
+        The number of ranks to which the launcher gives a terminal, even if this process has none.
+    output : str, optional
+        The name of a file for each rank, with `RANK` in the place of its number. Its output goes there.
 
     Attributes
     ----------
@@ -41,18 +54,32 @@ class Streams:
         The descriptors that the launcher must hand on to the ranks.
     """
 
-    def __init__(self, folder: Path, *, forwarded: bool):
+    def __init__(self, folder: Path, *, forwarded: bool, terminals: int = 0, output: str | None = None):
+        self._copier = (
+            shutil.which("cat", path=os.defpath)
+            if terminals and output is None and not os.isatty(1)
+            else None
+        )
+        self._pipes = folder / "stdout"
+        for rank in range(terminals if self._copier else 0):
+            os.mkfifo(f"{self._pipes}.{rank}", 0o600)
+        self._output = output
         self._pipe = folder / "stdin" if _has_input() else None
         if self._pipe is not None:
             os.mkfifo(self._pipe, 0o600)
-        self.inherited = () if forwarded else (os.dup(1), os.dup(2))
+        self.inherited = () if forwarded or output else (os.dup(1), os.dup(2))
         if max(self.inherited, default=0) > 9:  # a shell knows descriptors of one digit only
             self.inherited = ()
 
     def around(self, program: Sequence[str]) -> list[str]:
         """Return the command that the ranks run instead of this program."""
-        out, err = self.inherited or (1, 2)
-        return ["/bin/sh", "-c", _RANK, str(self._pipe or os.devnull), str(out), str(err), *program]
+        if self._output is not None:
+            first, parts = _TO_FILE, self._output.split(RANK, 1)
+        elif self._copier is not None:
+            first, parts = _TO_PIPE, [str(self._pipes), self._copier]
+        else:
+            first, parts = _TO_DESCRIPTORS, [str(each) for each in self.inherited or (1, 2)]
+        return ["/bin/sh", "-c", first + _RANK, str(self._pipe or os.devnull), *parts, *program]
 
     def copy(self) -> None:
         """Start to copy the input of this process to rank 0."""

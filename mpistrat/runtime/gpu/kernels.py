@@ -115,16 +115,51 @@ class EachElement:
         Names of numbers, in the precision of the computation.
     body : str
         Statements of C. ``R`` is the type of the computation: double for float64, float for other floats.
+
+    Attributes
+    ----------
+    reads : sequence of str
+        As above.
     """
 
     def __init__(
         self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str
     ):
         self._name = name
-        self._reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
+        self.reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
         self._lists = list(dict.fromkeys([*reads, *writes]))
         self._kernels: dict[str, Any] = {}
         self._tables: dict[tuple[int, int, bytes], Any] = {}
+
+    def extended(
+        self,
+        name: str,
+        *,
+        state: Sequence[str] = (),
+        scalars: Sequence[str] = (),
+        before: str = "",
+        after: str = "",
+    ) -> EachElement:
+        """Return a kernel that does more in the same launch.
+
+        Parameters
+        ----------
+        name : str
+            Added to the name of this kernel.
+        state : sequence of str
+            Names of further lists, read and written, after those of this kernel.
+        scalars : sequence of str
+            Names of further numbers, after those of this kernel.
+        before, after : str
+            Statements around the body of this kernel.
+        """
+        return EachElement(
+            f"{self._name}_{name}",
+            [*self.reads, *state],
+            [*self._writes, *state],
+            [*self._scalars, *scalars],
+            f"{before} {self._body} {after}".strip(),
+        )
 
     def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
         """Run the kernel on the current stream.
@@ -182,7 +217,7 @@ class EachElement:
         ]
         batch = max(2, _BYTES_AHEAD // np.dtype(_SIZES[memory]).itemsize)
         values = [
-            f"        R {name} = {load}({name}_read[k]);" if name in self._reads else f"        R {name};"
+            f"        R {name} = {load}({name}_read[k]);" if name in self.reads else f"        R {name};"
             for name in self._lists
         ]
         return f"typedef {real} R;\n" + _KERNEL.format(
@@ -192,8 +227,8 @@ class EachElement:
             threads=_THREADS,
             batch=batch,
             views="\n".join(views),
-            batches="\n".join(f"    {memory} {name}_read[{batch}];" for name in self._reads),
-            loads="\n".join(f"        {name}_read[k] = {name}_[i];" for name in self._reads),
+            batches="\n".join(f"    {memory} {name}_read[{batch}];" for name in self.reads),
+            loads="\n".join(f"        {name}_read[k] = {name}_[i];" for name in self.reads),
             values="\n".join(values),
             body=self._body,
             stores="\n".join(f"        {name}_[i] = {store}({name});" for name in self._writes),

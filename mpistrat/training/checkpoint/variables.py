@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     variables : mapping of name to Variable, or iterable of Variable
         An iterable takes the names from the variables.
     path : path
-        Path of the file. An existing file is replaced.
+        Path of the file. An existing file is replaced. The directory is created if it does not exist.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def save_async(
     variables : mapping of name to Variable, or iterable of Variable
         An iterable takes the names from the variables.
     path : path
-        Path of the file. An existing file is replaced.
+        Path of the file. An existing file is replaced. The directory is created if it does not exist.
 
     Returns
     -------
@@ -196,19 +197,24 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
     """Return variables by their names in a file. Raise ValueError or TypeError for names that cannot be used."""
     if isinstance(variables, Mapping):
         pairs = [(str(name), variable) for name, variable in variables.items()]
+        places_given = [f"the value of {name!r}" for name, _ in pairs]
     elif isinstance(variables, Variable):
         raise TypeError(
             f"variables must be a list or a dict of variables, not the variable {variables.name!r}"
         )
     else:
         pairs = [(getattr(variable, "name", ""), variable) for variable in variables]
+        places_given = [f"element {number}" for number in range(len(pairs))]
     if not pairs:
         raise ValueError("there are no variables")
     named: dict[str, Variable] = {}
     places: dict[tuple[str, ...], str] = {}
-    for name, variable in pairs:
+    for where, (name, variable) in zip(places_given, pairs, strict=True):
         if not isinstance(variable, Variable):
-            raise TypeError(f"{variable!r} of type {type(variable).__name__} is not a Variable")
+            raise TypeError(
+                f"{where} is {_described(variable)}, not a Variable: make mpistrat.Variable of arrays in the scope of "
+                "a strategy, and give a flat dict or list of them"
+            )
         # As HDF5 reads it: "/a//./b" is "a/b".
         place = tuple(part for part in name.split("/") if part not in ("", "."))
         if not place or "\0" in name:
@@ -227,6 +233,15 @@ def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> d
                     "give a dict with names of your own"
                 )
     return named
+
+
+def _described(thing: Any) -> str:
+    """Return the type of an object, and the shape of an array, without its content."""
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+    shape = getattr(thing, "shape", None)
+    if shape is not None:
+        return f"a {kind} of shape {tuple(shape)}"
+    return f"a {kind} of {len(thing)}" if isinstance(thing, (Mapping, list, tuple)) else f"a {kind}"
 
 
 def _prepared(

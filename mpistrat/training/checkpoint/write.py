@@ -37,7 +37,7 @@ _INDEX_BLOCK = 64 << 10
 
 
 def write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write contiguous arrays to a file, whole or not at all.
+    """Write contiguous arrays to a file, whole or not at all. Make its directory if there is none.
 
     Raises
     ------
@@ -45,6 +45,8 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
         If the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
     try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path, replace=True) as temporary:
             _write(values, temporary)
     except OSError as error:

@@ -68,11 +68,11 @@ class Metric(ABC):
         """The variables that hold the counts, to be saved."""
         return list(self._variables)
 
-    def add_weight(self, name: str) -> Variable:
+    def add_weight(self, name: str, shape: tuple[int, ...] = ()) -> Variable:
         """Create a float64 variable that starts at zero and is summed over the replicas when read."""
         with get_strategy().extended.engine.variables_on_host():
             made = Variable(
-                np.float64(0),
+                np.zeros(shape),
                 name=f"{self._name}/{name}",
                 synchronization=VariableSynchronization.ON_READ,
                 aggregation=VariableAggregation.SUM,

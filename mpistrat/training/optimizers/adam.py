@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 
-_NUMBERS = ["rate", "rest_1", "rest_2", "epsilon", "kept"]  # kept: 1 - the weight decay of a step
-_MOMENTS = "w *= kept; m += (g - m) * rest_1; v += (g * g - v) * rest_2;"
+_NUMBERS = ["rate", "rest_1", "rest_2", "epsilon"]
+_MOMENTS = "m += (g - m) * rest_1; v += (g * g - v) * rest_2;"
 _ADAM = EachElement(
     "mpistrat_adam",
     ["g", "w", "m", "v"],
@@ -43,6 +44,9 @@ class Adam(Optimizer):
     amsgrad : bool
         Use the largest second moment so far (Reddi et al. 2018).
     name : str, optional
+    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+        These and the remaining parameters are as for `Optimizer`.
+    ema_overwrite_frequency, gradient_accumulation_steps
 
     Raises
     ------
@@ -71,8 +75,28 @@ class Adam(Optimizer):
         epsilon: float = 1e-7,
         amsgrad: bool = False,
         name: str | None = None,
+        *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        gradient_accumulation_steps: int | None = None,
     ):
-        super().__init__(learning_rate, name)
+        super().__init__(
+            learning_rate,
+            name,
+            weight_decay=weight_decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+        )
         for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
             if not 0 <= beta < 1:
                 raise ValueError(f"{what} must be in [0, 1), not {beta!r}")
@@ -81,12 +105,17 @@ class Adam(Optimizer):
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
         scaled = rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
-        numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon, 1 - self._decay(rate))
+        numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon)
         return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
 
-    def _decay(self, rate: float) -> float:
-        """Return the fraction that weight decay subtracts from the weights in a step."""
-        return 0.0
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "beta_1": self._beta_1,
+            "beta_2": self._beta_2,
+            "epsilon": self._epsilon,
+            "amsgrad": len(self.slots) == 3,
+        }
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from mpistrat.training.optimizers.adam import Adam
 
 
@@ -18,7 +16,9 @@ class AdamW(Adam):
     weight_decay : float
         Each step subtracts ``rate * weight_decay * w``.
     beta_1, beta_2, epsilon, amsgrad, name
-        As for `Adam`.
+        These and the remaining parameters are as for `Adam`.
+    clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency
+    gradient_accumulation_steps
 
     Raises
     ------
@@ -37,8 +37,6 @@ class AdamW(Adam):
     0.85
     """
 
-    elementwise = True
-
     def __init__(
         self,
         learning_rate: float | Callable[[int], float] = 0.001,
@@ -48,17 +46,28 @@ class AdamW(Adam):
         epsilon: float = 1e-7,
         amsgrad: bool = False,
         name: str | None = None,
+        *,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        gradient_accumulation_steps: int | None = None,
     ):
-        super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name)
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
-        self._weight_decay = weight_decay
-
-    def _decay(self, rate: float) -> float:
-        return rate * self._weight_decay
-
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
-        weights *= 1 - self._decay(rate)
-        super().update(weights, gradient, step, rate, *state)
+        super().__init__(
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            amsgrad,
+            name,
+            weight_decay=weight_decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+        )

@@ -144,6 +144,16 @@ class FlatStep:
             messages.append(np.concatenate(mine, None, buffer))
         return messages
 
+    def split(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the gradients that are in reduced messages, as views where possible."""
+        found: dict[int, np.ndarray] = {}
+        for (members, _, _), total in zip(self._messages, messages, strict=True):
+            flat, start = total.reshape(-1), 0
+            for i in members:
+                end = start + self._values[i].size
+                found[i], start = flat[start:end].reshape(self._shapes[i]), end
+        return [found[i] for i in range(len(found))]
+
     def update(self, rule: Rule, messages: Sequence[np.ndarray], step: int, rate: float) -> None:
         """Update the variables with the reduced messages."""
         for (_, _, stretches), total in zip(self._messages, messages, strict=True):

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat import context
+from mpistrat import context, representation
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep
+from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
+from mpistrat.training.optimizers.options.accumulation import Accumulation
+from mpistrat.training.optimizers.options.clipping import Clipping
+from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
+from mpistrat.training.optimizers.options.weight_decay import WeightDecay
+from mpistrat.training.optimizers.rule import Rule
 from mpistrat.training.optimizers.separate_step import SeparateStep
-from mpistrat.values import IndexedSlices, ReduceOp, component
+from mpistrat.training.optimizers.state import State
+from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
-_Pairs = list[tuple[Any, Variable]]
 _ONLY_ARRAYS = {np.ndarray}
 _MOST_FLAT_STEPS = 64
 
@@ -39,11 +46,37 @@ class Optimizer(ABC):
         A number, or a function that takes the number of completed steps and returns a number.
     name : str, optional
         Prefix of the names of the optimizer's variables.
+    weight_decay : float, optional
+        Each step first subtracts ``rate * weight_decay * w`` from the weights.
+    clipnorm : float, optional
+        Limit of the norm of each variable's gradient: a longer one is scaled.
+    clipvalue : float, optional
+        Limit of the absolute value of each element of the gradients.
+    global_clipnorm : float, optional
+        Limit of the norm of all gradients of a step together.
+    use_ema : bool
+        Keep an exponential moving average of each variable: ``average = ema_momentum * average + (1 - ema_momentum) *
+        w`` after each step. `finalize_variable_values` sets the variables to their averages.
+    ema_momentum : float
+        In [0, 1].
+    ema_overwrite_frequency : int, optional
+        After so many steps each, the variables are set to their averages.
+    gradient_accumulation_steps : int, optional
+        Calls of `apply_gradients` for each step. The gradients of these calls are averaged.
 
     Raises
     ------
     ValueError
-        If the learning rate is negative.
+        If an argument is out of range, or more than one of ``clipnorm``, ``clipvalue`` and ``global_clipnorm`` is set.
+
+    Notes
+    -----
+    The gradients of a step are averaged over accumulated calls, summed over the replicas, and then clipped: a step does
+    not depend on the number of replicas that share a batch. Weight decay, the step and the moving average follow. The
+    learning rate, the decay and `iterations` see steps, not calls.
+
+    Until the last call of a step the replicas keep their sums without communication, if each has a copy of the
+    variables. The sums are in `variables`, so a checkpoint may be made between two calls.
 
     Examples
     --------
@@ -70,11 +103,43 @@ class Optimizer(ABC):
         if "update" in cls.__dict__:
             cls.elementwise = cls.__dict__.get("elementwise", False)
 
-    def __init__(self, learning_rate: float | Callable[[int], float], name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float],
+        name: str | None = None,
+        *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        gradient_accumulation_steps: int | None = None,
+    ):
         self.learning_rate = learning_rate
         self._name = name or type(self).__name__
-        self._iterations: Variable | None = None
-        self._slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        self._config: dict[str, Any] = {
+            "name": self._name,
+            "weight_decay": weight_decay,
+            "clipnorm": clipnorm,
+            "clipvalue": clipvalue,
+            "global_clipnorm": global_clipnorm,
+            "use_ema": use_ema,
+            "ema_momentum": ema_momentum,
+            "ema_overwrite_frequency": ema_overwrite_frequency,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        }
+        clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
+        self._clipping = clipping if clipping.limits else None
+        self._accumulation: Accumulation | None = None
+        if gradient_accumulation_steps is not None:
+            self._accumulation = Accumulation(gradient_accumulation_steps, self._name)
+        self._rule: Rule = self if weight_decay is None else WeightDecay(self, weight_decay)
+        if use_ema:
+            self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency)
+        self._averages = bool(use_ema)
+        self._state = State(self._name)
         self._flat_steps = _FlatSteps()
 
     @property
@@ -91,13 +156,38 @@ class Optimizer(ABC):
     @property
     def iterations(self) -> int:
         """The number of completed steps."""
-        return 0 if self._iterations is None else self._iterations.own_copy().item()
+        return 0 if self._state.iterations is None else self._state.iterations.own_copy().item()
 
     @property
     def variables(self) -> list[Variable]:
         """The optimizer's state, to be saved with the weights. Empty before the first step or `build`."""
-        own = [] if self._iterations is None else [self._iterations]
-        return own + [slot for _, slots in self._slots.values() for slot in slots]
+        sums = [] if self._accumulation is None else self._accumulation.variables
+        return self._state.variables + sums
+
+    @property
+    def name(self) -> str:
+        """The prefix of the names of the optimizer's variables."""
+        return self._name
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make this optimizer again, by name."""
+        return {"learning_rate": self._learning_rate, **self._config}
+
+    def _facts(self) -> dict[str, Any]:
+        config = self.get_config()
+        shown = {
+            "learning_rate": config.pop("learning_rate"),
+            **representation.other_than_default(type(self), config),
+        }
+        if self._name == type(self).__name__:
+            del shown["name"]
+        return {**shown, "steps": self.iterations, "variables": len(self._state.slots)}
+
+    def __repr__(self) -> str:
+        return representation.text(type(self).__name__, self._facts())
+
+    def _repr_html_(self) -> str:
+        return representation.table(type(self).__name__, self._facts())
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Create the state of variables now, not at the first step: for example before a `load`.
@@ -115,6 +205,16 @@ class Optimizer(ABC):
         else:
             with strategy.scope():
                 self._create(variables)
+
+    def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
+        """Set variables to their moving averages, at the end of a training with ``use_ema``.
+
+        Call it on every replica, in cross-replica context. It does nothing without ``use_ema``, and for variables that
+        were not trained.
+        """
+        for variable in variables if self._averages else ():
+            if id(variable) in self._state.slots:
+                variable.assign(self._state.slots[id(variable)][1][-1].read_value())
 
     def apply_gradients(
         self,
@@ -158,16 +258,22 @@ class Optimizer(ABC):
         sequence = topology.sequence
         depth = len(modes)
         try:  # as `whole`, without its cost
+            given, aggregate = list(grads_and_vars), experimental_aggregate_gradients
+            if self._accumulation is not None:
+                given = self._accumulation.step_of(mode.replica_context, given, aggregate, self._create)
+                if not given:
+                    return
+                aggregate = False
             try:
-                step, gradients = self._prepared(extended, list(grads_and_vars))
+                step, gradients = self._prepared(extended, given)
             except (TypeError, ValueError, NotImplementedError):
-                if not experimental_aggregate_gradients:
+                if not aggregate:
                     raise
                 with structures.refusals("all_reduce", topology):
                     raise
             apply: Callable[..., None] = self._apply_flat if isinstance(step, FlatStep) else self._apply
             modes.append(extended.cross_replica_mode)
-            apply(mode.strategy, step, gradients, experimental_aggregate_gradients)
+            apply(mode.strategy, step, gradients, aggregate)
             flight_record.step(flight_record.UPDATE)
         except BaseException as error:
             topology.left_call("apply_gradients", type(error), sequence)
@@ -176,7 +282,7 @@ class Optimizer(ABC):
             del modes[depth:]
 
     def _prepared(
-        self, extended: StrategyExtended, given: _Pairs
+        self, extended: StrategyExtended, given: Pairs
     ) -> tuple[FlatStep | SeparateStep, Sequence[Any]]:
         """Return the step for these variables, and the gradients that are not None."""
         engine = extended.engine
@@ -191,7 +297,7 @@ class Optimizer(ABC):
         return self._prepared_anew(extended, given)
 
     def _prepared_anew(
-        self, extended: StrategyExtended, given: _Pairs
+        self, extended: StrategyExtended, given: Pairs
     ) -> tuple[FlatStep | SeparateStep, list[Any]]:
         pairs = [pair for pair in given if pair[0] is not None]
         if not pairs:
@@ -199,17 +305,17 @@ class Optimizer(ABC):
         variables = [variable for _, variable in pairs]
         for variable in variables:
             extended.check_variable(variable, "apply_gradients")
-        gradients = [_fitting(gradient, variable) for gradient, variable in pairs]
-        if self._iterations is None or not self._may_join(extended, gradients, variables):
-            return SeparateStep(extended, variables, self._slots, _names(given)), gradients
+        gradients = [fitting(gradient, variable) for gradient, variable in pairs]
+        if self._state.iterations is None or not self._may_join(extended, gradients, variables):
+            return SeparateStep(extended, variables, self._state.slots, names_of(given)), gradients
         gradients = [*map(arrays.to_host, gradients)]
         key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
         flat = self._flat_steps.get(key)
         if flat is None or not flat.fits(gradients):
-            slots = [self._slots[id(variable)][1] for variable in variables]
+            slots = [self._state.slots[id(variable)][1] for variable in variables]
             dtypes = [gradient.dtype for gradient in gradients]
             least_alone = extended.engine.topology.limits.alone_bytes
-            flat = FlatStep(variables, slots, dtypes, _names(given), self._iterations, least_alone)
+            flat = FlatStep(variables, slots, dtypes, names_of(given), self._state.iterations, least_alone)
             if len(self._flat_steps) >= _MOST_FLAT_STEPS:
                 self._flat_steps.clear()
             self._flat_steps[key] = flat
@@ -223,7 +329,7 @@ class Optimizer(ABC):
             and engine.joins_arrays
             and not engine.topology.compares_variables
             and len(set(map(id, variables))) == len(variables)
-            and all(id(variable) in self._slots for variable in variables)
+            and all(id(variable) in self._state.slots for variable in variables)
             and all(variable.each_replica_writes for variable in variables)
             and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
             and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
@@ -236,10 +342,14 @@ class Optimizer(ABC):
         rate = self._rate(number)
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+        if self._clipping is not None:
+            gradients = self._clipping(gradients)
         self._create(step.variables)
-        step.update(self, gradients, number + 1, rate)
-        assert self._iterations is not None
-        strategy.extended.update(self._iterations, LocalVariable.assign_add, (1,), group=False)
+        step.update(self._rule, gradients, number + 1, rate)
+        assert self._state.iterations is not None
+        strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
+        if self._accumulation is not None:
+            self._accumulation.clear(strategy)
 
     def _apply_flat(
         self, strategy: Strategy, step: FlatStep, gradients: Sequence[np.ndarray], aggregate: bool
@@ -250,39 +360,34 @@ class Optimizer(ABC):
         messages = step.join(gradients)
         if aggregate:
             messages = strategy.extended.engine.all_reduce(ReduceOp.SUM, messages, None, step.form)
-        step.update(self, messages, number + 1, rate)
+        if self._clipping is not None:
+            parts = step.split(messages)
+            clipped = self._clipping(parts)
+            if any(map(operator.is_not, clipped, parts)):
+                messages = step.join(clipped)
+        step.update(self._rule, messages, number + 1, rate)
         np.add(step.completed, 1, step.completed)
+        if self._accumulation is not None:
+            self._accumulation.clear(strategy)
 
     def _rate(self, number: int) -> float:
         """Return the learning rate. The user's function may fail, when no rank waits yet."""
         return float(self._learning_rate(number) if callable(self._learning_rate) else self._learning_rate)
 
     def _create(self, variables: list[Variable]) -> None:
-        new = [variable for variable in variables if id(variable) not in self._slots]
-        if new:  # each creation is a collective of its own
-            topology = new[0].distribute_strategy.extended.engine.topology
-            names = tuple(variable.name for variable in new)
-            structures.agree(topology, "the state of an optimizer", self._name, "for", names)
-        if self._iterations is None:
-            with variables[0].distribute_strategy.extended.engine.variables_on_host():
-                self._iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
-        # Slot by slot, so that the values of one slot lie side by side.
-        distinct = {id(variable): variable for variable in new}
-        made = {}
-        for slot in self.slots:
-            for key, variable in distinct.items():
-                with variable.distribute_strategy.extended.colocate_vars_with(variable):
-                    made[key, slot] = Variable(
-                        np.zeros(variable.shape, variable.dtype),
-                        trainable=False,
-                        name=f"{self._name}/{variable.name}/{slot}",
-                    )
-        for key, variable in distinct.items():
-            self._slots[key] = variable, tuple(made[key, slot] for slot in self.slots)
+        slots = (*self.slots, AVERAGE) if self._averages else self.slots
+        self._state.create(variables, slots, self._initial_state)
+        if self._accumulation is not None:
+            self._accumulation.create(variables)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._slots = {id(variable): (variable, slots) for variable, slots in self._slots.values()}
+    def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
+        if slot == AVERAGE and self._averages:
+            return variable.read_value()
+        return self.initial_state(slot, variable)
+
+    def initial_state(self, slot: str, variable: Variable) -> np.ndarray:
+        """Return the initial content of a slot of a variable: zeros."""
+        return np.zeros(variable.shape, variable.dtype)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         """Return the GPU kernel of `update` and its numbers, or None if only `update` exists.
@@ -324,30 +429,3 @@ class _FlatSteps(dict[Hashable, FlatStep]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FlatSteps:
         return _FlatSteps()
-
-
-def _names(pairs: _Pairs) -> tuple[str, ...]:
-    """Return the names of the variables with and without gradients, for the ranks to compare."""
-    return tuple(
-        [
-            f"no gradient of {getattr(variable, 'name', '')}" if gradient is None else variable.name
-            for gradient, variable in pairs
-        ]
-    )
-
-
-def _fitting(gradient: Any, variable: Variable) -> Any:
-    gradient = component(gradient)
-    if isinstance(gradient, IndexedSlices):
-        variable.check_rows(gradient)
-        return gradient
-    array = arrays.numpy_or_cupy(gradient)
-    if array.shape != variable.shape:
-        raise ValueError(
-            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {array.shape}"
-        )
-    if not np.can_cast(array.dtype, variable.dtype, "same_kind"):
-        raise ValueError(
-            f"variable {variable.name!r} has dtype {variable.dtype}, and its gradient {array.dtype}: cast it"
-        )
-    return gradient

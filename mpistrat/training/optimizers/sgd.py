@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,9 @@ class SGD(Optimizer):
         In [0, 1).
     nesterov : bool
     name : str, optional
+    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+        These and the remaining parameters are as for `Optimizer`.
+    ema_overwrite_frequency, gradient_accumulation_steps
 
     Raises
     ------
@@ -67,14 +71,37 @@ class SGD(Optimizer):
         momentum: float = 0.0,
         nesterov: bool = False,
         name: str | None = None,
+        *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        gradient_accumulation_steps: int | None = None,
     ):
-        super().__init__(learning_rate, name)
+        super().__init__(
+            learning_rate,
+            name,
+            weight_decay=weight_decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+        )
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {momentum!r}")
         if nesterov and not momentum:
             raise ValueError("nesterov=True needs a momentum")
         self._momentum, self._nesterov = momentum, nesterov
         self.slots = ("momentum",) if momentum else ()
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "momentum": self._momentum, "nesterov": self._nesterov}
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

@@ -308,12 +308,12 @@ def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
         f.create_dataset("damaged", (6,), "f4")  # rows that were never written
     bad = run_alone("-m", "mpistrat", "data", path)
     assert bad.status == 1
-    bad.shows("problem: ", "dataset 'damaged'", "1 files, 6 rows", "x        float64 (3,), 24 bytes per row")
+    bad.shows("problem: ", "dataset 'damaged'", "1 file, 6 rows", "x        float64 (3,), 24 bytes per row")
     with h5py.File(path, "r+") as f:
         del f["damaged"]
     shown = run_alone("-m", "mpistrat", "data", path).check()
     shown.shows(
-        "1 files, 6 rows",
+        "1 file, 6 rows",
         "x        float64 (3,), 24 bytes per row",
         "g/mean   left out: it is a scalar",
         "none     left out: it has no data space",
@@ -322,7 +322,7 @@ def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
     told = json.loads(run_alone("-m", "mpistrat", "data", path, "--json").check().output)
     assert [each["name"] for each in told["datasets"]] == ["x", "y"]
     assert {"name": "version", "why": "is a scalar"} in told["beside"]
-    run_alone("-m", "mpistrat", "data", path, "--dataset", "classes").check().shows("1 files, 2 rows")
+    run_alone("-m", "mpistrat", "data", path, "--dataset", "classes").check().shows("1 file, 2 rows")
 
 
 def test_the_command_tells_that_there_is_no_row(tmp_path, run_alone):
@@ -330,7 +330,7 @@ def test_the_command_tells_that_there_is_no_row(tmp_path, run_alone):
         f.create_dataset("x", (0, 3), "f4")
     bad = run_alone("-m", "mpistrat", "data", tmp_path)
     assert bad.status == 1
-    bad.shows("1 files, 0 rows", "problem: none of the 1 files has a row")
+    bad.shows("1 file, 0 rows", "problem: no row in 1 file")
 
 
 # --- the commands -------------------------------------------------------------------------

@@ -17,7 +17,8 @@ __all__ = ["RawKernel", "cuda", "ndarray"]
 __version__ = "14.0 (a fake for tests)"
 
 _METHODS = {
-    "all", "any", "argmax", "astype", "copy", "max", "mean", "min", "ravel", "reshape", "sum", "transpose", "view",
+    "all", "any", "argmax", "astype", "clip", "copy", "max", "mean", "min", "ravel", "reshape", "sum", "transpose",
+    "view",
 }  # fmt: skip
 
 

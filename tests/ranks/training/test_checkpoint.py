@@ -96,8 +96,36 @@ def test_what_does_not_fit_raises_on_every_rank_and_changes_nothing(strategy, tm
 def test_a_file_that_cannot_be_written_raises_on_every_rank(strategy, tmp_path):
     with strategy.scope():
         v = mpistrat.Variable(1.0)
-    with pytest.raises(FileNotFoundError):
-        save([v], tmp_path / "no folder" / "v.h5")
+    strategy.extended.engine.topology.on_first((tmp_path / "file").touch)
+    with pytest.raises(NotADirectoryError):
+        save([v], tmp_path / "file" / "v.h5")
+
+
+def test_the_folder_is_made(strategy, tmp_path):
+    v = variable(strategy, 1.0)
+    save([v], tmp_path / "a" / "b" / "v.h5")
+    save_async([v], tmp_path / "a" / "c" / "v.h5").wait()
+    v.assign(0.0)
+    load([v], tmp_path / "a" / "b" / "v.h5")
+    assert float(v) == 1.0
+    assert sorted(os.listdir(tmp_path / "a")) == ["b", "c"]
+
+
+def test_what_is_not_a_variable_is_named_without_its_content(strategy, tmp_path):
+    array = np.full(1000, 7)
+    for given, message in (
+        ({"w": array}, "the value of 'w' is a numpy.ndarray of shape"),
+        ([variable(strategy, 1.0), array], "element 1 is a numpy.ndarray of shape"),
+        (
+            {"layer": {"w": array}},
+            "the value of 'layer' is a dict of 1, not a Variable: make mpistrat.Variable",
+        ),
+        ([1.5], "element 0 is a float"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            save(given, tmp_path / "v.h5")
+        assert message in str(caught.value)
+        assert " 7 " not in str(caught.value)
 
 
 def test_in_a_replica_context_there_is_no_one_value(strategy, tmp_path):
@@ -225,18 +253,19 @@ def test_load_waits(strategy, tmp_path):
 
 def test_errors_come_with_wait_or_the_next_call_on_every_rank(strategy, tmp_path):
     v = variable(strategy, 1.0)
-    pending = save_async([v], tmp_path / "no folder" / "v.h5")
+    strategy.extended.engine.topology.on_first((tmp_path / "file").touch)
+    pending = save_async([v], tmp_path / "file" / "v.h5")
     for _ in range(2):
-        with pytest.raises(FileNotFoundError, match="no folder"):
+        with pytest.raises(NotADirectoryError, match="file"):
             pending.wait()
     save([v], tmp_path / "v.h5")  # it was told
     for call in (save, save_async, load):
-        save_async([v], tmp_path / "no folder" / "v.h5")
-        with pytest.raises(FileNotFoundError, match="no folder"):
+        save_async([v], tmp_path / "file" / "v.h5")
+        with pytest.raises(NotADirectoryError, match="file"):
             call([v], tmp_path / "v.h5")
         call([v], tmp_path / "v.h5")
     save([v], tmp_path / "v.h5")
-    assert os.listdir(tmp_path) == ["v.h5"]
+    assert sorted(os.listdir(tmp_path)) == ["file", "v.h5"]
 
 
 def test_no_memory_for_the_copy(strategy, comm, tmp_path, monkeypatch):

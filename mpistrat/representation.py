@@ -1,0 +1,43 @@
+"""How objects of the library show themselves: a line of text, and a table in a notebook."""
+
+from __future__ import annotations
+
+import html
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+
+def text(kind: str, facts: Mapping[str, Any]) -> str:
+    """Return ``<kind name=value ...>``.
+
+    Examples
+    --------
+    >>> text("SGD", {"learning_rate": 0.5, "steps": 3})
+    '<SGD learning_rate=0.5 steps=3>'
+    """
+    return f"<{' '.join([kind, *(f'{name}={_shown(value)}' for name, value in facts.items())])}>"
+
+
+def table(kind: str, facts: Mapping[str, Any]) -> str:
+    """Return an HTML table with a row for each fact, for ``_repr_html_``."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(_shown(value))}</td></tr>"
+        for name, value in facts.items()
+    )
+    return f"<table><caption><b>{html.escape(kind)}</b></caption><tbody>{rows}</tbody></table>"
+
+
+def other_than_default(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class that differ from the defaults of its constructor."""
+    parameters = inspect.signature(kind).parameters
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in parameters or parameters[name].default != value
+    }
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else getattr(value, "__name__", None) or repr(value)

@@ -1,0 +1,1 @@
+"""What any optimizer may do besides its own step, one option per file."""

@@ -1,0 +1,118 @@
+"""Clipping of gradients, after they are summed over the replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime import arrays
+from mpistrat.training.optimizers.blocks import ELEMENTS
+from mpistrat.values import IndexedSlices
+
+
+class Clipping:
+    """Limits of the gradients of a step. At most one is set.
+
+    Parameters
+    ----------
+    clipnorm : float or None
+        Limit of the norm of each gradient.
+    clipvalue : float or None
+        Limit of the absolute value of each element.
+    global_clipnorm : float or None
+        Limit of the norm of all gradients together.
+
+    Raises
+    ------
+    ValueError
+        If two limits are set, or one is not positive.
+    """
+
+    def __init__(self, clipnorm: float | None, clipvalue: float | None, global_clipnorm: float | None):
+        given = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
+        self.limits = {name: limit for name, limit in given.items() if limit is not None}
+        if len(self.limits) > 1:
+            raise ValueError(
+                f"only one of clipnorm, clipvalue and global_clipnorm may be set, not {self.limits}"
+            )
+        for name, limit in self.limits.items():
+            if not limit > 0:
+                raise ValueError(f"{name} must be positive, not {limit!r}")
+        self._norm, self._value, self._global_norm = given.values()
+
+    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the clipped gradients. Those given are not changed, and are returned where no limit is exceeded.
+
+        The result has the same bits on all replicas that give the same bits on one kind of device.
+        """
+        gradients = [_as_arrays(gradient) for gradient in gradients]
+        if self._value is not None:
+            limit = self._value
+            return [_changed(gradient, lambda values: _within(values, limit)) for gradient in gradients]
+        squares = [squared_norm(_values(gradient)) for gradient in gradients]
+        if self._global_norm is not None:
+            largest, squares = self._global_norm, [math.fsum(squares)] * len(squares)
+        else:
+            assert self._norm is not None
+            largest = self._norm
+        norms = map(math.sqrt, squares)
+        return [
+            gradient if norm <= largest else _scaled(gradient, largest / norm)
+            for gradient, norm in zip(gradients, norms, strict=True)
+        ]
+
+
+def squared_norm(values: Any) -> float:
+    """Return the sum of the squared absolute values of an array, computed in float64.
+
+    On the host the order of the additions depends on the size alone, so that ranks with other processors get the same
+    bits. BLAS does not promise that.
+    """
+    if values.dtype.kind == "c":
+        values = values.reshape(-1).view(values.real.dtype)
+    if arrays.on_gpu(values) and values.dtype.kind == "f":
+        wide = values.astype(np.float64)
+        return float((wide * wide).sum())
+    flat = np.ascontiguousarray(arrays.to_host(values)).reshape(-1)
+    total = 0.0
+    for start in range(0, flat.size, ELEMENTS):
+        wide = flat[start : start + ELEMENTS].astype(np.float64)
+        np.multiply(wide, wide, out=wide)
+        total += float(np.add.reduce(wide))
+    return total
+
+
+def _as_arrays(gradient: Any) -> Any:
+    """Return a gradient as an array, or as rows with different indices."""
+    if not isinstance(gradient, IndexedSlices):
+        return arrays.numpy_or_cupy(gradient)
+    indices, where = np.unique(arrays.to_host(gradient.indices), return_inverse=True)
+    rows = np.zeros((len(indices), *gradient.values.shape[1:]), gradient.values.dtype)
+    np.add.at(rows, where, arrays.to_host(gradient.values))
+    return IndexedSlices(arrays.from_host(rows, gradient.values), indices, gradient.dense_shape)
+
+
+def _values(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, IndexedSlices) else gradient
+
+
+def _changed(gradient: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a gradient whose values are changed by a function of NumPy or CuPy arrays."""
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(_changed(gradient.values, change), gradient.indices, gradient.dense_shape)
+    if arrays.on_gpu(gradient) and gradient.dtype.kind not in "fc":  # bfloat16 is bits there
+        return arrays.from_host(change(arrays.to_host(gradient)), gradient)
+    return change(gradient)
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    return _changed(gradient, lambda values: (values * factor).astype(values.dtype, copy=False))
+
+
+def _within(values: Any, limit: float) -> Any:
+    if values.dtype.kind == "c":
+        raise ValueError(f"clipvalue cannot clip a gradient of {values.dtype}: use clipnorm")
+    return values.clip(-limit, limit).astype(values.dtype, copy=False)

@@ -1,0 +1,96 @@
+"""The moving average of the weights."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.training.optimizers.blocks import blocks
+from mpistrat.training.optimizers.rule import Rule
+from mpistrat.values import IndexedSlices
+
+AVERAGE = "average"  # the name of the slot
+
+
+class MovingAverage:
+    """A rule that averages the weights after another rule has changed them.
+
+    The average is the last slot, `AVERAGE`: ``average = momentum * average + (1 - momentum) * w``. After the first
+    step it is the weights.
+
+    Parameters
+    ----------
+    rule : Rule
+        The other rule.
+    momentum : float
+        In [0, 1].
+    overwrite_frequency : int, optional
+        After so many steps each, the weights become the average.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None):
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"ema_momentum must be in [0, 1], not {momentum!r}")
+        if overwrite_frequency is not None and (
+            not isinstance(overwrite_frequency, int) or overwrite_frequency < 1
+        ):
+            raise ValueError(
+                f"ema_overwrite_frequency must be a whole number above 0, or None, not {overwrite_frequency!r}"
+            )
+        self._rule, self._momentum, self._frequency = rule, momentum, overwrite_frequency
+
+    def _kept(self, step: int) -> float:
+        return self._momentum if step > 1 else 0.0
+
+    def _overwrites(self, step: int) -> bool:
+        return self._frequency is not None and step % self._frequency == 0
+
+    def _average(self, weights: np.ndarray, average: np.ndarray, step: int) -> None:
+        kept = self._kept(step)
+        for mean, w in blocks(average, weights):
+            mean *= kept
+            mean += w * (1 - kept)
+        if self._overwrites(step):
+            weights[...] = average
+
+    def update(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        *own, average = state
+        self._rule.update(weights, gradient, step, rate, *own)
+        self._average(weights, average, step)
+
+    def update_rows(
+        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        *own, average = state
+        self._rule.update_rows(weights, rows, step, rate, *own)
+        self._average(weights, average, step)
+
+    def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
+        found = self._rule.on_gpu(step, rate)
+        if found is None:
+            return None
+        kernel, numbers = found
+        return _with_average(kernel), (*numbers, self._kept(step), float(self._overwrites(step)))
+
+
+@functools.cache
+def _with_average(kernel: EachElement) -> EachElement:
+    weights = kernel.reads[1]
+    return kernel.extended(
+        "average",
+        state=["average"],
+        scalars=["average_kept", "average_now"],
+        after=(
+            f"average = average * average_kept + {weights} * ((R)1 - average_kept); "
+            f"{weights} = average_now != (R)0 ? average : {weights};"
+        ),
+    )

@@ -1,0 +1,69 @@
+"""The variables of an optimizer: the number of completed steps, and what it keeps for each variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.variables import Variable
+
+Initial = Callable[[str, Variable], np.ndarray]
+
+
+class State:
+    """The variables of an optimizer. They are created when a variable is first seen.
+
+    Parameters
+    ----------
+    name : str
+        Prefix of the names of the variables.
+
+    Attributes
+    ----------
+    iterations : Variable or None
+        The number of completed steps.
+    slots : dict
+        By the identity of a variable: the variable, and its slots.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self.iterations: Variable | None = None
+        self.slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.slots = {id(variable): (variable, slots) for variable, slots in self.slots.values()}
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The number of steps, then the slots of each variable."""
+        own = [] if self.iterations is None else [self.iterations]
+        return own + [slot for _, slots in self.slots.values() for slot in slots]
+
+    def create(self, variables: list[Variable], slots: Sequence[str], initial: Initial) -> None:
+        """Create the slots of new variables, with the values that ``initial`` returns. Collective for new ones."""
+        new = [variable for variable in variables if id(variable) not in self.slots]
+        if new:  # each creation is a collective of its own
+            topology = new[0].distribute_strategy.extended.engine.topology
+            names = tuple(variable.name for variable in new)
+            structures.agree(topology, "the state of an optimizer", self._name, "for", names)
+        if self.iterations is None:
+            with variables[0].distribute_strategy.extended.engine.variables_on_host():
+                self.iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
+        # Slot by slot, so that the values of one slot lie side by side.
+        distinct = {id(variable): variable for variable in new}
+        made = {}
+        for slot in slots:
+            for key, variable in distinct.items():
+                with variable.distribute_strategy.extended.colocate_vars_with(variable):
+                    made[key, slot] = Variable(
+                        initial(slot, variable),
+                        trainable=False,
+                        name=f"{self._name}/{variable.name}/{slot}",
+                    )
+        for key, variable in distinct.items():
+            self.slots[key] = variable, tuple(made[key, slot] for slot in slots)

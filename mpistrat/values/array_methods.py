@@ -1,0 +1,47 @@
+"""Methods of NumPy arrays on values that behave like arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: Methods that read the value, as those of ``numpy.ndarray``.
+READING = (
+    *("all", "any", "argmax", "argmin", "argsort", "astype", "clip", "conj", "copy", "cumprod", "cumsum"),
+    *("diagonal", "dot", "flatten", "item", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat"),
+    *("reshape", "round", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "tolist", "trace"),
+    *("transpose", "var"),
+)
+
+
+class ArrayMethods:
+    """The methods of `READING`, each of the value that `_view` returns. They do what those of ``numpy.ndarray`` do."""
+
+    __slots__ = ()
+
+    def _view(self) -> Any:
+        raise NotImplementedError
+
+    def _write_result(self, result: Any) -> None:
+        raise NotImplementedError
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    def method(self: ArrayMethods, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        result = getattr(self._view(), name)(*args, **kwargs)
+        if out is None:
+            return result
+        if isinstance(out, ArrayMethods):
+            out._write_result(result)
+        else:
+            out[...] = result
+        return out
+
+    method.__name__ = name
+    method.__qualname__ = f"ArrayMethods.{name}"
+    method.__doc__ = f"Return what ``numpy.ndarray.{name}`` returns for the value."
+    return method
+
+
+for _name in READING:
+    setattr(ArrayMethods, _name, _reading(_name))
