@@ -138,7 +138,7 @@ class Dataset(Chain):
 
         Parameters
         ----------
-        sequence : object with ``__len__`` and ``__getitem__``
+        sequence : array, or object with ``__len__`` and ``__getitem__``
             Equal indices must give equal elements, on every rank. Elements are arrays, numbers or nested
             structures of them, and all have the same shapes. A list is one array.
 
@@ -149,7 +149,7 @@ class Dataset(Chain):
         Raises
         ------
         TypeError
-            If the object has no ``__len__`` or no ``__getitem__``.
+            If the object is not an array, and has no ``__len__`` or no ``__getitem__``.
         ValueError
             If the object is empty.
 
