@@ -24,7 +24,7 @@ from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
-from mpistrat.runtime.process import launch, mpi
+from mpistrat.runtime.process import mpi
 
 _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10
@@ -79,7 +79,7 @@ class Hdf5Source(Source):
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
         source = cls(Manifests(FileList(files), names, kept_in), structure, check_finite=check_finite)
-        if not _among_several():
+        if not mpi.among_several():
             source._manifests.begin()
         return source
 
@@ -236,7 +236,7 @@ class Hdf5Source(Source):
         if len(self) * row_bytes > nbytes:
             blocks, reader = manifest.blocks(nbytes), Reader(most_decoded=decoded_bytes(own))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
-            kept = self._rows_in_memory(own if ranks or not _among_several() else 0, peers)
+            kept = self._rows_in_memory(own if ranks or not mpi.among_several() else 0, peers)
         return Hdf5Source(
             self._manifests, self._structure, manifest, reader, self._check_finite, blocks, own, kept
         )
@@ -324,14 +324,6 @@ class Hdf5Source(Source):
 
     def __repr__(self) -> str:
         return repr(self._manifests.files)
-
-
-def _among_several() -> bool:
-    """Return whether other ranks run the same program."""
-    if mpi.running():
-        return bool(mpi.start().COMM_WORLD.size > 1)
-    started = launch.started_tasks(os.environ)
-    return started is not None and started.tasks > 1
 
 
 def _checked_structure(datasets: Any) -> Any:
