@@ -125,8 +125,9 @@ def _padded(column: Sequence[Any], shape: Any, value: Any, number: int) -> np.nd
     full = [longest[axis] if size is None else size for axis, size in enumerate(sizes)]
     dtype = np.result_type(*{each.dtype for each in arrays})
     made = np.full((len(arrays), *full), _padding(value, dtype, number), dtype)
-    for row, each in zip(made, arrays, strict=True):
-        row[tuple(slice(0, size) for size in each.shape)] = each
+    for number, each in enumerate(arrays):
+        place: Any = (number, *(slice(0, size) for size in each.shape))
+        made[place] = each
     return made
 
 

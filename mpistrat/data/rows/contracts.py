@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,6 +58,9 @@ class Source(Protocol):
 
     The defaults are for rows that do not come from files.
     """
+
+    streamed: ClassVar[bool] = False
+    """Whether rows can be read only from the first one on."""
 
     @property
     def in_memory(self) -> bool:
@@ -159,6 +162,8 @@ class Source(Protocol):
 
 class StreamSource(Protocol):
     """Rows that are read from the first one on. Their number is unknown before their end."""
+
+    streamed: ClassVar[bool] = True
 
     def open(self, iteration: int) -> Iterator[Any]:
         """Return an iterator over the elements of an iteration, with leaves as NumPy arrays or scalars."""
