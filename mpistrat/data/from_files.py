@@ -164,7 +164,7 @@ class FromFiles:
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
     ) -> Self:
-        """Return a dataset of the rows of Parquet files. It needs pyarrow (``mpistrat[parquet]``).
+        """Return a dataset of the rows of Parquet files. It needs pyarrow.
 
         A row group is read as a whole, and the last ones are kept. A shuffle permutes row groups, then the rows of a
         few of them: row groups of a few MiB are best. Missing values (null) raise `DataFileError`.
@@ -203,7 +203,7 @@ class FromFiles:
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
     ) -> Self:
-        """Return a dataset of the rows of Zarr stores on disk. It needs zarr (``mpistrat[zarr]``).
+        """Return a dataset of the rows of Zarr stores on disk. It needs zarr.
 
         Parameters
         ----------

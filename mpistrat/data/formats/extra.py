@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 
-def needed(module: str, what: str, extra: str) -> Any:
-    """Return a module that an extra of this package installs.
+def needed(module: str, what: str) -> Any:
+    """Return a module that not all formats need.
 
     Raises
     ------
@@ -16,7 +16,7 @@ def needed(module: str, what: str, extra: str) -> Any:
 
     Examples
     --------
-    >>> needed("math", "numbers", "math").pi > 3
+    >>> needed("math", "numbers").pi > 3
     True
     """
     try:
@@ -24,6 +24,5 @@ def needed(module: str, what: str, extra: str) -> Any:
     except ImportError as error:
         top = module.partition(".")[0]
         raise ImportError(
-            f"{what} need the package {top}, which cannot be imported ({error}); fix: pip install {top}, or "
-            f"mpistrat[{extra}]"
+            f"{what} need the package {top}, which cannot be imported ({error}); fix: pip install {top}"
         ) from None

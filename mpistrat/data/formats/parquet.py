@@ -49,7 +49,7 @@ class Parquet(BlockFormat):
 
 
 def _opened(path: str) -> Any:
-    parquet = needed("pyarrow.parquet", "Parquet files", "parquet")
+    parquet = needed("pyarrow.parquet", "Parquet files")
     try:
         return parquet.ParquetFile(path)
     except OSError as error:
@@ -68,7 +68,7 @@ def _opened(path: str) -> Any:
 
 def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:
     """Return dtype and shape of a row of a column."""
-    types = needed("pyarrow", "Parquet files", "parquet").types
+    types = needed("pyarrow", "Parquet files").types
     shape: tuple[int, ...] = ()
     while types.is_fixed_size_list(kind):
         shape, kind = (*shape, kind.list_size), kind.value_type

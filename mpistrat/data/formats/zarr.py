@@ -71,7 +71,7 @@ class Zarr(BlockFormat):
 
 
 def _opened(path: str) -> Any:
-    zarr = needed("zarr", "Zarr stores", "zarr")
+    zarr = needed("zarr", "Zarr stores")
     try:
         return zarr.open(path, mode="r")
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,8 +37,10 @@ def _in_thread(modes: list[context.Mode], functions: Sequence[Any], row: Any) ->
     mine = context.stack()
     before = mine[:]
     mine[:] = modes
+    this = threading.get_ident()
+    threads.without.add(this)
     try:
-        with threads.without_collectives():
-            return elements.mapped(row, functions)
+        return elements.mapped(row, functions)
     finally:
+        threads.without.discard(this)
         mine[:] = before
