@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
 from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import Storage, put
@@ -21,6 +21,19 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.atomic_file import publish, to_disk
 
 _TAG = 7302
+_TOLD = (
+    DatasetMismatchError,
+    FilterUnavailableError,
+    FileExistsError,
+    FileNotFoundError,
+    PermissionError,
+    OSError,
+    MemoryError,
+    LookupError,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+)
 _BEGIN, _PUBLISH = operation("write_hdf5: make the file"), operation("write_hdf5: give the file its name")
 
 
@@ -126,10 +139,7 @@ def _all_or_raise(ranks: Ranks, fn: Callable[[], Any]) -> list[Any]:
 
 def _known(error: Exception) -> type[Exception]:
     """Return the class of an error, or of its nearest base, that takes a text and that other ranks can load."""
-    for kind in type(error).__mro__:
-        if kind is DatasetMismatchError or kind.__module__ == "builtins":
-            return kind if kind not in (Exception, UnicodeError) else RuntimeError
-    return RuntimeError
+    return next((kind for kind in type(error).__mro__ if kind in _TOLD), RuntimeError)
 
 
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
