@@ -62,9 +62,9 @@ OF_DISTRIBUTE = {
 }
 # A name of tf.data or torch.utils.data -> what to use.
 OF_DATA = {
-    "TFRecordDataset": "mpistrat.data.Dataset.from_hdf5()",
+    "TFRecordDataset": "mpistrat.data.Dataset.from_hdf5() or from_parquet()",
     "TextLineDataset": "mpistrat.data.Dataset.from_iterable()",
-    "CsvDataset": "mpistrat.data.Dataset.from_iterable()",
+    "CsvDataset": "mpistrat.data.Dataset.from_csv()",
     "FixedLengthRecordDataset": "mpistrat.data.Dataset.from_sequence() of a numpy.memmap",
     "Iterator": "iter() of a dataset",
     "DataLoader": "mpistrat.data.Dataset",

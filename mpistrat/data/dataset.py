@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from mpistrat import nest
+from mpistrat.data.combine.methods import Combining
 from mpistrat.data.distribute.autoshard import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -15,25 +16,27 @@ from mpistrat.data.distribute.autoshard import (
     divide,
 )
 from mpistrat.data.distribute.until_all_end import divide_until_all_end
+from mpistrat.data.from_files import FromFiles
 from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
-from mpistrat.data.pipeline.chain import Chain
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
+from mpistrat.data.pipeline.seeds import with_drawn_seeds
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Shard, Shuffle, before_batch, length_of
 from mpistrat.data.rows.contracts import ranks_of_node
+from mpistrat.data.rows.elements import lists_to_arrays, one_row
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
 
 if TYPE_CHECKING:
     from mpistrat.data.options import Options
     from mpistrat.data.pipeline.transforms import Transform
-    from mpistrat.data.rows.contracts import Peers, Source
+    from mpistrat.data.rows.contracts import Peers, Seed, Source
     from mpistrat.data.sources.iterable import IterableSource
 
 
-class Dataset(Chain):
+class Dataset(FromFiles, Combining):
     """Rows, or batches of rows, that can be read in any order.
 
     Make a dataset with `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform
@@ -108,6 +111,27 @@ class Dataset(Chain):
         return cls.from_arrays(tensors)
 
     @classmethod
+    def from_tensors(cls, tensors: Any) -> Dataset:
+        """Return a dataset of one element.
+
+        Parameters
+        ----------
+        tensors : array, number or nested structure of these
+            The element. A list is one array.
+
+        Returns
+        -------
+        Dataset
+
+        Examples
+        --------
+        >>> list(Dataset.from_tensors(([1, 2], 3)).repeat(2).batch(2))
+        [(array([[1, 2],
+               [1, 2]]), array([3, 3]))]
+        """
+        return cls(ArraySource(nest.map_structure(one_row, lists_to_arrays(tensors))))
+
+    @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset:
         """Return a dataset of the integers of a range, as int64.
 
@@ -138,7 +162,7 @@ class Dataset(Chain):
 
         Parameters
         ----------
-        sequence : object with ``__len__`` and ``__getitem__``
+        sequence : array, or object with ``__len__`` and ``__getitem__``
             Equal indices must give equal elements, on every rank. Elements are arrays, numbers or nested
             structures of them, and all have the same shapes. A list is one array.
 
@@ -149,7 +173,7 @@ class Dataset(Chain):
         Raises
         ------
         TypeError
-            If the object has no ``__len__`` or no ``__getitem__``.
+            If the object is not an array, and has no ``__len__`` or no ``__getitem__``.
         ValueError
             If the object is empty.
 
@@ -193,65 +217,51 @@ class Dataset(Chain):
         return IterableDataset(IterableSource(iterable))
 
     @classmethod
-    def from_hdf5(
+    def from_generator(
         cls,
-        files: Any,
-        datasets: Any,
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
-    ) -> Dataset:
-        """Return a dataset of the rows of HDF5 files.
-
-        Files may have different lengths. Their rows follow each other in the order of the files. The files
-        are described (shapes, lengths, layouts) when the description is first needed. Among several replicas,
-        one replica describes a file for all of them.
+        generator: Callable[..., Iterable[Any]],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: tuple[Any, ...] = (),
+        output_signature: Any = None,
+    ) -> IterableDataset:
+        """Return a dataset of what a generator function yields, as `from_iterable`.
 
         Parameters
         ----------
-        files : str, os.PathLike or list of those
-            Paths and glob patterns (``**`` included). The matches of a pattern are sorted. A file that ``**``
-            finds several times through links to folders is read once.
-        datasets : str, tuple or dict of str
-            Names of HDF5 datasets whose axis 0 is the axis of the samples. They give an element its structure:
-            an array for ``"x"``, a tuple for ``("x", "y")``, a dict for ``{"image": "x"}``. A compound type
-            becomes a structured array. Values have the byte order of the machine.
-        manifest : path, optional
-            A file that keeps the description of the files between jobs, so that the next job need not open
-            all of them. It is written if it does not exist.
-        check_finite : bool
-            Whether to raise `NotFiniteError` when a row that is read holds NaN or infinity. The error names the
-            file, the dataset and the row.
+        generator : callable
+            Called at the beginning of every epoch. Returns an iterable.
+        output_types, output_shapes : structure of dtypes and of shapes, optional
+            The former way to write ``output_signature``.
+        args : tuple
+            Arguments of the function.
+        output_signature : structure of ArraySpec, optional
+            What each element has. Numbers and lists get the dtype. By default the structure is that of the first
+            element.
 
         Returns
         -------
-        Dataset
+        IterableDataset
 
         Raises
         ------
-        FileNotFoundError
-            If a file does not exist or a pattern matches none.
+        TypeError
+            If ``generator`` is not callable. When elements are read, if one does not have the structure or dtype.
         ValueError
-            If ``files`` is empty.
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            In a job of one process, the first file is checked at once. The other files are checked when their
-            lengths are first needed. Among several ranks, missing files and all other faults raise on all ranks,
-            when the dataset is distributed. `DataFileError` is also raised for a stale manifest: one of other
-            files, or of files that have been written to since.
+            When elements are read, if one does not have the shape.
 
         Examples
         --------
-        >>> import h5py, os, tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> for name, rows in ("a", 3), ("b", 2):
-        ...     with h5py.File(os.path.join(folder.name, name + ".h5"), "w") as f:
-        ...         f["x"] = range(rows)
-        >>> list(Dataset.from_hdf5(os.path.join(folder.name, "*.h5"), "x").batch(4))
-        [array([0, 1, 2, 0]), array([1])]
-        >>> folder.cleanup()
+        >>> from mpistrat.data import ArraySpec
+        >>> def counts(n):
+        ...     yield from range(n)
+        >>> list(Dataset.from_generator(counts, args=(3,), output_signature=ArraySpec((), "f4")).batch(2))
+        [array([0., 1.], dtype=float32), array([2.], dtype=float32)]
         """
-        from mpistrat.data.sources.hdf5 import Hdf5Source
+        from mpistrat.data.sources.generator import GeneratorSource, signature_of
 
-        return cls(Hdf5Source.open(files, datasets, manifest, check_finite))
+        signature = signature_of(output_types, output_shapes, output_signature)
+        return IterableDataset(GeneratorSource(generator, tuple(args or ()), signature))
 
     # --- questions ------------------------------------------------------------------------
 
@@ -291,12 +301,21 @@ class Dataset(Chain):
 
     # --- inside the package ---------------------------------------------------------------
 
+    @classmethod
+    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Dataset:
+        return (IterableDataset if source.streamed else Dataset)(source, transforms, options)
+
     @cached_property
     def _plan(self) -> Any:
-        return self._planned(self._transforms)
+        return self._planned(self._for_shuffle())
 
-    def _planned(self, transforms: tuple[Transform, ...]) -> Any:
-        return PipelinePlan(self._for_shuffle(), transforms)
+    def _planned(self, source: Any) -> Any:
+        """Return the plan by which the rows of a source are read with the transforms of this dataset."""
+        return PipelinePlan(source, self._transforms)
+
+    def _with_drawn(self, seeds: Sequence[Seed]) -> Dataset:
+        """Return the dataset with the seeds of another rank where the program gave none."""
+        return type(self)(*with_drawn_seeds(self._source, self._transforms, seeds), self._options)
 
     def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Source:
         """Return the source, ready for the shuffle of this dataset if it has one.
@@ -309,18 +328,19 @@ class Dataset(Chain):
             The replicas, if all have this dataset. Collective over them if given.
         """
         of_rows = before_batch(self._transforms)
+        memory = self.options().shuffle_memory
+        source = self._source.ready(memory, ranks, peers)
         if not any(isinstance(each, Shuffle) for each in of_rows):
-            return self._source
+            return source
         if peers is not None:  # which together read all shards
             of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
-        wanted = length_of(len(self._source), of_rows)
-        return self._source.for_shuffle(self.options().shuffle_memory, wanted, ranks, peers)
+        return source.for_shuffle(memory, length_of(source.length, of_rows), ranks, peers)
 
-    def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
+    def _divided(self, peers: Peers) -> Division:
         """Return the division of this dataset over the replicas."""
         distribute = self.options().experimental_distribute
         source = self._for_shuffle(ranks_of_node(peers), peers)
-        return divide(distribute.auto_shard_policy, source, transforms, peers, distribute.balance)
+        return divide(distribute.auto_shard_policy, source, self._transforms, peers, distribute.balance)
 
     def _own_length(self) -> int | None:
         """Return the number of elements, or None for an endless dataset."""
@@ -356,20 +376,21 @@ class IterableDataset(Dataset):
     def __len__(self) -> int:
         raise TypeError("the length of a dataset that is made of an iterable is unknown before its end")
 
-    def _planned(self, transforms: tuple[Transform, ...]) -> Any:
-        return StreamPlan(self._source, transforms)
+    def _planned(self, source: Any) -> Any:
+        return StreamPlan(source, self._transforms)
 
-    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Source:
-        return self._source
+    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Any:
+        return self._source.ready(self.options().shuffle_memory, ranks, peers)
 
-    def _divided(self, transforms: tuple[Transform, ...], peers: Peers) -> Division:
+    def _divided(self, peers: Peers) -> Division:
         policy = self.options().experimental_distribute.auto_shard_policy
         if policy is AutoShardPolicy.FILE:
             raise ValueError(
                 f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {self._source}: "
                 "use AutoShardPolicy.DATA"
             )
-        return divide_until_all_end(policy, self._source, transforms, peers)
+        source = self._for_shuffle(ranks_of_node(peers), peers)
+        return divide_until_all_end(policy, source, self._transforms, peers)
 
     def _own_length(self) -> int:
         return UNKNOWN_CARDINALITY

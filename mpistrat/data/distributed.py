@@ -11,7 +11,8 @@ from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.iterator import DistributedIterator
 from mpistrat.data.distribute.passes import Passes
 from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
-from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform, drawn_seeds, with_drawn_seeds
+from mpistrat.data.pipeline.seeds import seeds_of
+from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
 from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.device import Device
 
@@ -149,20 +150,18 @@ class DistributedDataset(Distributed):
             )
         distribute = dataset.options().experimental_distribute
         policy = distribute.auto_shard_policy
-        transforms, source = dataset._transforms, dataset._source
+        source = dataset._source
         mine = {
             "source": source.fingerprint(),
-            "pipeline": [_description(each) for each in transforms],
+            "pipeline": [_description(each) for each in dataset._transforms],
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
-        everyone = topology.all_gather_object((mine, drawn_seeds(transforms)))
+        everyone = topology.all_gather_object((mine, seeds_of(source, dataset._transforms)))
         _check_equal([description for description, _ in everyone])
         source.agree(topology)
-        transforms = with_drawn_seeds(transforms, everyone[0][1])
-        super().__init__(
-            dataset._divided(transforms, topology), topology, dataset.options().prefetch, options, device
-        )
+        dataset = dataset._with_drawn(everyone[0][1])
+        super().__init__(dataset._divided(topology), topology, dataset.options().prefetch, options, device)
 
 
 def _description(transform: Transform) -> str:

@@ -10,7 +10,7 @@ from mpistrat.data.distribute.autoshard import UNKNOWN_CARDINALITY, Division, Ow
 from mpistrat.data.distribute.until_all_end import OwnUntilAllEnd
 from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
-from mpistrat.data.pipeline.transforms import drawn_seeds, with_drawn_seeds
+from mpistrat.data.pipeline.seeds import seeds_of
 from mpistrat.data.rows.contracts import Peers, ranks_of_node
 from mpistrat.runtime.device import Device
 
@@ -70,7 +70,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             if isinstance(dataset, Dataset):
                 report["length"] = dataset._own_length()
                 report["batched"] = dataset.batch_size is not None
-                report["seeds"] = drawn_seeds(dataset._transforms)
+                report["seeds"] = seeds_of(dataset._source, dataset._transforms)
             else:
                 report["kind"] = type(dataset).__name__
         except Exception as error:
@@ -81,11 +81,11 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        source = dataset._for_shuffle(ranks_of_node(topology))
-        transforms = with_drawn_seeds(dataset._transforms, reports[0]["seeds"])
+        dataset = dataset._with_drawn(reports[0]["seeds"])
+        source, transforms = dataset._for_shuffle(ranks_of_node(topology)), dataset._transforms
         own: Division
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(transforms))
+            own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(source))
         else:
             own = OwnDataset(source, transforms, topology, None if None in lengths else max(lengths))
         Distributed.__init__(self, own, topology, dataset.options().prefetch, options, device)

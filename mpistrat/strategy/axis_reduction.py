@@ -8,10 +8,11 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import structures
+from mpistrat.runtime.arrays import as_numpy
 from mpistrat.runtime.topology import Alone
 from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
 from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
-from mpistrat.values import Mirrored, ReduceOp
+from mpistrat.values import DistributedValues, Mirrored, ReduceOp
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
@@ -22,10 +23,14 @@ def reduce_over_axis(
 ) -> Any:
     """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
+    A list without distributed values is one array, as in a `Dataset`.
+
     Raises
     ------
     TypeError
-        For a nested structure, or axes in a list.
+        For a nested structure other than a list, or axes in a list.
+    ValueError
+        If a list cannot become one array.
     """
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
@@ -37,7 +42,9 @@ def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tu
     topology, options = extended.engine.topology, extended.engine.options
     form = f"{op.name} over axis {axis}"
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
-        if nest.is_nested(value):
+        if isinstance(value, list) and not nest.holds(nest.flatten(value)[0], DistributedValues):
+            value = _one_array(value)
+        elif nest.is_nested(value):
             raise TypeError(
                 "reduce over an axis takes one value, not a structure: reduce its parts one by one"
             )
@@ -54,6 +61,13 @@ def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tu
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one
         parts = extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
     return mean_of_parts(parts[0], parts[1], like=leaf)
+
+
+def _one_array(values: list[Any]) -> np.ndarray:
+    try:
+        return as_numpy(values)
+    except ValueError as error:
+        raise ValueError(f"reduce over an axis takes a list as one array, but {error}") from None
 
 
 def _local_parts(op: ReduceOp, leaf: Any, axis: int | tuple[int, ...]) -> list[Any]:

@@ -270,9 +270,10 @@ class Strategy(FormerNames):
         ----------
         reduce_op : ReduceOp or str
         value : PerReplica, array, number, or nested structure of these
-            A plain value counts as this replica's.
+            A plain value counts as this replica's. With an ``axis``, a list is one array, as in a `Dataset`. Without,
+            a list is a structure of values.
         axis : int, tuple of int or None
-            Also reduce over these axes of each value. Their lengths may differ between replicas. The mean is
+            Also reduce over these axes of the value. Their lengths may differ between replicas. The mean is
             taken over all examples; it is not the mean of the replicas' means.
 
         Returns
@@ -287,7 +288,7 @@ class Strategy(FormerNames):
             For an unknown op, an axis out of range, or SUM of a Mirrored value. On every replica, if
             structures, shapes or dtypes differ between replicas.
         TypeError
-            If a value is not numeric, for SUM of bool, and for a nested structure with an axis.
+            If a value is not numeric, for SUM of bool, and for a structure other than a list with an axis.
         RuntimeError
             In a replica context, or while another strategy is current.
 

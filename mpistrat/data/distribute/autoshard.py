@@ -96,9 +96,9 @@ class Division:
         assert self.plan.batch is not None
         return self.plan.batch.size
 
-    def rebuilt(self, transforms: Sequence[Transform]) -> Division:
-        """Return the same division with other transforms."""
-        return type(self)(self.source, transforms, self._peers)
+    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> Division:
+        """Return the same division with other transforms, and perhaps another source of the same rows."""
+        return type(self)(self.source if source is None else source, transforms, self._peers)
 
     def after(self, rows: int) -> Division:
         """Return the division of an epoch without its first rows."""
@@ -161,9 +161,9 @@ class ByFile(Division):
             _of_share(transforms, peers.size, peers.rank),
         )
 
-    def rebuilt(self, transforms: Sequence[Transform]) -> ByFile:
+    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> ByFile:
         """Return the same division of the files, with other transforms."""
-        return ByFile(self.source, transforms, self._peers, self._balance)
+        return ByFile(self.source if source is None else source, transforms, self._peers, self._balance)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the next rows of this replica's files, an empty array after the last."""
@@ -178,7 +178,7 @@ class Everything(Division):
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
         super().__init__(source, transforms, peers)
         lengths = [
-            length_of(len(source), self._of_rank(transforms, peers.size, r)) for r in range(peers.size)
+            length_of(source.length, self._of_rank(transforms, peers.size, r)) for r in range(peers.size)
         ]
         longest = _longest(lengths)
         self.steps = None if longest is None else longest * peers.size
@@ -219,9 +219,9 @@ class OwnDataset(Division):
         self.plan = PipelinePlan(source, transforms)
         self.steps = steps
 
-    def rebuilt(self, transforms: Sequence[Transform]) -> OwnDataset:
-        """Return the same division with other transforms."""
-        return OwnDataset(self.source, transforms, self._peers, self.steps)
+    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> OwnDataset:
+        """Return the same division with other transforms, and perhaps another source of the same rows."""
+        return OwnDataset(self.source if source is None else source, transforms, self._peers, self.steps)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the rows of the next batch of this replica's dataset, an empty array after the last."""
@@ -285,7 +285,7 @@ def with_hints(transforms: Sequence[Transform], size: int, rank: int) -> list[Tr
 def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
     """Return the rows of batch ``step`` of a plan, an empty array after the last."""
     if plan.length is not None and step >= plan.length:
-        return np.empty(0, np.int64)
+        return plan.locate(np.empty(0, np.int64), iteration)
     return plan.rows(step, iteration)
 
 

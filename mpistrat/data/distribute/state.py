@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.hdf5.manifest import unpacked
-from mpistrat.data.pipeline.transforms import Batch, Shuffle, Transform, with_seeds
+from mpistrat.data.pipeline.seeds import seeds_of, with_seeds
+from mpistrat.data.pipeline.transforms import Batch, Transform
 
 _VERSION = 1
 _FILES_SHOWN = 3
@@ -56,7 +57,7 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
         "replicas": whole.replicas,
         "batch": _batch_size(whole.transforms),
         "pipeline": _pipeline(whole.transforms),
-        "seeds": _seeds(whole.transforms),
+        "seeds": [each.value for each in seeds_of(whole.source, whole.transforms)],
         "source": whole.source.identity(),
     }
     if not _by_rows(whole):
@@ -96,7 +97,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         else:
             _same("number of replicas", state["replicas"], whole.replicas, hint)
         _same("batch size", state["batch"], _batch_size(whole.transforms), hint)
-    given = [each for each in whole.transforms if isinstance(each, Shuffle)]
+    given = seeds_of(whole.source, whole.transforms)
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
         now = whole.source.identity().get("blocks")
@@ -111,8 +112,8 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"
         )
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
-        if each.seeded:
-            _same(f"seed of shuffle number {number}", seed, each.seed, "give the seed of the saved run")
+        if each.given:
+            _same(f"seed of shuffle number {number}", seed, each.value, "give the seed of the saved run")
     place = "position" if by_rows else "step"
     if place not in state:
         raise TypeError(f"restore() needs all that state() returned, but {place!r} is missing")
@@ -123,8 +124,9 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             f"the state cannot be restored: its {place} is {state[place]}, and {has}; give what state() returned, "
             "unchanged"
         )
-    if list(state["seeds"]) != [each.seed for each in given]:
-        whole = whole.rebuilt(with_seeds(whole.transforms, state["seeds"]))
+    if list(state["seeds"]) != [each.value for each in given]:
+        source, transforms = with_seeds(whole.source, whole.transforms, state["seeds"])
+        whole = whole.rebuilt(transforms, source)
     if by_rows:
         rows = state["position"]
         return whole, Position(whole.after(rows), state["epoch"], 0, rows)
@@ -169,10 +171,6 @@ def _batch_size(transforms: tuple[Transform, ...]) -> int | None:
 
 def _pipeline(transforms: tuple[Transform, ...]) -> list[str]:
     return [each.without_numbers() for each in transforms]
-
-
-def _seeds(transforms: tuple[Transform, ...]) -> list[int]:
-    return [each.seed for each in transforms if isinstance(each, Shuffle)]
 
 
 def _same(what: str, then: Any, now: Any, fix: str) -> None:

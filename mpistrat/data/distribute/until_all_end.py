@@ -105,9 +105,10 @@ class OwnUntilAllEnd(Division):
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
-    def rebuilt(self, transforms: Sequence[Transform]) -> OwnUntilAllEnd:
-        """Return the same division with other transforms."""
-        return OwnUntilAllEnd(self.source, transforms, self._peers, type(self.plan)(self.source, transforms))
+    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> OwnUntilAllEnd:
+        """Return the same division with other transforms, and perhaps another source of the same rows."""
+        source = self.source if source is None else source
+        return OwnUntilAllEnd(source, transforms, self._peers, type(self.plan)(source, transforms))
 
     def batch(self, step: int, iteration: int) -> Any:
         """Return the next batch of this replica's dataset, an empty batch after the last one.

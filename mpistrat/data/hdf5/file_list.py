@@ -16,6 +16,10 @@ class FileList:
     ----------
     files : str, os.PathLike or iterable of those
         Paths and patterns, kept in this order. The matches of a pattern are sorted.
+    format : str
+        What the files are, for messages.
+    folders : bool
+        Whether a "file" is a folder.
 
     Raises
     ------
@@ -25,7 +29,8 @@ class FileList:
         If the list is empty.
     """
 
-    def __init__(self, files: Any):
+    def __init__(self, files: Any, format: str = "HDF5", folders: bool = False):
+        self._format, self._folders = format, folders
         if isinstance(files, (str, bytes, os.PathLike)):
             files = [files]
         self.given: list[str] = []
@@ -48,7 +53,7 @@ class FileList:
             If a path names a directory.
         """
         if self._found is None:
-            self._found = [path for name in self.given for path in _matches(name)]
+            self._found = [path for name in self.given for path in _matches(name, self._folders)]
         return self._found
 
     def found(self, paths: Sequence[str]) -> None:
@@ -65,7 +70,11 @@ class FileList:
         return len(self.given if self._found is None else self._found)
 
     def __repr__(self) -> str:
-        return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} HDF5 files"
+        return (
+            self.given[0]
+            if self._found is None and len(self.given) == 1
+            else f"{len(self)} {self._format} files"
+        )
 
 
 def _once(paths: list[str]) -> list[str]:
@@ -83,8 +92,8 @@ def _once(paths: list[str]) -> list[str]:
     return sorted(min(each, key=worse) for each in ways.values())
 
 
-def _matches(name: str) -> list[str]:
-    if os.path.isdir(name):
+def _matches(name: str, folders: bool) -> list[str]:
+    if os.path.isdir(name) and not folders:
         raise IsADirectoryError(
             f"{name!r} is a directory: give a pattern such as {os.path.join(name, '*.h5')!r}"
         )
@@ -92,7 +101,7 @@ def _matches(name: str) -> list[str]:
         return [name]
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
-    found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders)
     if "**" in name:
         found = _once(found)
     if not found:

@@ -105,9 +105,18 @@ class Manifests:
         The HDF5 datasets.
     kept_in : str, optional
         The file that keeps the manifest between jobs.
+    describe : callable, optional
+        Maps a path and the names to the record of the file. By default that of an HDF5 file.
     """
 
-    def __init__(self, files: FileList, names: Sequence[str], kept_in: str | None = None):
+    def __init__(
+        self,
+        files: FileList,
+        names: Sequence[str],
+        kept_in: str | None = None,
+        describe: Callable[[str, Sequence[str]], FileRecord] | None = None,
+    ):
+        self._describer = describe
         self.files = files
         self._names = names
         self._kept_in = kept_in
@@ -230,10 +239,12 @@ class Manifests:
             return DataFileError(f"{self.files}: {type(error).__name__}: {error}; fix: see the error")
 
     def _describe(self, number: int) -> FileRecord:
-        from mpistrat.data.hdf5.describe import describe
+        if self._describer is None:
+            from mpistrat.data.hdf5.describe import describe
 
+            self._describer = describe
         if number not in self._known:
-            self._known[number] = describe(self.files.paths()[number], self._names)
+            self._known[number] = self._describer(self.files.paths()[number], self._names)
         return self._known[number]
 
     def _check(self, number: int, records: Sequence[FileRecord]) -> None:

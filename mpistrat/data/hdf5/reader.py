@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,17 @@ class Reader:
         Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
     most_decoded : int
         Size of the cache of decoded chunks in bytes.
+    describe : callable, optional
+        Describes a file again that was written to since. By default that of HDF5 files.
     """
 
-    def __init__(self, most_open: int = 64, most_decoded: int = MOST_DECODED):
-        self._most_open, self._most_decoded = most_open, most_decoded
+    def __init__(
+        self,
+        most_open: int = 64,
+        most_decoded: int = MOST_DECODED,
+        describe: Callable[[str, Sequence[str]], FileRecord] | None = None,
+    ):
+        self._most_open, self._most_decoded, self._describe = most_open, most_decoded, describe
         self._start()
 
     def _start(self) -> None:
@@ -118,14 +125,16 @@ class Reader:
 
         The time differs after the file was written to, or if clocks differ between nodes.
         """
-        from mpistrat.data.hdf5.describe import describe
+        if self._describe is None:
+            from mpistrat.data.hdf5.describe import describe
 
+            self._describe = describe
         if self._written.get(name) != mtime_ns:
             try:
-                found = describe(path, [column.name for column in record.columns])
+                found = self._describe(path, [column.name for column in record.columns])
             except (RuntimeError, ValueError):
                 return False
-            if to_json(_without_times(found)) != to_json(_without_times(record)):
+            if to_json(without_times(found)) != to_json(without_times(record)):
                 return False
             self._written[name] = mtime_ns
             self._decoded.clear()
@@ -135,8 +144,8 @@ class Reader:
         if os.getpid() != self._pid:
             self._start()
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[int, int]]:
-        return Reader, (self._most_open, self._most_decoded)
+    def __reduce__(self) -> tuple[type[Reader], tuple[Any, ...]]:
+        return Reader, (self._most_open, self._most_decoded, self._describe)
 
 
 class _Files:
@@ -215,7 +224,8 @@ class _Files:
         return joined_path(self._path, other.path), other.size, other.mtime_ns
 
 
-def _without_times(record: FileRecord) -> FileRecord:
+def without_times(record: FileRecord) -> FileRecord:
+    """Return a record without the times of writing."""
     columns = [
         column._replace(others=tuple(other._replace(mtime_ns=0) for other in column.others))
         for column in record.columns

@@ -129,7 +129,27 @@ class ThroughHdf5(NamedTuple):
     reason: str
 
 
-Layout = Contiguous | Chunked | Joined | ThroughHdf5
+class InBlocks(NamedTuple):
+    """Layout of rows that the library of a format reads in blocks, for other formats than HDF5.
+
+    Attributes
+    ----------
+    starts : numpy.ndarray
+        The first row of each block, and as its last entry the number of rows.
+    places : numpy.ndarray
+        Where the blocks lie, if the format needs that; otherwise empty.
+    """
+
+    starts: np.ndarray
+    places: np.ndarray
+
+    @property
+    def most_rows(self) -> int:
+        """Number of rows of the longest block."""
+        return int(np.diff(self.starts).max(initial=0))
+
+
+Layout = Contiguous | Chunked | Joined | ThroughHdf5 | InBlocks
 
 
 class Column(NamedTuple):
@@ -178,6 +198,9 @@ class Column(NamedTuple):
         if isinstance(self.layout, ThroughHdf5):
             kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
             return frozenset([WholeChunks(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
+        if isinstance(self.layout, InBlocks):
+            rows = self.layout.most_rows
+            return frozenset([WholeChunks(rows, rows * self.row_bytes)] if rows else [])
         return frozenset(_decoded(self.layout, self.shape, self.stored.itemsize))
 
 
@@ -233,7 +256,18 @@ def from_json(plain: Any) -> FileRecord:
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (FileRecord, Column, OtherFile, Contiguous, Extent, Chunked, Joined, Part, ThroughHdf5)
+    for kind in (
+        FileRecord,
+        Column,
+        OtherFile,
+        Contiguous,
+        Extent,
+        Chunked,
+        InBlocks,
+        Joined,
+        Part,
+        ThroughHdf5,
+    )
 }
 
 

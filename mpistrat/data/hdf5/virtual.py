@@ -18,7 +18,7 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
 from mpistrat.data.hdf5.open_file import opened
-from mpistrat.data.hdf5.records import Joined, Layout, Part, ThroughHdf5
+from mpistrat.data.hdf5.records import InBlocks, Joined, Layout, Part, ThroughHdf5
 from mpistrat.data.hdf5.unwritten import never_written
 
 # `Locator.locate`: called with a path, a dataset, and the dataset's name for errors. Returns its layout.
@@ -92,7 +92,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
             if not reason:
                 start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])
                 first, last = int(mapping.into.first[0]), int(mapping.into.last[0])
-                assert not isinstance(layout, ThroughHdf5)
+                assert not isinstance(layout, (ThroughHdf5, InBlocks))
                 parts.append(Part(first, last - first + 1, start, source.shape[0], layout))
     if covered < dataset.size:
         return never_written(dataset.id.get_create_plist(), where, "it has rows without a source")

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpistrat.data.options import SHARD_HINT, Options
+from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
+from mpistrat.data.pipeline.padding import PaddedBatch
 from mpistrat.data.pipeline.transforms import (
     Batch,
     Map,
@@ -18,6 +19,7 @@ from mpistrat.data.pipeline.transforms import (
     Transform,
     integer,
 )
+from mpistrat.runtime.process import affinity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +33,9 @@ class Chain:
         self._transforms = transforms
         self._options = options or Options()
 
-    def map(self, fn: Callable[..., Any]) -> Self:
+    def map(
+        self, fn: Callable[..., Any], num_parallel_calls: int | None = None, deterministic: bool | None = None
+    ) -> Self:
         """Apply a function to every element.
 
         Before `batch` the function gets one row. After `batch` it gets a batch. On several replicas that is
@@ -42,10 +46,23 @@ class Chain:
         fn : callable
             Called with the element. The parts of a tuple are separate arguments. May return any nested
             structure. Elements that are batched afterwards must agree in structure and shape.
+        num_parallel_calls : int, optional
+            How many calls for rows of a batch run at the same time, in threads. `AUTOTUNE` (-1) takes one for each
+            core of this rank. That helps functions that wait, or that run outside of Python: decoders, large
+            NumPy operations. By default calls follow each other. After `batch` it has no effect.
+        deterministic : bool, optional
+            Accepted for programs written for tf.data. The order of the elements is always kept.
 
         Returns
         -------
         Dataset
+
+        Raises
+        ------
+        TypeError
+            If ``fn`` is not a function, or ``num_parallel_calls`` is not an integer.
+        ValueError
+            If ``num_parallel_calls`` is 0 or less than -1.
 
         Notes
         -----
@@ -61,7 +78,16 @@ class Chain:
         """
         if not callable(fn):
             raise TypeError(f"map() needs a function, not {fn!r}")
-        return self._then(Map(fn))
+        calls = (
+            1
+            if num_parallel_calls is None
+            else integer(num_parallel_calls, "num_parallel_calls of map()", -1)
+        )
+        if calls == 0:
+            raise ValueError("num_parallel_calls of map() must be at least 1, or AUTOTUNE (-1), got 0")
+        if calls == AUTOTUNE:
+            calls = len(affinity.cores() or range(affinity.cores_of_machine()))
+        return self._then(Map(fn, calls))
 
     def shuffle(
         self,
@@ -146,13 +172,59 @@ class Chain:
         >>> len(Dataset.range(7).batch(3)), len(Dataset.range(7).batch(3, drop_remainder=True))
         (3, 2)
         """
+        return self._then(Batch(self._new_batch_size(batch_size), bool(drop_remainder)))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Stack consecutive rows whose shapes differ, each padded to the longest.
+
+        On several replicas each pads its piece of the batch by itself. Give ``padded_shapes`` for equal shapes.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number of rows of a batch, of all replicas together.
+        padded_shapes : tuple of int or None, or structure of these, optional
+            The shape of each padded row. None and -1 stand for the longest row of the batch. By default all
+            dimensions are padded to the longest.
+        padding_values : number, str or structure of these, optional
+            By default 0, or the empty string. A single value is for all arrays of an element.
+        drop_remainder : bool
+            Whether to leave out a last batch with fewer rows.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            When rows are read, if a row is longer than ``padded_shapes`` allows.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpistrat.data import Dataset
+        >>> rows = Dataset.range(1, 4).map(lambda n: np.full(n, n))
+        >>> [batch.tolist() for batch in rows.padded_batch(2)]
+        [[[1, 0], [2, 2]], [[3, 3, 3]]]
+        """
+        size = self._new_batch_size(batch_size)
+        return self._then(PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values))
+
+    def _new_batch_size(self, batch_size: int) -> int:
         size = integer(batch_size, "the batch size", 1)
         if self.batch_size is not None:
             raise ValueError(
                 f"this dataset is already in batches of {self.batch_size}: batches cannot be batched again, "
                 "call batch() once"
             )
-        return self._then(Batch(size, bool(drop_remainder)))
+        return size
 
     def repeat(self, count: int | None = None) -> Self:
         """Repeat the dataset. A `shuffle` before it gives every repetition another order.

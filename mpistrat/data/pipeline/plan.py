@@ -10,6 +10,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.options import MOST_PREFETCH
+from mpistrat.data.pipeline.mapping import mapped_rows
 from mpistrat.data.pipeline.readahead import Advice
 from mpistrat.data.pipeline.transforms import Batch, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
@@ -54,8 +55,8 @@ class PipelinePlan:
         at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
         rows, batches = transforms[:at], transforms[at + 1 :]
         self._source = source
-        self._rows = Order(len(source), rows, source.blocks())
-        self._row_maps = [each.fn for each in rows if isinstance(each, Map)]
+        self._rows = Order(source.length, rows, source.blocks())
+        self._row_maps = [each for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
         self._ahead: dict[int, _Ahead] = {}
         windows = self._rows.windows
@@ -100,10 +101,30 @@ class PipelinePlan:
     def read(self, rows: np.ndarray) -> Any:
         """Return the element that is made of these rows; without rows, an empty batch."""
         if self.batch is None:
-            return elements.mapped(next(elements.rows_of(self._source.read(rows))), self._row_maps)
+            return self.each(rows)[0]
         if not len(rows):
             return self._map_no_rows(self._empty_rows())
-        return self._map_batch(self._map_rows(self._source.read(rows)))
+        return self._map_batch(self._stacked(rows))
+
+    def each(self, rows: np.ndarray) -> list[Any]:
+        """Return rows one by one, after the functions for single rows."""
+        return mapped_rows(self._source.each(rows), self._row_maps)
+
+    def read_rows(self, rows: np.ndarray) -> Any:
+        """Return rows stacked on axis 0, after the functions for single rows."""
+        if not self._row_maps or not len(rows):
+            return self._empty_mapped_rows() if self._row_maps else self._source.read(rows)
+        return elements.stack(self.each(rows))
+
+    def locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
+        """Return the numbers of the source's rows that make the rows ``ks`` of an iteration."""
+        rows: np.ndarray | None = None
+        for where, numbers, inner in self._rows.locate(ks, iteration):
+            found = self._source.numbers(numbers, inner)
+            if rows is None:
+                rows = np.empty((len(ks), *found.shape[1:]), np.int64)
+            rows[where] = found
+        return self._source.numbers(ks[:0], iteration) if rows is None else rows
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
         """Yield the batches that are made of these rows. All rows are read in one call."""
@@ -121,7 +142,7 @@ class PipelinePlan:
                     if start == stop:
                         yield self.read(rows)
                     else:
-                        yield self._map_batch(self._map_rows(rebuild([leaf[start:stop] for leaf in leaves])))
+                        yield self._map_batch(self._of_arrays(rebuild([leaf[start:stop] for leaf in leaves])))
                 return
         for rows in parts:
             yield self.read(rows)
@@ -179,12 +200,14 @@ class PipelinePlan:
             return
         row_bytes = spec.row_bytes(self._source.element_spec())
         ahead = max(1, min(_READ_AHEAD_ROWS, _READ_AHEAD_BYTES // max(1, row_bytes)))
+        at_once = max((each.calls for each in self._row_maps), default=1)
         start = 0
         while self.length is None or start < self.length:
             stop = start + ahead if self.length is None else min(start + ahead, self.length)
-            block = self._source.read(self._locate(np.arange(start, stop), iteration))
-            for row in elements.rows_of(block):
-                yield elements.mapped(row, self._row_maps)
+            rows = self._source.each(self.locate(np.arange(start, stop), iteration))
+            while rows:  # functions are called when their rows are requested
+                yield from mapped_rows(rows[:at_once], self._row_maps)
+                del rows[:at_once]
             start = stop
 
     def element_spec(self) -> Any:
@@ -193,7 +216,7 @@ class PipelinePlan:
             return self._row_spec()
         size = self.batch.size if self.batch.drop_remainder else None
         if not self._batch_maps:
-            return spec.stacked(self._row_spec(), size)
+            return self.batch.spec(self._row_spec(), size)
         # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
         few, more = (
             nest.map_structure(spec.of_array, self._map_batch(self._probe(count))) for count in (1, 2)
@@ -203,7 +226,7 @@ class PipelinePlan:
     def _row_spec(self) -> Any:
         if not self._row_maps:
             return self._source.element_spec()
-        return nest.map_structure(spec.of_array, next(elements.rows_of(self._probe(1))))
+        return nest.map_structure(spec.of_array, self._probe_rows(1)[0])
 
     def _look_ahead(self, k: int, iteration: int, cut: Cut | None) -> _Ahead:
         size = 1 if self.batch is None else self.batch.size
@@ -230,7 +253,7 @@ class PipelinePlan:
                 starts, stops = starts + cuts[:, 0], starts + cuts[:, 1]
             sizes = stops - starts
             before = np.cumsum(sizes) - sizes
-            found = self._locate(np.arange(sizes.sum()) + np.repeat(starts - before, sizes), inner)
+            found = self.locate(np.arange(sizes.sum()) + np.repeat(starts - before, sizes), inner)
             here = np.arange(steps)[where]
             for each, begin, end in zip(
                 here.tolist(), before.tolist(), (before + sizes).tolist(), strict=True
@@ -243,19 +266,23 @@ class PipelinePlan:
                         ends[each] = turn, number
         return _Ahead(cut, k, rows, ends if announced else [])
 
-    def _locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
-        rows = np.empty(len(ks), np.int64)
-        for where, numbers, _ in self._rows.locate(ks, iteration):
-            rows[where] = numbers
-        return rows
+    @property
+    def _plain(self) -> bool:
+        """Whether a batch is the arrays that the source reads."""
+        return not self._row_maps and (self.batch is None or self.batch.stacks_arrays)
 
     def _empty_rows(self) -> Any:
-        return self._empty_mapped_rows() if self._row_maps else self._source.read(np.empty(0, np.int64))
+        return self._source.read(np.empty(0, np.int64)) if self._plain else self._empty_mapped_rows()
 
-    def _map_rows(self, tree: Any) -> Any:
-        if not self._row_maps:
-            return tree
-        tree = elements.stack([elements.mapped(row, self._row_maps) for row in elements.rows_of(tree)])
+    def _stacked(self, rows: np.ndarray) -> Any:
+        return self._source.read(rows) if self._plain else self._stack(self.each(rows))
+
+    def _of_arrays(self, tree: Any) -> Any:
+        """Return the batch of rows that the source stacked."""
+        return tree if self._plain else self._stack(mapped_rows(elements.rows_of(tree), self._row_maps))
+
+    def _stack(self, rows: list[Any]) -> Any:
+        tree = elements.stack(rows) if self.batch is None else self.batch.stack(rows)
         if self._no_mapped_rows is None:
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
@@ -280,11 +307,15 @@ class PipelinePlan:
         return nest.map_structure(np.copy, self._no_mapped_rows)
 
     def _probe(self, count: int) -> Any:
-        if len(self._source):
-            rows = self._source.read(np.zeros(count, np.int64))
+        return self._stack(self._probe_rows(count))
+
+    def _probe_rows(self, count: int) -> list[Any]:
+        """Return the first row so many times, or rows of zeros if there is none."""
+        if self._source.length == 0:
+            rows = [*elements.rows_of(spec.zeros(self._source.element_spec(), count))]
         else:
-            rows = spec.zeros(self._source.element_spec(), count)
-        return self._map_rows(rows)
+            rows = self._source.each(self._source.numbers(np.zeros(count, np.int64), 0))
+        return mapped_rows(rows, self._row_maps)
 
 
 def _in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:

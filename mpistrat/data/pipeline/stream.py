@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.data.pipeline.mapping import mapped_rows
 from mpistrat.data.pipeline.transforms import (
     Batch,
     Map,
@@ -21,7 +22,7 @@ from mpistrat.data.pipeline.transforms import (
     Transform,
 )
 from mpistrat.data.rows import elements, spec
-from mpistrat.data.sources.iterable import IterableSource
+from mpistrat.data.rows.contracts import StreamSource
 
 _OPEN_AT_ONCE = 2
 
@@ -37,11 +38,11 @@ class StreamPlan:
 
     length = row_length = None
 
-    def __init__(self, source: IterableSource, transforms: Sequence[Transform]):
+    def __init__(self, source: StreamSource, transforms: Sequence[Transform]):
         self._source, self._transforms = source, transforms
         at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
-        self.batch = transforms[at] if at < len(transforms) else None
-        self._row_maps = [each.fn for each in transforms[:at] if isinstance(each, Map)]
+        self.batch: Any = transforms[at] if at < len(transforms) else None
+        self._row_maps = [each for each in transforms[:at] if isinstance(each, Map)]
         self._batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
         self._open: dict[int, _Pass] = {}
         self._empty: Any = None
@@ -58,10 +59,10 @@ class StreamPlan:
     def read(self, rows: list[Any]) -> Any:
         """Return the element that is made of these rows; without rows, an empty batch."""
         if self.batch is None:
-            return elements.mapped(rows[0], self._row_maps)
+            return mapped_rows(rows, self._row_maps)[0]
         if not rows:
             return self.empty()
-        batch = elements.stack([elements.mapped(row, self._row_maps) for row in rows])
+        batch = self.batch.stack(mapped_rows(rows, self._row_maps))
         batch = elements.mapped_batch(batch, self._batch_maps)
         if self._empty is None:
             self._empty = spec.no_rows(batch)
@@ -84,11 +85,14 @@ class StreamPlan:
 
     def element_spec(self) -> Any:
         """Return the structure of an element, found by reading the first row."""
-        found = nest.map_structure(spec.of_array, self.read([self._source.first()]))
-        return found if self.batch is None else spec.any_size(found)
+        if self.batch is None or self._batch_maps:
+            found = nest.map_structure(spec.of_array, self.read([self._source.first()]))
+            return found if self.batch is None else spec.any_size(found)
+        (row,) = mapped_rows([self._source.first()], self._row_maps)
+        return self.batch.spec(nest.map_structure(spec.of_array, row), None)
 
     def _streamed(self, iteration: int) -> Iterator[list[Any]]:
-        made: Open = lambda iteration: self._source.open()  # noqa: E731
+        made: Open = lambda iteration: self._source.open(iteration)  # noqa: E731
         for each in self._transforms:
             made = _after(each, made)
         whole = made(iteration)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from mpistrat.data.options import SHARD_HINT
 from mpistrat.data.pipeline.permutation import Permutations
+from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
 from mpistrat.data.rows.feistel import Feistel, round_keys
 
@@ -78,6 +79,8 @@ class Map(Transform):
     reorders: ClassVar[bool] = False
 
     fn: Callable[..., Any]
+    calls: int = 1
+    """How many calls for single rows run at the same time."""
 
     def __str__(self) -> str:
         return "map"
@@ -251,6 +254,9 @@ class Shard(Transform):
 class Batch(Transform):
     """The transform that stacks consecutive elements."""
 
+    stacks_arrays: ClassVar[bool] = True
+    """Whether a batch of rows that a source stacked is these arrays."""
+
     size: int
     drop_remainder: bool = False
 
@@ -259,31 +265,19 @@ class Batch(Transform):
             return None
         return n // self.size if self.drop_remainder else -(-n // self.size)
 
+    def stack(self, rows: Sequence[Any]) -> Any:
+        """Return rows as one batch."""
+        return elements.stack(rows)
+
+    def spec(self, row: Any, size: int | None) -> Any:
+        """Return the specs of a batch, from those of a row."""
+        return spec.stacked(row, size)
+
     def without_numbers(self) -> str:
         return "batch"
 
     def __str__(self) -> str:
         return f"batch({self.size}{', drop_remainder=True' if self.drop_remainder else ''})"
-
-
-def drawn_seeds(transforms: Iterable[Transform]) -> list[int]:
-    """Return the seeds of the shuffles for which the program gave none."""
-    return [each.seed for each in transforms if isinstance(each, Shuffle) and not each.seeded]
-
-
-def with_drawn_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> tuple[Transform, ...]:
-    """Return the transforms with other seeds for the shuffles for which the program gave none."""
-    left = iter(seeds)
-    return tuple(
-        replace(each, seed=next(left, each.seed)) if isinstance(each, Shuffle) and not each.seeded else each
-        for each in transforms
-    )
-
-
-def with_seeds(transforms: Iterable[Transform], seeds: Iterable[int]) -> tuple[Transform, ...]:
-    """Return the transforms with these seeds, one for every shuffle."""
-    left = iter(seeds)
-    return tuple(replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in transforms)
 
 
 def before_batch(transforms: Sequence[Transform]) -> Sequence[Transform]:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from mpistrat.data.rows.elements import rows_of
+
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mpistrat.data.rows.blocks import Blocks
 
 
 IN_MEMORY_AT_ONCE = 512 << 10
 """Bytes of rows in memory that are best taken in two calls."""
+
+
+class Seed(NamedTuple):
+    """The seed of a shuffle, and whether the program gave it."""
+
+    value: int
+    given: bool
 
 
 class Peers(Protocol):
@@ -48,6 +59,9 @@ class Source(Protocol):
     The defaults are for rows that do not come from files.
     """
 
+    streamed: ClassVar[bool] = False
+    """Whether rows can be read only from the first one on."""
+
     @property
     def in_memory(self) -> bool:
         """Whether the rows lie in memory. Then a small batch is made faster than it is handed over."""
@@ -59,8 +73,36 @@ class Source(Protocol):
     def element_spec(self) -> Any:
         """Return the structure of one row, with an ArraySpec for every array."""
 
+    @property
+    def length(self) -> int | None:
+        """Number of rows. None if they are endless."""
+        return len(self)
+
+    def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
+        """Return the numbers by which `read` knows the rows ``ks`` of an iteration.
+
+        Axis 0 is that of the rows. A source of other datasets has several numbers for each row, on axis 1.
+        """
+        return ks
+
     def read(self, rows: np.ndarray) -> Any:
         """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
+
+    def each(self, rows: np.ndarray) -> list[Any]:
+        """Return the rows with these numbers one by one. Their shapes may differ."""
+        return [*rows_of(self.read(rows))]
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of all shuffles inside the source."""
+        return []
+
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the source with other seeds for its shuffles."""
+        return self
+
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+        """Return the source whose shuffles inside may take ``memory`` bytes; see `for_shuffle`."""
+        return self
 
     def fingerprint(self) -> Any:
         """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
@@ -116,3 +158,38 @@ class Source(Protocol):
     def advise(self, spans: np.ndarray) -> None:
         """Start read-ahead of rows, given as an array of (first, one past the last), read in any order later."""
         return
+
+
+class StreamSource(Protocol):
+    """Rows that are read from the first one on. Their number is unknown before their end."""
+
+    streamed: ClassVar[bool] = True
+
+    def open(self, iteration: int) -> Iterator[Any]:
+        """Return an iterator over the elements of an iteration, with leaves as NumPy arrays or scalars."""
+
+    def first(self) -> Any:
+        """Return an element, from which the structure of all is known. Raise ValueError if there is none."""
+
+    def fingerprint(self) -> Any:
+        """Return what must be equal on all ranks: a small object with ``==`` and a clear repr."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal to restore a state: a small dict that JSON can hold."""
+        return {"source": str(self)}
+
+    def agree(self, peers: Peers) -> None:
+        """Find out, together with the peers, what there is to read. Collective."""
+        return
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of all shuffles inside the source."""
+        return []
+
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the source with other seeds for its shuffles."""
+        return self
+
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+        """Return the source whose shuffles inside may take ``memory`` bytes; see `Source.for_shuffle`."""
+        return self

@@ -1,1 +1,1 @@
-"""Sources of rows, one kind per file: arrays, sequences, iterables, HDF5 files."""
+"""Sources of rows, one kind per file: arrays, sequences, iterables, generators, files."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpistrat.data.rows import elements
-from mpistrat.data.rows.contracts import Peers
+from mpistrat.data.rows.contracts import StreamSource
 
 
-class IterableSource:
+class IterableSource(StreamSource):
     """The elements of an iterable. Their number is unknown."""
 
     def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
@@ -23,7 +23,7 @@ class IterableSource:
         self._begun = False
         self._first: Any = None
 
-    def open(self) -> Iterator[Any]:
+    def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over all elements, with leaves as NumPy arrays or scalars.
 
         Raises
@@ -62,13 +62,6 @@ class IterableSource:
     def fingerprint(self) -> Any:
         """Return the kind of iterable."""
         return str(self)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the kind of iterable; its elements are not known beforehand."""
-        return {"source": str(self)}
-
-    def agree(self, peers: Peers) -> None:
-        """Do nothing: the elements of an iterable are not known beforehand."""
 
     def _raw(self) -> Iterator[Any]:
         if isinstance(self._iterable, Iterable):

@@ -1,4 +1,4 @@
-"""Source of the elements of an object with ``__len__`` and ``__getitem__``."""
+"""Source of the elements of an object with a length and an index."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ class SequenceSource(Source):
     """The elements of a sequence, or the rows of an array-like object."""
 
     def __init__(self, sequence: Any):
-        for method in ("__len__", "__getitem__"):
+        is_array = hasattr(sequence, "shape") and hasattr(sequence, "dtype")
+        for method in ("__getitem__",) if is_array else ("__len__", "__getitem__"):
             if not hasattr(sequence, method):
                 raise TypeError(
                     f"from_sequence() needs an object with __len__ and __getitem__, but {type(sequence).__name__} "
                     f"has no {method}: use from_iterable()"
                 )
+        if is_array and not sequence.shape:
+            raise ValueError(
+                "from_sequence() needs axis 0 to be the axis of the samples, but this array is a scalar"
+            )
         self._sequence = sequence
-        self._length = len(sequence)
+        # An array of zarr 3 has a shape, but no __len__.
+        self._length = int(sequence.shape[0]) if is_array else len(sequence)
         if not self._length:
             raise ValueError(
                 f"from_sequence() needs at least one element, but this {_name(sequence)} is empty"
             )
-        is_array = hasattr(sequence, "shape") and hasattr(sequence, "dtype")
         self._gather = _ArrayReader(sequence) if is_array else _ElementReader(sequence)
 
     def __len__(self) -> int:
@@ -64,10 +69,6 @@ class _ArrayReader:
     """The rows of an object with ``shape`` and ``dtype``, read in runs, or in one call if it has ``oindex``."""
 
     def __init__(self, array: Any):
-        if not array.shape:
-            raise ValueError(
-                "from_sequence() needs axis 0 to be the axis of the samples, but this array is a scalar"
-            )
         arrays.refuse_masked(array)
         self._array = array
 

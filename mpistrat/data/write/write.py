@@ -15,16 +15,22 @@ import h5py
 import numpy as np
 
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
+from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.split import piece
 from mpistrat.data.write.output_file import hdf5_output
-from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
+from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
+from mpistrat.data.write.together import Part, write_together
+from mpistrat.data.write.writable import (
+    NewColumn,
+    WritableRows,
+    column_of,
+    is_stream,
+    named,
+    random_access,
+)
 from mpistrat.runtime.arrays import as_numpy
 from mpistrat.runtime.atomic_file import publish, to_disk
-
-_BLOCK_BYTES = 8 << 20
-_CHUNK_BYTES = 1 << 20
-COMPRESSIONS = ("gzip", "zstd")
+from mpistrat.runtime.process import mpi
 
 
 def write_hdf5(
@@ -36,10 +42,12 @@ def write_hdf5(
     compress: Literal["gzip", "zstd"] | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    strategy: Any = None,
 ) -> None:
     """Write rows to one HDF5 file, or divide them over several files.
 
-    Files appear only when all of them are complete and on the disk. Call it on one rank.
+    Files appear only when all of them are complete and on the disk. Call it on one rank, or with ``strategy`` on all
+    of its ranks. Then it is collective, and writes the rows of all ranks to one file.
 
     Parameters
     ----------
@@ -62,17 +70,22 @@ def write_hdf5(
     overwrite : bool
         Whether existing files may be replaced.
     progress : bool
-        Whether to show a progress bar.
+        Whether to show a progress bar. Without ``strategy`` only.
+    strategy : Strategy, optional
+        Every rank of the strategy gives its own rows, which may be none. The file has those of rank 0 first, then
+        those of rank 1, and so on. Rows are arrays, or a `Dataset` of known length that is not batched. Rows that
+        are stored contiguously are written by all ranks at once. Chunks and types of variable length are written by
+        rank 0, which receives the rows a few MiB at a time. An error on one rank is raised on all.
 
     Raises
     ------
     FileExistsError
         If one of the files exists and ``overwrite`` is False.
     ValueError
-        If there are fewer rows than files, or no rows.
+        If there are fewer rows than files, or no rows. With ``strategy``, if there are several files.
     DatasetMismatchError
-        If arrays differ in length, or later rows differ from the first rows in shape, or their dtype cannot be
-        converted safely. This is a ValueError.
+        If arrays differ in length or between ranks, or later rows differ from the first rows in shape, or their
+        dtype cannot be converted safely. This is a ValueError.
     FilterUnavailableError
         If hdf5plugin is needed but not installed.
     OSError
@@ -89,12 +102,39 @@ def write_hdf5(
     >>> folder.cleanup()
     """
     targets = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if strategy is not None:
+        prepare = partial(_checked, targets, rows, by, chunk, compress, overwrite)
+        write_together(strategy.extended.engine.topology, prepare)
+        return
+    try:
+        check_targets(targets, by, chunk, compress, overwrite)
+        storage = Storage(chunk, compress)
+        if is_stream(rows, len(targets)):
+            _write_stream(targets[0], rows, storage, overwrite, progress)
+        else:
+            write_rows(targets, random_access(rows), by, storage, overwrite, progress)
+    except FileExistsError as error:
+        if not mpi.among_several():
+            raise
+        raise FileExistsError(
+            f"{error}. Among several ranks, call write_hdf5() on one rank, or with strategy=strategy on all: each "
+            "rank then writes its rows to one file"
+        ) from None
+
+
+def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool) -> Part:
+    """Return what a rank gives to a file that all ranks write. Raise if an argument is wrong."""
+    if len(targets) > 1:
+        raise ValueError(
+            f"with strategy=, all ranks write one file, not {len(targets)}: write one, and divide it by mpistrat shard"
+        )
     check_targets(targets, by, chunk, compress, overwrite)
-    storage = Storage(chunk, compress)
-    if is_stream(rows, len(targets)):
-        _write_stream(targets[0], rows, storage, overwrite, progress)
-    else:
-        write_rows(targets, random_access(rows), by, storage, overwrite, progress)
+    if is_stream(rows, 1):
+        raise ValueError(
+            "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length "
+            "without batch()"
+        )
+    return Part(targets[0], random_access(rows), Storage(chunk, compress), overwrite)
 
 
 def write_rows(
@@ -109,7 +149,7 @@ def write_rows(
     """Write a known number of rows to files. ``begin`` is called on each new file first."""
     if rows.number < len(targets):
         raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
-    block = _block_rows(rows.columns, storage)
+    block = storage.block_rows(rows.columns)
     stops = _stops(rows, len(targets), by, block)
     with _published_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
         first = 0
@@ -123,53 +163,9 @@ def write_rows(
                     parts = rows.read(start, end)
                     for name, part in parts.items():
                         rows.columns[name].check(name, part, start)
-                    output.do(partial(_put, made, parts, start - first))
+                    output.do(partial(put, made, parts, start - first))
                     bar.update(end - start)
             first = stop
-
-
-class Storage:
-    """Options of how datasets are stored: chunks and filters."""
-
-    def __init__(self, chunk: int | None, compress: str | None):
-        self.chunk = chunk
-        self.chunked = chunk is not None or compress is not None
-        self._filters: dict[str, Any] = {}
-        if compress is not None:
-            self._filters = {"shuffle": True, **_filter(compress)}
-
-    def chunk_rows(self, column: NewColumn) -> int:
-        """Return the number of rows of a chunk."""
-        return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
-
-    def create_all(
-        self, columns: Mapping[str, NewColumn], rows: int | None, file: h5py.File
-    ) -> dict[str, h5py.Dataset]:
-        """Create datasets of that many rows; None for some that can grow."""
-        return {name: self._create(file, name, column, rows) for name, column in columns.items()}
-
-    def _create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
-        options = dict(self._filters)
-        if self.chunked or rows is None:
-            longest = self.chunk_rows(column)
-            options["chunks"] = (longest if rows is None else max(1, min(longest, rows)), *column.shape)
-        if rows is None:
-            options["maxshape"] = (None, *column.shape)
-        made = file.create_dataset(name, (rows or 0, *column.shape), column.dtype, **options)
-        made.attrs.update(column.attributes)
-        return made
-
-
-def _filter(compress: str) -> dict[str, Any]:
-    if compress == "gzip":
-        return {"compression": "gzip", "compression_opts": 4}
-    try:
-        import hdf5plugin
-    except ImportError:
-        raise FilterUnavailableError(
-            "compress='zstd' needs the HDF5 filter 32015 (zstd), which is not installed; fix: pip install hdf5plugin"
-        ) from None
-    return dict(hdf5plugin.Zstd(clevel=3))
 
 
 def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
@@ -233,15 +229,6 @@ def _bar(rows: int | None, progress: bool) -> Any:
         monitor_interval = 0  # without a thread, which may outlive a program that was interrupted
 
     return Bar(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
-
-
-def _block_rows(columns: Mapping[str, NewColumn], storage: Storage) -> int:
-    """Return how many rows to hold in memory at a time: whole chunks, where there are chunks."""
-    rows = max(1, _BLOCK_BYTES // sum(column.row_bytes for column in columns.values()))
-    if not storage.chunked:
-        return rows
-    longest = max(storage.chunk_rows(column) for column in columns.values())
-    return max(longest, rows // longest * longest)
 
 
 def _stops(rows: WritableRows, files: int, by: str, block: int) -> list[int]:
@@ -315,14 +302,9 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
                 raise ValueError(f"there are no rows to write to {target}")
 
 
-def _put(datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], first: int, file: h5py.File) -> None:
-    for name, part in rows.items():
-        datasets[name][first : first + len(part)] = part
-
-
 def _append(
     datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], count: int, file: h5py.File
 ) -> None:
     for name, part in rows.items():
         datasets[name].resize(count + len(part), axis=0)
-    _put(datasets, rows, count, file)
+    put(datasets, rows, count, file)

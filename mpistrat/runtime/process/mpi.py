@@ -52,6 +52,14 @@ def running() -> bool:
 
 
 @atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
+def among_several() -> bool:
+    """Return whether other ranks run the same program. Does not start MPI."""
+    if running():
+        return bool(start().COMM_WORLD.size > 1)
+    started = launch.started_tasks(os.environ)
+    return started is not None and started.tasks > 1
+
+
 def _finalize() -> None:
     """Finalize MPI if this library started it: mpi4py finalizes only if mpi4py started MPI."""
     if os.getpid() == _starter and running() and not failure.pending():

@@ -1,4 +1,4 @@
-"""Source of rows of HDF5 files."""
+"""Source of rows of files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.errors import DataFileError, NotFiniteError
+from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.file_list import FileList
 from mpistrat.data.hdf5.manifest import Manifest, Manifests
-from mpistrat.data.hdf5.reader import Reader
 from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
-from mpistrat.data.rows.blocks import OF_MEMORY, Blocks, decoded_bytes
+from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Source
 from mpistrat.data.rows.finite import first_not_finite
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
-from mpistrat.runtime.process import launch, mpi
+from mpistrat.runtime.process import mpi
 
 _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10
@@ -34,8 +34,8 @@ _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _log = logging.getLogger("mpistrat.data")
 
 
-class Hdf5Source(Source):
-    """The rows of HDF5 files, one file after another.
+class FileSource(Source):
+    """The rows of files of one format, one file after another.
 
     The manifest is built when it is first needed: by this process alone, or together with the peers in `agree`.
     """
@@ -44,8 +44,9 @@ class Hdf5Source(Source):
         self,
         manifests: Manifests,
         structure: Any,
+        form: Format,
         manifest: Manifest | None = None,
-        reader: Reader | None = None,
+        reader: Any = None,
         check_finite: bool = False,
         blocks: Blocks | None = None,
         shuffle_bytes: int | None = None,
@@ -56,7 +57,8 @@ class Hdf5Source(Source):
         _, self._rebuild = nest.flatten(structure)
         self._built = manifest
         self._identified: tuple[Manifest, dict[str, Any]] | None = None
-        self._reader = reader or Reader()
+        self._format = form
+        self._reader = reader or form.reader(MOST_DECODED)
         self._buffers = Buffers()
         self._check_finite = check_finite
         self._blocks = blocks
@@ -65,21 +67,24 @@ class Hdf5Source(Source):
     @classmethod
     def open(
         cls,
+        form: Format,
         files: Any,
         datasets: Any,
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
-    ) -> Hdf5Source:
+    ) -> FileSource:
         """Return the source of these files.
 
         In a job of one process, the files are found and the first one is described at once. With several ranks
         that would be done on every rank. So it is left to `agree`, where the ranks share the files.
         """
-        structure = _checked_structure(datasets)
+        structure = _checked_structure(datasets, form.named)
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
-        source = cls(Manifests(FileList(files), names, kept_in), structure, check_finite=check_finite)
-        if not _among_several():
+        file_list = FileList(files, form.name, form.folders)
+        manifests = Manifests(file_list, names, kept_in, form.describe)
+        source = cls(manifests, structure, form, check_finite=check_finite)
+        if not mpi.among_several():
             source._manifests.begin()
         return source
 
@@ -199,16 +204,17 @@ class Hdf5Source(Source):
         """Return the number of rows of each file."""
         return [record.rows for record in self._manifest.records]
 
-    def of_files(self, which: Sequence[int]) -> Hdf5Source:
+    def of_files(self, which: Sequence[int]) -> FileSource:
         """Return a source of the rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
         # Size and window of the blocks of all files: a state records these, so all replicas must have them.
         blocks = self.blocks()._replace(starts=part.offsets)
         kept = None if self._kept is None else self._kept.of_files(which)
-        return Hdf5Source(
+        return FileSource(
             self._manifests,
             self._structure,
+            self._format,
             part,
             self._reader,
             self._check_finite,
@@ -219,7 +225,7 @@ class Hdf5Source(Source):
 
     def for_shuffle(
         self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
-    ) -> Hdf5Source:
+    ) -> FileSource:
         """Return the source that keeps the rows in memory if they fit, and otherwise reads windows as wholes.
 
         If an epoch has less than an eighth of the rows, none are kept.
@@ -234,11 +240,19 @@ class Hdf5Source(Source):
         own = nbytes // (ranks or 1)
         blocks, reader, kept = self.blocks(), self._reader, None
         if len(self) * row_bytes > nbytes:
-            blocks, reader = manifest.blocks(nbytes), Reader(most_decoded=decoded_bytes(own))
+            blocks, reader = manifest.blocks(nbytes), self._format.reader(decoded_bytes(own))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
-            kept = self._rows_in_memory(own if ranks or not _among_several() else 0, peers)
-        return Hdf5Source(
-            self._manifests, self._structure, manifest, reader, self._check_finite, blocks, own, kept
+            kept = self._rows_in_memory(own if ranks or not mpi.among_several() else 0, peers)
+        return FileSource(
+            self._manifests,
+            self._structure,
+            self._format,
+            manifest,
+            reader,
+            self._check_finite,
+            blocks,
+            own,
+            kept,
         )
 
     def _rows_in_memory(self, nbytes: int, peers: Peers | None) -> RowsInMemory | None:
@@ -313,8 +327,8 @@ class Hdf5Source(Source):
         return dict(self._identified[1])
 
     def fingerprint(self) -> Any:
-        """Return number and names of the files, and the HDF5 datasets."""
-        return f"{self._manifests.names()}, datasets {self._structure!r}"
+        """Return number and names of the files, the format, and what is read of them."""
+        return f"{self._manifests.names()}, {self._format}, {self._format.named} {self._structure!r}"
 
     @property
     def _manifest(self) -> Manifest:
@@ -326,21 +340,13 @@ class Hdf5Source(Source):
         return repr(self._manifests.files)
 
 
-def _among_several() -> bool:
-    """Return whether other ranks run the same program."""
-    if mpi.running():
-        return bool(mpi.start().COMM_WORLD.size > 1)
-    started = launch.started_tasks(os.environ)
-    return started is not None and started.tasks > 1
-
-
-def _checked_structure(datasets: Any) -> Any:
+def _checked_structure(datasets: Any, named: str) -> Any:
     if isinstance(datasets, list):
         datasets = tuple(datasets)
     names, _ = nest.flatten(datasets)
     if not names:
-        raise ValueError(f"datasets must name at least one HDF5 dataset, got {datasets!r}")
+        raise ValueError(f"{named} must name at least one, got {datasets!r}")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"HDF5 datasets are named by strings, alone or in a tuple or dict, not {name!r}")
+            raise TypeError(f"{named} are named by strings, alone or in a tuple or dict, not {name!r}")
     return datasets

@@ -1,0 +1,118 @@
+"""The base of sources whose every row is a row of one of their parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpistrat import nest
+from mpistrat.data.combine.combined import CombinedSource
+from mpistrat.data.combine.part import Part
+from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.rows import spec
+from mpistrat.data.rows.contracts import Peers
+from mpistrat.data.rows.spec import ArraySpec
+
+
+class ChosenSource(CombinedSource):
+    """Rows of some parts. A row has the number of its part, and the numbers that it has there.
+
+    A subclass has `chosen`: the part of each row, and which row of the part it is.
+    """
+
+    def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of the part of each row, and the number of the row in that part."""
+        raise NotImplementedError
+
+    def element_spec(self) -> Any:
+        """Return the structure of one row. None stands for a dimension in which the parts differ.
+
+        Raises
+        ------
+        DatasetMismatchError
+            If the parts differ in structure or dtype.
+        """
+        found = self.parts[0].plan.element_spec()
+        for number, part in enumerate(self.parts[1:], 1):
+            found = _common(found, part.plan.element_spec(), number)
+        return found
+
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> ChosenSource:
+        """Return the source with parts that are ready for their shuffles, and are alike."""
+        found = super().ready(memory, ranks, peers)
+        found.element_spec()
+        assert isinstance(found, ChosenSource)
+        return found
+
+    def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
+        """Return the number of the part of each row, and its numbers there."""
+        made = np.zeros((len(ks), 1 + max(part.numbers_of_row for part in self.parts)), np.int64)
+        if len(ks):
+            made[:, 0], inside = self.chosen(ks)
+            for number, part in enumerate(self.parts):
+                here = np.flatnonzero(made[:, 0] == number)
+                if len(here):
+                    made[here, 1 : 1 + part.numbers_of_row] = part.numbers(inside[here], iteration)
+        return made
+
+    def each(self, rows: np.ndarray) -> list[Any]:
+        """Return rows one by one."""
+        found: list[Any] = [None] * len(rows)
+        for part, here, mine in self._divided(rows):
+            for at, row in zip(here.tolist(), part.plan.each(mine), strict=True):
+                found[at] = row
+        return found
+
+    def read(self, rows: np.ndarray) -> Any:
+        """Return these rows, stacked on axis 0."""
+        if not len(rows):
+            return spec.zeros(self.element_spec(), 0)
+        divided = self._divided(rows)
+        trees = [part.plan.read_rows(mine) for part, _, mine in divided]
+        if len(trees) == 1:
+            return trees[0]
+        specs = [nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), tree) for tree in trees]
+        for other in specs[1:]:
+            if other != specs[0]:
+                raise DatasetMismatchError(
+                    f"rows of one batch must be alike, but {self} has rows of {specs[0]} and of {other}: map() one of "
+                    "the datasets to the form of the other"
+                )
+        _, rebuild = nest.flatten(trees[0])
+        columns = zip(*(nest.flatten(tree)[0] for tree in trees), strict=True)
+        made = []
+        for column in columns:
+            out = np.empty((len(rows), *column[0].shape[1:]), column[0].dtype)
+            for values, (_, here, _) in zip(column, divided, strict=True):
+                out[here] = values
+            made.append(out)
+        return rebuild(made)
+
+    def _divided(self, rows: np.ndarray) -> list[tuple[Part, np.ndarray, np.ndarray]]:
+        """Return each part that has some of the rows, their places, and their numbers in the part."""
+        found = []
+        for number, part in enumerate(self.parts):
+            here = np.flatnonzero(rows[:, 0] == number)
+            if len(here):
+                found.append((part, here, part.of_numbers(rows[here, 1 : 1 + part.numbers_of_row])))
+        return found
+
+
+def _common(one: Any, other: Any, number: int) -> Any:
+    leaves, rebuild = nest.flatten(one)
+    others, _ = nest.flatten(other)
+    same = nest.take_apart(one).form == nest.take_apart(other).form
+    if not same or any(
+        a.dtype != b.dtype or len(a.shape) != len(b.shape) for a, b in zip(leaves, others, strict=True)
+    ):
+        raise DatasetMismatchError(
+            f"datasets that follow each other must have elements of one structure and dtype, but dataset 0 has {one} "
+            f"and dataset {number} has {other}: map() one of them to the form of the other"
+        )
+    return rebuild(
+        [
+            ArraySpec([m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)], a.dtype)
+            for a, b in zip(leaves, others, strict=True)
+        ]
+    )

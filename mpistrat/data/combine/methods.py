@@ -1,0 +1,302 @@
+"""Methods of a dataset that combine it with others, or make a dataset of its elements."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpistrat import nest
+from mpistrat.data.combine import streamed
+from mpistrat.data.combine.cached import CachedSource
+from mpistrat.data.combine.concatenated import ConcatenatedSource
+from mpistrat.data.combine.count import CountSource
+from mpistrat.data.combine.mixed import MixedSource
+from mpistrat.data.combine.part import Part
+from mpistrat.data.combine.zipped import ZippedSource
+from mpistrat.data.options import Options
+from mpistrat.data.pipeline.chain import Chain
+from mpistrat.data.pipeline.transforms import Batch, Transform, integer
+from mpistrat.data.rows.contracts import Seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Combining(Chain):
+    """A chain whose elements can be combined with those of others."""
+
+    @classmethod
+    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Self:
+        """Return the dataset of a source of either kind."""
+        raise NotImplementedError
+
+    def filter(self, predicate: Callable[..., Any]) -> Self:
+        """Keep the elements for which a function is true. Call it before `batch`.
+
+        The number of elements is unknown then. If the dataset is distributed, every replica reads all rows and calls
+        the function for each, as for `from_iterable`. ``shuffle()`` before it is that of the whole dataset.
+
+        Parameters
+        ----------
+        predicate : callable
+            Called with the element. The parts of a tuple are separate arguments. Returns True or False, the same on
+            all replicas.
+
+        Returns
+        -------
+        IterableDataset
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [int(x) for x in Dataset.range(6).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
+        if not callable(predicate):
+            raise TypeError(f"filter() needs a function, not {predicate!r}")
+        part = _part(self, "filter")
+        return self._of(
+            streamed.StreamedSource("filter", [part], streamed.filtered(predicate)), (), self._options
+        )
+
+    @classmethod
+    def zip(cls, *datasets: Any) -> Self:
+        """Return a dataset of the elements of several datasets, side by side, up to the end of the shortest.
+
+        Parameters
+        ----------
+        *datasets : Dataset, or tuple or dict of those
+            Each element has this structure.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        TypeError
+            For a list, or an object that is not a Dataset.
+        ValueError
+            If the datasets are in batches of different sizes, or are transformed after `batch`.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [(int(x), int(y)) for x, y in Dataset.zip(Dataset.range(3), Dataset.range(10, 20))]
+        [(0, 10), (1, 11), (2, 12)]
+        """
+        structure = datasets[0] if len(datasets) == 1 else datasets
+        leaves, rebuild = nest.flatten(structure)
+        if not leaves:
+            raise TypeError("zip() needs at least one dataset")
+        if _has_list(structure):
+            raise TypeError("zip() takes datasets, or a tuple or dict of them, not a list: use a tuple")
+        after: tuple[Transform, ...] = ()
+        ends = [each._transforms[-1:] if isinstance(each, Chain) else () for each in leaves]
+        if ends[0] and isinstance(ends[0][0], Batch) and all(end == ends[0] for end in ends):
+            after = ends[0]
+            leaves = [type(each)(each._source, each._transforms[:-1], each._options) for each in leaves]
+        parts = [_part(each, "zip") for each in leaves]
+        source: Any
+        if any(part.streamed for part in parts):
+            source = streamed.StreamedSource("zip", parts, streamed.zipped(rebuild))
+        else:
+            source = ZippedSource(parts, structure=rebuild([*range(len(leaves))]))
+        return cls._of(source, after, _merged(leaves))
+
+    def concatenate(self, dataset: Combining) -> Self:
+        """Append the elements of another dataset.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            Its elements have the structure and dtypes of this dataset's.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        DatasetMismatchError
+            When rows are first read, if structure or dtypes differ.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(7, 9))]
+        [0, 1, 7, 8]
+        """
+        parts = [_part(self, "concatenate"), _part(dataset, "concatenate")]
+        source: Any
+        if any(part.streamed for part in parts):
+            source = streamed.StreamedSource("concatenate", parts, streamed.concatenated)
+        else:
+            source = ConcatenatedSource(parts)
+        return self._of(source, (), _merged([self, dataset]))
+
+    def enumerate(self, start: int = 0) -> Self:
+        """Return a dataset of pairs: the number of an element, and the element.
+
+        Parameters
+        ----------
+        start : int
+            The number of the first element.
+
+        Returns
+        -------
+        Dataset
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [(int(i), int(x)) for i, x in Dataset.range(5, 8).enumerate()]
+        [(0, 5), (1, 6), (2, 7)]
+        """
+        start = integer(start, "the start of enumerate()", -(2**62))
+        part = _part(self, "enumerate")
+        source: Any
+        if part.streamed:
+            source = streamed.StreamedSource(f"enumerate({start})", [part], streamed.numbered(start))
+        else:
+            source = ZippedSource([Part(CountSource(start), ()), part], (0, 1))
+        return self._of(source, (), self._options)
+
+    def cache(self, filename: str | os.PathLike[str] = "") -> Self:
+        """Keep the elements in memory after they were made once.
+
+        What comes before is done in the first epoch only: files are read, functions are called, a shuffle has one
+        order. Each rank keeps the rows that it has read. Put `shuffle` and random functions after it.
+
+        Parameters
+        ----------
+        filename : str
+            Only memory is supported. To keep rows in a file, use `write_hdf5` and `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            If the dataset is endless, or for a file name.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> calls = []
+        >>> def double(x):
+        ...     calls.append(int(x))
+        ...     return 2 * x
+        >>> cached = Dataset.range(3).map(double).cache()
+        >>> [[int(x) for x in cached] for epoch in range(2)], calls
+        ([[0, 2, 4], [0, 2, 4]], [0, 1, 2])
+        """
+        if filename:
+            raise ValueError(
+                f"cache() keeps rows in memory, not in {os.fspath(filename)!r}: use cache(), or write_hdf5() and "
+                "from_hdf5()"
+            )
+        at = next(
+            (i for i, each in enumerate(self._transforms) if isinstance(each, Batch)), len(self._transforms)
+        )
+        after = self._transforms[at:]
+        if any(each.reorders and not isinstance(each, Batch) for each in after):
+            raise ValueError("cache() keeps single rows: call it before batch(), or directly after it")
+        rows = type(self)(self._source, self._transforms[:at], self._options)
+        part = _part(rows, "cache")
+        source: Any
+        if part.streamed:
+            source = streamed.StreamedSource("cache", [part], streamed.Keeper())
+        else:
+            source = CachedSource([part])
+        return self._of(source, after, self._options)
+
+    @classmethod
+    def sample_from_datasets(
+        cls,
+        datasets: Sequence[Combining],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+    ) -> Self:
+        """Return a dataset whose every element is the next one of a dataset that is drawn by weight.
+
+        The draws are the same in every epoch, on all replicas, and for any number of replicas.
+
+        Parameters
+        ----------
+        datasets : sequence of Dataset
+            Their elements have one structure and equal dtypes.
+        weights : sequence of float, optional
+            How often each dataset is drawn. They need not add up to 1. By default all weights are equal.
+        seed : int, optional
+            Makes the draws the same in every run of the program. Without a seed, one is drawn.
+        stop_on_empty_dataset : bool
+            Whether the elements end when a dataset is drawn that has none left. Otherwise the others go on.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ValueError
+            If there are no datasets, or the weights do not fit them.
+        DatasetMismatchError
+            When rows are first read, if structure or dtypes differ.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> some, others = Dataset.range(100), Dataset.range(1000, 2000)
+        >>> mixed = Dataset.sample_from_datasets([some, others], [1, 9], seed=1)
+        >>> len(mixed), sum(int(x) < 100 for x in mixed.take(200))
+        (1100, 13)
+        """
+        datasets = [*datasets]
+        if not datasets:
+            raise ValueError("sample_from_datasets() needs at least one dataset")
+        given = [1.0] * len(datasets) if weights is None else [float(each) for each in weights]
+        if len(given) != len(datasets):
+            raise ValueError(
+                f"sample_from_datasets() needs a weight for each of the {len(datasets)} datasets, but there are "
+                f"{len(given)}"
+            )
+        if not all(math.isfinite(each) and each >= 0 for each in given) or not sum(given):
+            raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {given}")
+        drawn = seed is None
+        number = (
+            secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
+        )
+        parts = [_part(each, "sample_from_datasets") for each in datasets]
+        kind = streamed.MixedStream if any(part.streamed for part in parts) else MixedSource
+        source = kind(parts, given, Seed(number, not drawn), bool(stop_on_empty_dataset))
+        return cls._of(source, (), _merged(datasets))
+
+
+def _part(dataset: Any, what: str) -> Part:
+    if not isinstance(dataset, Combining):
+        raise TypeError(f"{what}() takes datasets (mpistrat.data.Dataset), not {type(dataset).__name__}")
+    if dataset.batch_size is not None:
+        raise ValueError(
+            f"{what}() takes datasets of single rows, but {dataset} has batches: call batch() after it"
+        )
+    return Part(dataset._source, dataset._transforms)
+
+
+def _merged(datasets: Sequence[Chain]) -> Options:
+    options = Options()
+    for each in datasets:
+        options = options.merge(each._options)
+    return options
+
+
+def _has_list(structure: Any) -> bool:
+    if isinstance(structure, dict):
+        return any(map(_has_list, structure.values()))
+    return isinstance(structure, list) or (isinstance(structure, tuple) and any(map(_has_list, structure)))

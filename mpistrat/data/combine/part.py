@@ -1,0 +1,126 @@
+"""A dataset that is part of another one: a source with its transforms, ready to read when rows are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mpistrat.data.pipeline.plan import PipelinePlan
+from mpistrat.data.pipeline.seeds import seeds_of, with_seeds
+from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.pipeline.transforms import Shuffle, Transform, length_of
+from mpistrat.data.rows.blocks import Blocks
+from mpistrat.data.rows.contracts import Peers, Seed
+
+
+class Part:
+    """A source with its transforms, of single rows.
+
+    Parameters
+    ----------
+    source : Source or StreamSource
+    transforms : sequence of Transform
+    """
+
+    def __init__(self, source: Any, transforms: Sequence[Transform]):
+        self.source, self.transforms = source, tuple(transforms)
+        self.streamed: bool = source.streamed
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan by which rows are read."""
+        return (StreamPlan if self.streamed else PipelinePlan)(self.source, self.transforms)
+
+    @property
+    def length(self) -> int | None:
+        """Number of rows. None if they are endless, or their number is unknown."""
+        return None if self.streamed else length_of(self.source.length, self.transforms)
+
+    @cached_property
+    def _no_numbers(self) -> np.ndarray:
+        found: np.ndarray = self.plan.locate(np.empty(0, np.int64), 0)
+        return found
+
+    @property
+    def numbers_of_row(self) -> int:
+        """How many numbers a row has."""
+        return 1 if self._no_numbers.ndim == 1 else self._no_numbers.shape[1]
+
+    def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
+        """Return the numbers of rows as an array of two axes."""
+        found: np.ndarray = self.plan.locate(ks, iteration)
+        return found.reshape(len(ks), -1) if len(ks) else found.reshape(0, self.numbers_of_row)
+
+    def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """Return columns of `numbers`, as the plan needs them."""
+        return numbers[:, 0] if self._no_numbers.ndim == 1 else numbers
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in memory, and no function of the program makes them."""
+        return not self.streamed and self.plan.in_memory and not self.plan.maps
+
+    def blocks(self) -> Blocks | None:
+        """Return which rows are best read together, where the transforms keep the rows in their places."""
+        if self.streamed or any(each.reorders for each in self.transforms):
+            return None
+        found: Blocks | None = self.source.blocks()
+        return found
+
+    def elements(self, iteration: int) -> Iterator[Any]:
+        """Return an iterator over the rows of an iteration."""
+        found: Iterator[Any] = self.plan.elements(iteration)
+        return found
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of all shuffles."""
+        return seeds_of(self.source, self.transforms)
+
+    def with_seeds(self, seeds: Sequence[int]) -> Part:
+        """Return the part with other seeds."""
+        return Part(*with_seeds(self.source, self.transforms, seeds))
+
+    def ready(self, memory: int, ranks: int | None, peers: Peers | None) -> Part:
+        """Return the part with its source ready for its shuffles; see `Source.for_shuffle`."""
+        source = self.source.ready(memory, ranks, peers)
+        if not self.streamed and any(isinstance(each, Shuffle) for each in self.transforms):
+            source = source.for_shuffle(memory, self.length, ranks, peers)
+        return self if source is self.source else Part(source, self.transforms)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal to restore a state."""
+        steps = [each.without_numbers() for each in self.transforms]
+        found = {**self.source.identity(), "pipeline": steps}
+        blocks = None if self.streamed else self.source.blocks()
+        if blocks is not None and any(isinstance(each, Shuffle) for each in self.transforms):
+            found["blocks"] = [int(blocks.rows), int(blocks.window)]
+        return found
+
+    def fingerprint(self) -> str:
+        """Return what must be equal on all ranks."""
+        return ", ".join(map(str, (self.source.fingerprint(), *self.transforms)))
+
+    def __repr__(self) -> str:
+        return ", ".join(map(str, (self.source, *self.transforms)))
+
+
+def seeds_of_parts(parts: Sequence[Part]) -> list[Seed]:
+    """Return the seeds of all parts, one part after another."""
+    return [seed for part in parts for seed in part.seeds()]
+
+
+def ready_parts(
+    parts: Sequence[Part], memory: int, ranks: int | None, peers: Peers | None
+) -> list[Part] | None:
+    """Return the parts ready for their shuffles, or None if they are so already."""
+    found = [part.ready(memory, ranks, peers) for part in parts]
+    return None if all(a is b for a, b in zip(found, parts, strict=True)) else found
+
+
+def with_seeds_of_parts(parts: Sequence[Part], seeds: Sequence[int]) -> list[Part]:
+    """Return the parts with other seeds, in the order of `seeds_of_parts`."""
+    left = iter(seeds)
+    return [part.with_seeds([next(left) for _ in part.seeds()]) for part in parts]

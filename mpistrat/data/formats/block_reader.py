@@ -1,0 +1,145 @@
+"""Reader of rows that come in blocks: the library of the format reads a block, and the last blocks are kept."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError
+from mpistrat.data.formats.contract import Format
+from mpistrat.data.hdf5.reader import without_times
+from mpistrat.data.hdf5.records import FileRecord, InBlocks, to_json
+
+
+class BlockFormat(Format):
+    """A format whose rows are read in blocks. All columns of a file have the same blocks."""
+
+    @abstractmethod
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        """Return block ``number`` of a file: an array for each column. Any error is raised as a `DataFileError`."""
+
+    def reader(self, most_decoded: int) -> BlockReader:
+        """Return a reader that keeps so many bytes of blocks."""
+        return BlockReader(self, most_decoded)
+
+
+class BlockReader:
+    """Reader of rows in blocks. A lock lets one thread read at a time.
+
+    Parameters
+    ----------
+    form : BlockFormat
+    most_kept : int
+        Bytes of blocks that are kept. The last block is always kept.
+    """
+
+    def __init__(self, form: BlockFormat, most_kept: int):
+        self._format, self._most_kept = form, most_kept
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], list[np.ndarray]] = OrderedDict()
+        self._written: dict[str, int] = {}
+
+    def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
+        """Read the rows of a file from ``first`` on. ``out`` has one array for each column."""
+        rows = np.arange(first, first + len(out[0]))
+        self.read_rows(path, record, rows, out, np.arange(len(rows)))
+
+    def read_rows(
+        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+    ) -> None:
+        """Read ascending rows of a file. Row ``rows[i]`` goes to ``where[i]`` of each column.
+
+        Raises
+        ------
+        DataFileError
+            If the file has changed since it was described, or cannot be read.
+        """
+        if os.getpid() != self._pid:
+            self._start()
+        layout = record.columns[0].layout
+        assert isinstance(layout, InBlocks)
+        blocks = layout.starts.searchsorted(rows, side="right") - 1
+        cuts = np.flatnonzero(np.diff(blocks)) + 1
+        with self._lock:
+            self._check(path, record)
+            for mine, places in zip(np.split(rows, cuts), np.split(where, cuts), strict=True):
+                if not len(mine):
+                    continue
+                number = int(layout.starts.searchsorted(mine[0], side="right")) - 1
+                for values, block in zip(out, self._block(path, record, number), strict=True):
+                    values[places] = block[mine - layout.starts[number]]
+            self._check(path, record)
+
+    def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
+        """Do nothing: the library of the format reads ahead by itself."""
+
+    def close(self) -> None:
+        """Drop the blocks that are kept."""
+        self._start()
+
+    def _block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        key = path, number
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        layout = record.columns[0].layout
+        assert isinstance(layout, InBlocks)
+        first, last = int(layout.starts[number]), int(layout.starts[number + 1])
+        try:
+            found = self._format.block(path, record, number)
+        except DataFileError:
+            raise
+        except Exception as error:
+            raise DataFileError(
+                f"file {path!r}: rows {first} to {last - 1} cannot be read ({type(error).__name__}: {error}); fix: the "
+                "file is damaged, copy or write it again"
+            ) from error
+        for column, values in zip(record.columns, found, strict=True):
+            if values.shape != (last - first, *column.shape):
+                raise DataFileError(
+                    f"file {path!r}, {column.name!r}: rows {first} to {last - 1} have the shape {values.shape}, not "
+                    f"{(last - first, *column.shape)}; fix: all rows need one shape"
+                )
+        self._kept[key] = found
+        total = sum(values.nbytes for block in self._kept.values() for values in block)
+        while total > self._most_kept and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            total -= sum(values.nbytes for values in dropped)
+        return found
+
+    def _check(self, path: str, record: FileRecord) -> None:
+        """Raise if a file has changed since it was described."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise DataFileError.of_file(
+                path, f"it can no longer be found ({error.strerror}); fix: bring it back"
+            ) from None
+        if found.st_size != record.size:
+            raise DataFileError.of_file(
+                path,
+                f"it had {record.size} bytes, and has {found.st_size} now; fix: do not write to it meanwhile",
+            )
+        if found.st_mtime_ns in (record.mtime_ns, self._written.get(path)):
+            return
+        again = self._format.describe(path, [column.name for column in record.columns])
+        if to_json(without_times(again)) != to_json(without_times(record)):
+            raise DataFileError.of_file(
+                path, "it has been written to since it was described; fix: do not write to it meanwhile"
+            )
+        self._written[path] = found.st_mtime_ns
+        for key in [key for key in self._kept if key[0] == path]:
+            del self._kept[key]
+
+    def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:
+        return BlockReader, (self._format, self._most_kept)

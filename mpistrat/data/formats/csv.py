@@ -1,0 +1,147 @@
+"""CSV files: a block is some thousand lines, found when the file is described."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError
+from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+
+_BLOCK_ROWS = 4096
+
+
+class Csv(BlockFormat):
+    """Files of lines with values that a character separates.
+
+    Parameters
+    ----------
+    dtypes : mapping of str
+        Types of columns, float64 for others.
+    delimiter : str
+    header : bool
+        Whether the first line names the columns. Otherwise they are named "0", "1" and so on.
+    """
+
+    name: ClassVar[str] = "CSV"
+    named: ClassVar[str] = "columns"
+
+    def __init__(self, dtypes: Mapping[str, Any], delimiter: str = ",", header: bool = True):
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ValueError(f"the delimiter of a CSV file must be one character, not {delimiter!r}")
+        self._dtypes = {name: _dtype(kind) for name, kind in dtypes.items()}
+        self._delimiter, self._header = delimiter, bool(header)
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of some columns of a file. Reads the file once, to find the lines."""
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                first, rows, places = _lines(file, self._header)
+        except OSError as error:
+            raise DataFileError.of_file(
+                path, f"it cannot be read ({error.strerror}); fix: bring it back"
+            ) from None
+        if not first:
+            raise DataFileError.of_file(path, "it is empty; fix: copy or write it again")
+        try:
+            (head,) = csv.reader([first.decode("utf-8-sig")], delimiter=self._delimiter, strict=True)
+        except (ValueError, csv.Error) as error:
+            raise DataFileError.of_file(
+                path, f"it is not a CSV file ({error}); fix: write it again"
+            ) from None
+        known = head if self._header else [str(number) for number in range(len(head))]
+        for name in names:
+            if name not in known:
+                raise DatasetNotFoundError(
+                    f"file {path!r} has no column {name!r}; it has {', '.join(map(repr, known))}; fix: name one of "
+                    "these"
+                )
+        starts = np.array([*range(0, rows, _BLOCK_ROWS), rows], np.int64)
+        layout = InBlocks(
+            starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64)
+        )
+        columns = []
+        for name in names:
+            dtype = self._dtypes.get(name, np.dtype(float))
+            columns.append(Column(name, (), dtype, _BLOCK_ROWS, 0, True, False, dtype, layout, ()))
+        return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        """Return the values of some thousand lines."""
+        layout = record.columns[0].layout
+        assert isinstance(layout, InBlocks)
+        blocks = len(layout.starts) - 1
+        begin, end = layout.places[number : number + 2].tolist()
+        *which, width = layout.places[blocks + 1 :].tolist()
+        with open(path, "rb") as file:
+            file.seek(begin)
+            text = file.read(end - begin).decode()
+        found = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter)
+        lines = [line for line in found if len(line) > 1 or (line and line[0].strip())]
+        first = int(layout.starts[number])
+        for row, line in enumerate(lines, first):
+            if len(line) != width:
+                raise DataFileError(
+                    f"file {path!r}: row {row} has {len(line)} values, but the first line has {width}; fix: write the "
+                    "row again"
+                )
+        return [
+            _converted([line[at] for line in lines], column, f"file {path!r}, column {column.name!r}", first)
+            for at, column in zip(which, record.columns, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        kinds = {name: str(dtype) for name, dtype in self._dtypes.items()}
+        return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}"
+
+
+def _lines(file: Any, header: bool) -> tuple[bytes, int, list[int]]:
+    """Return the first line, the number of rows, and where each block of rows begins."""
+    first, rows, place, begin = b"", 0, 0, 0
+    places: list[int] = []
+    quoted = False
+    for line in file:
+        begin = begin if quoted else place
+        place += len(line)
+        quoted ^= line.count(b'"') % 2 == 1
+        if quoted or not (line.strip() or begin < place - len(line)):
+            continue  # a line end in quotes, or an empty line
+        if not first:
+            first = line
+            if header:
+                continue
+        if rows % _BLOCK_ROWS == 0:
+            places.append(begin)
+        rows += 1
+    return first, rows, places
+
+
+def _dtype(kind: Any) -> np.dtype:
+    dtype = np.dtype(kind)
+    return np.dtype(object) if dtype.kind in "US" and not dtype.itemsize else dtype
+
+
+def _converted(texts: list[str], column: Column, where: str, first: int) -> np.ndarray:
+    if column.dtype.hasobject:
+        made = np.empty(len(texts), object)
+        made[:] = texts
+        return made
+    try:
+        return np.array(texts).astype(column.dtype)
+    except (ValueError, OverflowError):
+        for row, text in enumerate(texts, first):
+            try:
+                np.array([text]).astype(column.dtype)
+            except (ValueError, OverflowError):
+                raise DataFileError(
+                    f"{where}: row {row} has {text!r}, which is not of {column.dtype}; fix: give another dtype in "
+                    "dtypes=, or write the row again"
+                ) from None
+        raise

@@ -1,0 +1,76 @@
+"""Files of one NumPy array (``.npy``): rows are read where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, DatasetMismatchError
+from mpistrat.data.formats.contract import Format
+from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.records import Column, Contiguous, Extent, FileRecord
+from mpistrat.data.rows.byte_order import native
+
+
+class Npy(Format):
+    """Files that ``numpy.save`` wrote: one column."""
+
+    name: ClassVar[str] = "npy"
+    named: ClassVar[str] = "arrays"
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of the array of a file, from its header."""
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                shape, columns_first, dtype = _header(file)
+                begin = file.tell()
+        except OSError as error:
+            raise DataFileError.of_file(
+                path, f"it cannot be read ({error.strerror}); fix: bring it back"
+            ) from None
+        except ValueError as error:
+            what = "it is empty (0 bytes)" if not found.st_size else f"it is not an npy file ({error})"
+            raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from None
+        if not shape:
+            raise DatasetMismatchError(
+                f"file {path!r}: its array is a scalar; fix: axis 0 must be the axis of the samples"
+            )
+        if dtype.hasobject:
+            raise DataFileError.of_file(
+                path, "it holds Python objects; fix: save an array of numbers or strings"
+            )
+        values = 1
+        for length in shape:
+            values *= length
+        if columns_first and values and sum(size > 1 for size in shape) > 1:
+            raise DataFileError.of_file(
+                path, "its rows are not contiguous (Fortran order); fix: save numpy.ascontiguousarray(x)"
+            )
+        size = values * dtype.itemsize
+        if begin + size > found.st_size:
+            raise DataFileError.of_file(
+                path,
+                f"it is truncated ({found.st_size} bytes of {begin + size}); fix: copy or write it again",
+            )
+        extents = (Extent(0, 0, begin, size),) if size else ()
+        column = Column(
+            names[0], tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, Contiguous(extents), ()
+        )
+        return FileRecord(found.st_size, found.st_mtime_ns, shape[0], (column,))
+
+    def reader(self, most_decoded: int) -> Reader:
+        """Return the reader of rows that lie one after another."""
+        return Reader(most_decoded=most_decoded, describe=self.describe)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(file)
+    raise ValueError(f"version {version} of the format is not known")

@@ -1,0 +1,105 @@
+"""Parquet files, read by pyarrow: a block is a row group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
+from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.formats.extra import needed
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+
+
+class Parquet(BlockFormat):
+    """Parquet files: numbers, strings, and lists of numbers. Lists of variable length become arrays of objects."""
+
+    name: ClassVar[str] = "Parquet"
+    named: ClassVar[str] = "columns"
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of some columns of a file, from its footer."""
+        with _opened(path) as file:
+            found = os.stat(path)
+            groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            layout = InBlocks(np.cumsum([0, *groups]).astype(np.int64), np.empty(0, np.int64))
+            schema = file.schema_arrow
+            columns = []
+            for name in names:
+                if name not in schema.names:
+                    raise DatasetNotFoundError(
+                        f"file {path!r} has no column {name!r}; it has {', '.join(map(repr, schema.names))}; fix: name "
+                        "one of these"
+                    )
+                dtype, shape = _row_of(schema.field(name).type, f"file {path!r}, column {name!r}")
+                columns.append(
+                    Column(name, shape, dtype, layout.most_rows, 0, True, False, dtype, layout, ())
+                )
+        return FileRecord(found.st_size, found.st_mtime_ns, int(layout.starts[-1]), tuple(columns))
+
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        """Return a row group."""
+        with _opened(path) as file:
+            names = [column.name for column in record.columns]
+            table = file.read_row_group(number, columns=names, use_threads=False)
+        return [_values(table.column(column.name), path, column) for column in record.columns]
+
+
+def _opened(path: str) -> Any:
+    parquet = needed("pyarrow.parquet", "Parquet files")
+    try:
+        return parquet.ParquetFile(path)
+    except OSError as error:
+        if error.errno is not None:
+            raise DataFileError.of_file(
+                path, f"it cannot be read ({error.strerror}); fix: bring it back"
+            ) from None
+        raise DataFileError.of_file(
+            path, f"it is not a Parquet file ({error}); fix: copy or write it again"
+        ) from None
+    except Exception as error:  # of pyarrow, derived from ValueError
+        raise DataFileError.of_file(
+            path, f"it is not a Parquet file ({error}); fix: copy or write it again"
+        ) from None
+
+
+def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return dtype and shape of a row of a column."""
+    types = needed("pyarrow", "Parquet files").types
+    shape: tuple[int, ...] = ()
+    while types.is_fixed_size_list(kind):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    if (
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+    ):
+        return np.dtype(object), shape
+    try:
+        return np.dtype(kind.to_pandas_dtype()), shape
+    except NotImplementedError:
+        raise DatasetMismatchError(f"{where}: rows of the type {kind} are not supported") from None
+
+
+def _values(column: Any, path: str, described: Column) -> np.ndarray:
+    where = f"file {path!r}, column {described.name!r}"
+    values = column.combine_chunks()
+    for _ in described.shape:
+        _refuse_missing(values, where)
+        values = values.flatten()
+    _refuse_missing(values, where)
+    found = values.to_numpy(zero_copy_only=False)
+    rows = len(column)
+    return np.asarray(found, described.dtype).reshape(rows, *described.shape)
+
+
+def _refuse_missing(values: Any, where: str) -> None:
+    if values.null_count:
+        raise DataFileError(
+            f"{where}: {values.null_count} values are missing (null), which arrays cannot hold; fix: fill them in, or "
+            "leave these rows out"
+        )

@@ -1,0 +1,99 @@
+"""Zarr stores on disk, read by zarr: a block is one chunk along axis 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
+from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.formats.extra import needed
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+from mpistrat.data.rows.byte_order import in_native_order, native
+from mpistrat.runtime.arrays import as_numpy
+
+ITSELF = "."
+"""The name of the array of a store that holds a single one."""
+
+
+class Zarr(BlockFormat):
+    """Zarr stores: an array, or a group of arrays."""
+
+    name: ClassVar[str] = "Zarr"
+    named: ClassVar[str] = "arrays"
+    folders: ClassVar[bool] = True
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of some arrays of a store, from its metadata."""
+        store = _opened(path)
+        arrays = [_array(store, path, name) for name in names]
+        lengths = {name: array.shape[0] for name, array in zip(names, arrays, strict=True)}
+        rows = arrays[0].shape[0]
+        if len(set(lengths.values())) > 1:
+            raise DatasetMismatchError(
+                f"store {path!r}: its arrays have the lengths {lengths}; fix: arrays that are read together must be "
+                "equally long"
+            )
+        largest = max(arrays, key=lambda each: each.nbytes)
+        step = max(1, (getattr(largest, "shards", None) or largest.chunks)[0])
+        layout = InBlocks(np.array([*range(0, rows, step), rows], np.int64), np.empty(0, np.int64))
+        columns = [
+            Column(
+                name,
+                tuple(array.shape[1:]),
+                native(array.dtype),
+                step,
+                0,
+                True,
+                False,
+                array.dtype,
+                layout,
+                (),
+            )
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        found = os.stat(path)
+        return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        """Return one chunk of rows."""
+        store = _opened(path)
+        layout = record.columns[0].layout
+        assert isinstance(layout, InBlocks)
+        first, last = int(layout.starts[number]), int(layout.starts[number + 1])
+        return [
+            in_native_order(as_numpy(_array(store, path, column.name)[first:last]))
+            for column in record.columns
+        ]
+
+
+def _opened(path: str) -> Any:
+    zarr = needed("zarr", "Zarr stores")
+    try:
+        return zarr.open(path, mode="r")
+    except Exception as error:
+        raise DataFileError.of_file(
+            path, f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path"
+        ) from None
+
+
+def _array(store: Any, path: str, name: str) -> Any:
+    found = store
+    if name != ITSELF:
+        try:
+            found = store[name]
+        except Exception:
+            found = None
+    if not hasattr(found, "chunks"):
+        has = sorted(store) if hasattr(store, "array_keys") else "a single array"
+        raise DatasetNotFoundError(
+            f"store {path!r} has no array {name!r}; it has {has}; fix: name one of these"
+        )
+    if not found.shape:
+        raise DatasetMismatchError(
+            f"store {path!r}, array {name!r}: it is a scalar; fix: axis 0 must be the axis of the samples"
+        )
+    return found

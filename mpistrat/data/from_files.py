@@ -1,0 +1,297 @@
+"""Datasets of rows of files, one method for each format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from mpistrat.data.formats.contract import Format
+
+
+class FromFiles:
+    """The methods of a dataset that make one of files."""
+
+    @classmethod
+    def from_hdf5(
+        cls,
+        files: Any,
+        datasets: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of HDF5 files.
+
+        Files may have different lengths. Their rows follow each other in the order of the files. The files
+        are described (shapes, lengths, layouts) when the description is first needed. Among several replicas,
+        one replica describes a file for all of them.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Paths and glob patterns (``**`` included). The matches of a pattern are sorted. A file that ``**``
+            finds several times through links to folders is read once.
+        datasets : str, tuple or dict of str
+            Names of HDF5 datasets whose axis 0 is the axis of the samples. They give an element its structure:
+            an array for ``"x"``, a tuple for ``("x", "y")``, a dict for ``{"image": "x"}``. A compound type
+            becomes a structured array. Values have the byte order of the machine.
+        manifest : path, optional
+            A file that keeps the description of the files between jobs, so that the next job need not open
+            all of them. It is written if it does not exist.
+        check_finite : bool
+            Whether to raise `NotFiniteError` when a row that is read holds NaN or infinity. The error names the
+            file, the dataset and the row.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        FileNotFoundError
+            If a file does not exist or a pattern matches none.
+        ValueError
+            If ``files`` is empty.
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            In a job of one process, the first file is checked at once. The other files are checked when their
+            lengths are first needed. Among several ranks, missing files and all other faults raise on all ranks,
+            when the dataset is distributed. `DataFileError` is also raised for a stale manifest: one of other
+            files, or of files that have been written to since.
+
+        Examples
+        --------
+        >>> import h5py, os, tempfile
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name, rows in ("a", 3), ("b", 2):
+        ...     with h5py.File(os.path.join(folder.name, name + ".h5"), "w") as f:
+        ...         f["x"] = range(rows)
+        >>> list(Dataset.from_hdf5(os.path.join(folder.name, "*.h5"), "x").batch(4))
+        [array([0, 1, 2, 0]), array([1])]
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.formats.hdf5 import Hdf5
+
+        return cls._of_files(Hdf5(), files, datasets, manifest, check_finite)
+
+    @classmethod
+    def from_netcdf(
+        cls,
+        files: Any,
+        variables: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of netCDF-4 files, which are HDF5 files.
+
+        Values are those that are stored. Variables with a scale or an offset are refused. Values that stand for missing
+        ones (``_FillValue``) are read as they are.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Paths and glob patterns, as for `from_hdf5`.
+        variables : str, tuple or dict of str
+            Names of variables whose axis 0 is the axis of the samples.
+        manifest : path, optional
+            As for `from_hdf5`.
+        check_finite : bool
+            As for `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            As `from_hdf5`.
+        """
+        from mpistrat.data.formats.hdf5 import NetCdf
+
+        return cls._of_files(NetCdf(), files, variables, manifest, check_finite)
+
+    @classmethod
+    def from_npy(
+        cls,
+        files: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of files that ``numpy.save`` wrote. Rows are read where they lie.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Paths and glob patterns, as for `from_hdf5`.
+        manifest : path, optional
+            As for `from_hdf5`.
+        check_finite : bool
+            As for `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            As `from_hdf5`.
+
+        Examples
+        --------
+        >>> import numpy as np, os, tempfile
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name, rows in ("a", 3), ("b", 2):
+        ...     np.save(os.path.join(folder.name, name), np.arange(rows))
+        >>> list(Dataset.from_npy(os.path.join(folder.name, "*.npy")).batch(4))
+        [array([0, 1, 2, 0]), array([1])]
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.formats.npy import Npy
+
+        return cls._of_files(Npy(), files, "x", manifest, check_finite)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        files: Any,
+        columns: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of Parquet files. It needs pyarrow.
+
+        A row group is read as a whole, and the last ones are kept. A shuffle permutes row groups, then the rows of a
+        few of them: row groups of a few MiB are best. Missing values (null) raise `DataFileError`.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Paths and glob patterns, as for `from_hdf5`.
+        columns : str, tuple or dict of str
+            Names of columns. Strings and lists of variable length become arrays of objects.
+        manifest : path, optional
+            As for `from_hdf5`.
+        check_finite : bool
+            As for `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ImportError
+            If pyarrow is not installed.
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            As `from_hdf5`.
+        """
+        from mpistrat.data.formats.parquet import Parquet
+
+        return cls._of_files(Parquet(), files, columns, manifest, check_finite)
+
+    @classmethod
+    def from_zarr(
+        cls,
+        files: Any,
+        arrays: Any = ".",
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of Zarr stores on disk. It needs zarr.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Folders that are stores, and glob patterns that match such folders.
+        arrays : str, tuple or dict of str
+            Names of arrays of a group. By default the store is an array itself.
+        manifest : path, optional
+            As for `from_hdf5`.
+        check_finite : bool
+            As for `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        ImportError
+            If zarr is not installed.
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            As `from_hdf5`.
+        """
+        from mpistrat.data.formats.zarr import Zarr
+
+        return cls._of_files(Zarr(), files, arrays, manifest, check_finite)
+
+    @classmethod
+    def from_csv(
+        cls,
+        files: Any,
+        columns: Any,
+        dtypes: Mapping[str, Any] | None = None,
+        delimiter: str = ",",
+        header: bool = True,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Self:
+        """Return a dataset of the rows of CSV files.
+
+        A file is read once when it is described, to find its lines.
+
+        Parameters
+        ----------
+        files : str, os.PathLike or list of those
+            Paths and glob patterns, as for `from_hdf5`.
+        columns : str, tuple or dict of str
+            Names of columns.
+        dtypes : dict from str to dtype, optional
+            Types of columns. Columns that are not named have float64. ``str`` gives arrays of objects.
+        delimiter : str
+            What separates values.
+        header : bool
+            Whether the first line names the columns. Otherwise they are named ``"0"``, ``"1"`` and so on.
+        manifest : path, optional
+            As for `from_hdf5`.
+        check_finite : bool
+            As for `from_hdf5`.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
+            As `from_hdf5`.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with open(os.path.join(folder.name, "a.csv"), "w") as file:
+        ...     _ = file.write("x,label\\n0.5,1\\n1.5,0\\n")
+        >>> path = os.path.join(folder.name, "a.csv")
+        >>> list(Dataset.from_csv(path, ("x", "label"), {"label": int}).batch(2))
+        [(array([0.5, 1.5]), array([1, 0]))]
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.formats.csv import Csv
+
+        return cls._of_files(Csv(dtypes or {}, delimiter, header), files, columns, manifest, check_finite)
+
+    @classmethod
+    def _of_files(
+        cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
+    ) -> Self:
+        from mpistrat.data.sources.files import FileSource
+
+        return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg]

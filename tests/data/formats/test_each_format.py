@@ -1,0 +1,113 @@
+"""Tests of what one format of files has and others do not."""
+
+import numpy as np
+import pytest
+
+from mpistrat.data import ArraySpec, DataFileError, Dataset, DatasetMismatchError
+
+
+def test_npy_arrays_of_any_form(tmp_path):
+    values = np.arange(24, dtype=">f4").reshape(4, 2, 3)
+    np.save(tmp_path / "a.npy", values)
+    dataset = Dataset.from_npy(tmp_path / "a.npy")
+    assert dataset.element_spec == ArraySpec((2, 3), "f4")
+    (batch,) = dataset.batch(4)
+    assert (batch == values).all()
+    assert batch.dtype.isnative
+
+
+def test_npy_files_that_are_refused(tmp_path):
+    for name, values, match in (
+        ("scalar", np.float64(3), "scalar"),
+        ("fortran", np.asfortranarray(np.zeros((3, 2))), "Fortran"),
+        ("objects", np.array([None, 1]), "objects"),
+    ):
+        np.save(tmp_path / name, values)
+        with pytest.raises((DataFileError, DatasetMismatchError), match=match):
+            len(Dataset.from_npy(tmp_path / f"{name}.npy"))
+    np.save(tmp_path / "one.npy", np.asfortranarray(np.zeros((3, 1))))
+    assert len(Dataset.from_npy(tmp_path / "one.npy")) == 3
+    np.savez(tmp_path / "b.npz", x=np.zeros(3))
+    with pytest.raises(DataFileError, match="not an npy file"):
+        len(Dataset.from_npy(tmp_path / "b.npz"))
+
+
+def test_parquet_strings_and_lists(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    fixed = arrow.FixedSizeListArray.from_arrays(arrow.array(np.arange(18.0)), 2)
+    made = {"text": [f"t{i}" for i in range(9)], "list": [[i] * (i % 3) for i in range(9)], "pair": fixed}
+    parquet.write_table(arrow.table(made), tmp_path / "a.parquet", row_group_size=4)
+    dataset = Dataset.from_parquet(tmp_path / "a.parquet", ("text", "list", "pair"))
+    assert dataset.element_spec[2] == ArraySpec((2,), "f8")
+    text, _, pair = next(iter(dataset.skip(3).batch(4)))
+    assert text.tolist() == ["t3", "t4", "t5", "t6"]
+    assert pair.tolist() == np.arange(6.0, 14).reshape(4, 2).tolist()
+    padded = Dataset.from_parquet(tmp_path / "a.parquet", "list").skip(1).padded_batch(2)
+    assert next(iter(padded)).tolist() == [[1, 0], [2, 2]]
+
+
+def test_parquet_values_that_are_missing(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"x": [1.0, None]}), tmp_path / "a.parquet")
+    with pytest.raises(DataFileError, match=r"column 'x': 1 values are missing"):
+        list(Dataset.from_parquet(tmp_path / "a.parquet", "x").batch(2))
+
+
+def test_zarr_arrays_that_are_stores(tmp_path):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    values = np.arange(60, dtype=">i4").reshape(20, 3)
+    for name, part in ("a", values[:12]), ("b", values[12:]):
+        made = zarr.open(tmp_path / f"{name}.zarr", mode="w", shape=part.shape, chunks=(5, 2), dtype=">i4")
+        made[:] = part
+    dataset = Dataset.from_zarr(tmp_path / "*.zarr")
+    assert dataset.element_spec == ArraySpec((3,), "i4")
+    assert np.concatenate(list(dataset.batch(7))).tolist() == values.tolist()
+
+
+def test_netcdf_variables_that_are_packed(tmp_path):
+    netcdf = pytest.importorskip("netCDF4")
+    with netcdf.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("rows", 3)
+        packed = file.createVariable("x", "i2", ("rows",))
+        packed.scale_factor = 0.5
+        packed[:] = [1, 2, 3]
+    with pytest.raises(DataFileError, match=r"'x': it is packed \(scale_factor\)"):
+        len(Dataset.from_netcdf(tmp_path / "a.nc", "x"))
+    with netcdf.Dataset(tmp_path / "old.nc", "w", format="NETCDF3_CLASSIC") as file:
+        file.createDimension("rows", 3)
+        file.createVariable("x", "f4", ("rows",))[:] = 1
+    with pytest.raises(DataFileError, match="nccopy"):
+        len(Dataset.from_netcdf(tmp_path / "old.nc", "x"))
+
+
+def test_csv_lines_of_any_form(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfa;text;b\r\n1;"one; \r\ntwo";2\r\n\r\n3;"say ""hi""";4\r\n5;;6')
+    dataset = Dataset.from_csv(path, ("a", "text", "b"), {"a": "i4", "text": str}, delimiter=";")
+    (batch,) = dataset.batch(9)
+    assert [column.tolist() for column in batch] == [
+        [1, 3, 5],
+        ["one; \r\ntwo", 'say "hi"', ""],
+        [2.0, 4.0, 6.0],
+    ]
+    assert batch[0].dtype == "i4"
+    (tmp_path / "b.csv").write_text("1,2\n3,4\n")
+    assert [x.tolist() for x in Dataset.from_csv(tmp_path / "b.csv", "1", header=False).batch(2)] == [[2, 4]]
+
+
+def test_many_csv_lines(tmp_path):
+    lines = [f'{i},"{i}\n"' for i in range(10_000)]
+    (tmp_path / "a.csv").write_text("a,t\n" + "\n".join(lines))
+    dataset = Dataset.from_csv(tmp_path / "a.csv", {"a": "a", "t": "t"}, {"t": str, "a": int})
+    batch = next(iter(dataset.shuffle(seed=1).batch(10_000)))
+    assert sorted(batch["a"].tolist()) == list(range(10_000))
+    assert all(int(text) == number for text, number in zip(batch["t"], batch["a"], strict=True))
+
+
+def test_csv_rows_that_are_wrong(tmp_path):
+    for text, match in (("a,b\n1,2\n3\n", "row 1 has 1 values"), ("a,b\n1,2\nx,4\n", "row 1 has 'x'")):
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(DataFileError, match=match):
+            list(Dataset.from_csv(tmp_path / "a.csv", "a").batch(2))
+    with pytest.raises(ValueError, match="one character"):
+        Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=", ")

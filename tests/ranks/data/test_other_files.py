@@ -1,0 +1,88 @@
+"""Tests of files of other formats than HDF5 under several ranks: one description for all, each row once, one error."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+SIZES = (13, 4, 7, 20)
+pytestmark = pytest.mark.skipif(SIZE > 4, reason="four files")
+
+
+def write_npy(path, x):
+    np.save(path, x)
+
+
+def write_csv(path, x):
+    path.write_text("x\n" + "\n".join(map(str, x.tolist())))
+
+
+def write_parquet(path, x):
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": x}), path, row_group_size=6)
+
+
+def write_zarr(path, x):
+    made = pytest.importorskip("zarr", minversion="3").open(
+        path, mode="w", shape=x.shape, chunks=(6,), dtype=x.dtype
+    )
+    made[:] = x
+
+
+FORMATS = {
+    "npy": (write_npy, Dataset.from_npy),
+    "csv": (write_csv, lambda files: Dataset.from_csv(files, "x", {"x": int})),
+    "parquet": (write_parquet, lambda files: Dataset.from_parquet(files, "x")),
+    "zarr": (write_zarr, Dataset.from_zarr),
+}
+
+
+@pytest.fixture
+def strategy():
+    return mpistrat.MultiWorkerMirroredStrategy()
+
+
+@pytest.fixture(params=FORMATS)
+def form(request):
+    return request.param, *FORMATS[request.param]
+
+
+@pytest.fixture
+def files(comm, tmp_path, form):
+    end, write, _ = form
+    if comm.rank == 0:
+        first = 0
+        for number, rows in enumerate(SIZES):
+            write(tmp_path / f"{number}.{end}", np.arange(first, first + rows))
+            first += rows
+    comm.Barrier()
+    return str(tmp_path / f"*.{end}")
+
+
+@pytest.mark.parametrize("policy", ["DATA", "FILE"])
+def test_each_row_is_read_once(strategy, comm, files, form, policy):
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
+    dataset = form[2](files).shuffle(seed=1).batch(6).with_options(options)
+    made = strategy.experimental_distribute_dataset(dataset)
+    orders = []
+    for _ in range(2):
+        batches = [batch.tolist() for batch in made]
+        assert len(set(comm.allgather(len(batches)))) == 1
+        mine = [x for batch in batches for x in batch]
+        assert sorted(x for theirs in comm.allgather(mine) for x in theirs) == list(range(sum(SIZES)))
+        orders.append(mine)
+    assert comm.allreduce(orders[0] != orders[1], MPI.LOR)
+
+
+def test_a_bad_file_is_an_error_on_all_ranks(strategy, comm, files, form, tmp_path):
+    if comm.rank == 0:
+        bad = tmp_path / f"9.{form[0]}"
+        bad.mkdir() if form[0] == "zarr" else bad.write_bytes(b"")
+    comm.Barrier()
+    with pytest.raises(DataFileError, match=rf"9\.{form[0]}"):
+        strategy.experimental_distribute_dataset(form[2](files).batch(6))
+    assert strategy.reduce("SUM", 1, axis=None) == SIZE
