@@ -15,14 +15,6 @@ def leaves():
         hvd.allreduce(np.ones(3), name=f"step {step % 5}")
 
 
-def killed():
-    """One rank is killed between two steps."""
-    for step in range(1_000_000):
-        hvd.allreduce(np.ones(3))
-        if hvd.rank() and step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def killed_in_join():
     """One rank is killed while the other has joined."""
     if hvd.rank():
@@ -35,18 +27,6 @@ def ends_without_join():
     """One rank joins, and the other ends."""
     if hvd.rank() == 0:
         hvd.join()
-
-
-def shapes():
-    """One rank has another shape, and does not catch the error."""
-    hvd.allreduce(np.ones(3 + hvd.rank()), name="loss")
-
-
-def fails_while_others_join():
-    """One rank raises while the other has joined."""
-    if hvd.rank():
-        raise ValueError("no more data")
-    hvd.join()
 
 
 if __name__ == "__main__":

@@ -12,11 +12,8 @@ PROGRAMS = Path(__file__).with_name("hvd_programs.py")
     ("name", "texts"),
     [
         ("leaves", ["the end of the program", "named step"]),
-        ("killed", ["signal 9"]),
         ("killed_in_join", ["signal 9"]),
         ("ends_without_join", ["the end of the program", "join"]),
-        ("shapes", ["float64[3]", "float64[4]", "named loss"]),
-        ("fails_while_others_join", ["no more data"]),
     ],
 )
 def test_jobs_that_go_wrong_end(name, texts, run_ranks):

@@ -9,6 +9,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
+pytestmark = pytest.mark.full
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
 OPS = {
     hvd.Sum: np.sum,
