@@ -135,4 +135,5 @@ __all__ = [
     "size",
     "synchronize",
 ]
+HorovodInternalError = RuntimeError  # what collectives raise: MismatchError is a subclass
 __getattr__ = _explained(__name__)

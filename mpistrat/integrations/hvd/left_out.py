@@ -8,7 +8,6 @@ from typing import Any
 
 _INSTEAD = {
     "elastic": "a batch script that starts the job again, and checkpoints of rank 0 (docs: It hangs, preemption)",
-    "HorovodInternalError": "RuntimeError, of which MismatchError is a subclass",
     "HostsUpdatedInterrupt": "a batch script that starts the job again",
     "SyncBatchNorm": "torch.nn.SyncBatchNorm after torch.distributed.init_process_group('mpistrat')",
     "start_timeline": "`mpistrat top`, or the environment variable MPISTRAT_RECORD",

@@ -135,12 +135,12 @@ class ProcessSets:
         Raises
         ------
         ValueError
-            If it has a rank that does not exist or no rank, or a set with these ranks is in use.
+            If it has a rank that does not exist or one twice, or a set with these ranks is in use.
         """
         topology = self._everyone.topology
         with structures.refusals("add_process_set", topology):
-            if not made.ranks or len(set(made.ranks)) < len(made.ranks):
-                raise ValueError(f"a process set must have each of its ranks once, and one at least: {made}")
+            if len(set(made.ranks)) < len(made.ranks):
+                raise ValueError(f"a process set must have each of its ranks once: {made}")
             if not set(made.ranks) <= set(range(topology.size)):
                 raise ValueError(f"{made} has ranks beyond the {topology.size} of the job")
             if any(each.ranks == made.ranks for each in self.others):

@@ -59,7 +59,7 @@ def op_of(op: Op | None, average: bool | None) -> Op:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=4)
+        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
     if op is None:
         return Average

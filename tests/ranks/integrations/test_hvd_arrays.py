@@ -230,6 +230,9 @@ def test_process_sets():
         hvd.add_process_set([0, SIZE])
     with pytest.raises(NotImplementedError, match="process sets"):
         hvd.join()
+    empty = hvd.add_process_set([])
+    assert (empty.included(), empty.size()) == (False, 0)
+    assert hvd.remove_process_set(empty)
     assert hvd.remove_process_set(even)
     assert not hvd.remove_process_set(even)
     assert not hvd.remove_process_set(hvd.global_process_set)

@@ -155,5 +155,6 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
+HorovodInternalError = RuntimeError  # what collectives raise: MismatchError is a subclass
 __getattr__ = _explained(__name__)
 skip_in_call_sites(os.path.dirname(_torch.__file__))

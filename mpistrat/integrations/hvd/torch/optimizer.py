@@ -25,7 +25,7 @@ class _Distributed:
     """The methods that an optimizer has in addition to those of its class."""
 
     param_groups: list[dict[str, Any]]
-    _names: dict[Tensor, str]
+    _parameter_names: dict[Tensor, str]
     _passes: Passes
     _compression: type[Compressor]
     _op: Op
@@ -42,7 +42,7 @@ class _Distributed:
 
     def _updated(self) -> list[Tensor]:
         """Return the parameters with gradients, in the order that is equal on all ranks."""
-        named, parameters = self._names, [p for group in self.param_groups for p in group["params"]]
+        named, parameters = self._parameter_names, [p for group in self.param_groups for p in group["params"]]
         for p in parameters:
             if p.requires_grad and p not in named:  # of a group that was added
                 named[p] = f"allreduce.noname.{len(named)}"
@@ -62,7 +62,9 @@ class _Distributed:
                 p.grad = p.grad.to_dense()
         for p in parameters:
             if p.grad is not None and p.grad.is_sparse:
-                p.grad = sparse_allreduce_async(p.grad, self._names[p], self._op, self._process_set)()
+                p.grad = sparse_allreduce_async(
+                    p.grad, self._parameter_names[p], self._op, self._process_set
+                )()
         for group in grouped([p for p in parameters if not self._is_sparse(p)], self._groups):
             self._reduce(group)
 
@@ -73,7 +75,7 @@ class _Distributed:
     def _reduce(self, parameters: list[Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         pairs = [self._compression.compress(each) for each in gradients]
-        name = "gradients of " + abbreviated([self._names[p] for p in parameters])
+        name = "gradients of " + abbreviated([self._parameter_names[p] for p in parameters])
         totals = all_reduce.grouped_allreduce(
             [sent for sent, _ in pairs],
             name=name,
@@ -150,7 +152,7 @@ class _DistributedAdasum(_Distributed):
                 self._compression.compress(p.detach() - start)
                 for p, start in zip(parameters, starts, strict=True)
             ]
-            name = "steps of " + abbreviated([self._names[p] for p in parameters])
+            name = "steps of " + abbreviated([self._parameter_names[p] for p in parameters])
             totals = all_reduce.grouped_allreduce([sent for sent, _ in pairs], name=name, op=Adasum)
             for p, start, total, (_, ctx) in zip(parameters, starts, totals, pairs, strict=True):
                 p.copy_(start + self._compression.decompress(total, ctx))
@@ -242,9 +244,11 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(type(optimizer).__name__, (kind, type(optimizer)), {}))
     # A scheduler of learning rates replaces `step` of the object.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    made._names = names_of(optimizer, named_parameters)
+    made._parameter_names = names_of(optimizer, named_parameters)
     made._compression, made._op, made._predivide = compression, op, gradient_predivide_factor
     made._groups = (num_groups or None) if groups is None else groups
     made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
-    made._passes = Passes(made._names if several and process_set.included() else (), backward_passes_per_step)
+    made._passes = Passes(
+        made._parameter_names if several and process_set.included() else (), backward_passes_per_step
+    )
     return made
