@@ -14,9 +14,7 @@ import os
 try:
     import torch as _torch
 except ImportError as error:
-    raise ImportError(
-        "mpistrat.integrations.hvd.torch needs PyTorch: pip install torch, or pip install 'mpistrat[torch]'"
-    ) from error
+    raise ImportError("mpistrat.integrations.hvd.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.integrations.hvd import (
     Adasum,
