@@ -8,7 +8,7 @@ from typing import Any
 
 _START = "strategy = mpistrat.MultiWorkerMirroredStrategy(); MPI knows the ranks"
 _END = "nothing: MPI ends with the program"
-_ALL_REDUCE = "strategy.reduce(), or mpistrat.get_replica_context().all_reduce() in a replica function"
+_ALL_REDUCE = "strategy.all_reduce(), or mpistrat.get_replica_context().all_reduce() in a replica function"
 _ALL_GATHER = "strategy.gather(), or mpistrat.get_replica_context().all_gather() in a replica function"
 _SCATTER = "mpistrat.get_replica_context().experimental_reduce_scatter()"
 _OPTIMIZER = "mpistrat.optimizers: apply_gradients() sums the gradients of all replicas"
@@ -49,7 +49,8 @@ OF_DISTRIBUTE = {
     "gather": _ALL_GATHER,
     "reducescatter": _SCATTER,
     "reduce_scatter": _SCATTER,
-    "broadcast": "strategy.extended.broadcast_to()",
+    "broadcast": "strategy.broadcast()",
+    "scatter": "strategy.scatter()",
     "barrier": "strategy.barrier()",
     "DistributedOptimizer": _OPTIMIZER,
     "DistributedGradientTape": _OPTIMIZER,
@@ -57,8 +58,8 @@ OF_DISTRIBUTE = {
     "DistributedSampler": "strategy.experimental_distribute_dataset()",
     "broadcast_parameters": _START_EQUAL,
     "broadcast_variables": _START_EQUAL,
-    "broadcast_object": "strategy.comm.bcast()",
-    "allgather_object": "strategy.comm.allgather()",
+    "broadcast_object": "strategy.broadcast_object()",
+    "allgather_object": "strategy.gather_object()",
 }
 # A name of tf.data or torch.utils.data -> what to use.
 OF_DATA = {

@@ -11,11 +11,12 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
-from mpistrat.values import Mirrored, ReduceOp, reducible
+from mpistrat.values import Mirrored, reducible
 
 NUMBERS = frozenset({int, float, complex})
 
@@ -78,7 +79,7 @@ class Engine:
 
     def all_reduce(
         self,
-        op: ReduceOp,
+        op: Op,
         values: list[Any],
         options: CommunicationOptions | None = None,
         form: Hashable = None,
@@ -87,7 +88,7 @@ class Engine:
 
         Parameters
         ----------
-        op : ReduceOp
+        op : ReduceOp or FurtherOp
         values : list
             This replica's plain values, the leaves of a structure.
         options : CommunicationOptions, optional
@@ -106,7 +107,7 @@ class Engine:
         options = self.options if options is None else self.options.merge(options)
         return self.ops.all_reduce(op, values, options, form)
 
-    def contributions(self, op: ReduceOp, leaves: list[Any], form: Hashable) -> list[Any]:
+    def contributions(self, op: Op, leaves: list[Any], form: Hashable) -> list[Any]:
         """Return what this replica contributes to a reduction.
 
         Raises
@@ -119,9 +120,7 @@ class Engine:
             structures.agree(self.topology, "all_reduce", op.name, form, kinds)
         return [reducible(op, leaf) for leaf in leaves]
 
-    def all_reduce_number(
-        self, op: ReduceOp, value: complex, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce_number(self, op: Op, value: complex, options: CommunicationOptions | None = None) -> Any:
         """Combine one of `NUMBERS`. Fast path of `all_reduce`."""
         if self.joins_arrays:
             return self.all_reduce(op, [np.array(value)], options)[0][()]

@@ -24,7 +24,11 @@ FENCE = re.compile(r"(?P<indent> *)(?P<ticks>```+|~~~+)(?P<info>.*)")
 EXCUSE = re.compile(r"\s*<!-- not run: .+ -->\s*")
 NEEDS = re.compile(r"^<!-- needs the module: (\w+) -->$", re.MULTILINE)
 # Parts of the package that need an extra, by the module that it installs.
-EXTRAS = {"mpistrat.integrations.torch": "torch", "mpistrat.integrations.joblib": "joblib"}
+EXTRAS = {
+    "mpistrat.integrations.torch": "torch",
+    "mpistrat.integrations.hvd.torch": "torch",
+    "mpistrat.integrations.joblib": "joblib",
+}
 
 
 def program(page: str) -> str:

@@ -8,19 +8,25 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import structures
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.runtime.arrays import as_numpy
 from mpistrat.runtime.topology import Alone
 from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
-from mpistrat.strategy.local_reduction import local_mean_parts, local_sum, mean_of_parts, sum_of_parts
+from mpistrat.strategy.local_reduction import (
+    extreme_of_parts,
+    local_extreme,
+    local_mean_parts,
+    local_sum,
+    mean_of_parts,
+    sum_of_parts,
+)
 from mpistrat.values import DistributedValues, Mirrored, ReduceOp
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
 
 
-def reduce_over_axis(
-    extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]
-) -> Any:
+def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[int, ...]) -> Any:
     """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
     A list without distributed values is one array, as in a `Dataset`.
@@ -38,7 +44,7 @@ def reduce_over_axis(
         return _reduce(extended, op, value, axis)
 
 
-def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tuple[int, ...]) -> Any:
+def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[int, ...]) -> Any:
     topology, options = extended.engine.topology, extended.engine.options
     form = f"{op.name} over axis {axis}"
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
@@ -50,17 +56,23 @@ def _reduce(extended: StrategyExtended, op: ReduceOp, value: Any, axis: int | tu
             )
     (leaf,) = extended.engine.contributions(op, [value], form)
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
-        exact = options.algorithm == "exact" and has_roundings(op, leaf)
+        summed = op in (ReduceOp.SUM, ReduceOp.MEAN)
+        exact = summed and options.algorithm == "exact" and has_roundings(op, leaf)
         parts = [] if exact else _local_parts(op, leaf, axis)
     if exact:
         topology = Alone() if isinstance(value, Mirrored) else topology
         total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
         return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
-    if op is ReduceOp.SUM:
+    if op in (ReduceOp.SUM, FurtherOp.PROD):
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=leaf)
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one
-        parts = extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
-    return mean_of_parts(parts[0], parts[1], like=leaf)
+        extremes = [] if op is ReduceOp.MEAN else extended.engine.all_reduce(op, [parts.pop(0)], None, form)
+        parts = extremes + extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
+    if op is ReduceOp.MEAN:
+        return mean_of_parts(parts[0], parts[1], like=leaf)
+    if not parts[1]:
+        raise ValueError(f"{form}: the axis has no values on any replica")
+    return extreme_of_parts(parts[0], like=leaf)
 
 
 def _one_array(values: list[Any]) -> np.ndarray:
@@ -70,5 +82,7 @@ def _one_array(values: list[Any]) -> np.ndarray:
         raise ValueError(f"reduce over an axis takes a list as one array, but {error}") from None
 
 
-def _local_parts(op: ReduceOp, leaf: Any, axis: int | tuple[int, ...]) -> list[Any]:
-    return [local_sum(leaf, axis)] if op is ReduceOp.SUM else local_mean_parts(leaf, axis)
+def _local_parts(op: Op, leaf: Any, axis: int | tuple[int, ...]) -> list[Any]:
+    if op in (FurtherOp.MAX, FurtherOp.MIN):
+        return local_extreme(leaf, axis, op)
+    return local_mean_parts(leaf, axis) if op is ReduceOp.MEAN else [local_sum(leaf, axis, op)]

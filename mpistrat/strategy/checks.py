@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn, Protocol
 
+import numpy as np
+
 from mpistrat import context
 
 
@@ -60,3 +62,19 @@ def require_replica_context(replica_context: AnyReplicaContext) -> None:
         "Mismatching tf.distribute.Strategy objects: the replica context belongs to "
         f"{replica_context.strategy!r}, and {mode.strategy!r} is current"
     )
+
+
+def check_replica(name: str, replica: object, size: int) -> None:
+    """Raise unless the argument ``name`` is the number of one of ``size`` replicas.
+
+    Raises
+    ------
+    TypeError
+        If it is not an int.
+    ValueError
+        If there is no such replica.
+    """
+    if isinstance(replica, bool) or not isinstance(replica, (int, np.integer)):
+        raise TypeError(f"{name} must be the number of a replica, not {replica!r}")
+    if not 0 <= replica < size:
+        raise ValueError(f"{name} must be one of the replicas 0 to {size - 1}, not {replica}")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.copies import Copies
+from mpistrat.strategy.checks import check_replica
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED
 from mpistrat.strategy.scope import Scope
@@ -31,7 +33,9 @@ class _DefaultStrategy(Strategy):
     def scope(self) -> Scope[Strategy]:
         return _DefaultScope(self)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Any, axis: int, dst: int | None = None) -> Any:
+        if dst is not None:
+            check_replica("dst", dst, 1)
         return nest.map_structure(_gathered, value)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
@@ -87,7 +91,7 @@ class _DefaultExtended(StrategyExtended):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Return a copy of the value."""
-        ReduceOp.parse(reduce_op)
+        parse_op(reduce_op)
         return nest.map_structure(snapshot, value)
 
     def batch_reduce_to(
@@ -98,7 +102,7 @@ class _DefaultExtended(StrategyExtended):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Return copies of the values."""
-        ReduceOp.parse(reduce_op)
+        parse_op(reduce_op)
         return [nest.map_structure(snapshot, value) for value, _ in value_destination_pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:

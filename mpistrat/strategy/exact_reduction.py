@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
@@ -14,13 +15,13 @@ from mpistrat.strategy.local_reduction import Axis
 from mpistrat.values import ReduceOp
 
 
-def has_roundings(op: ReduceOp, value: Any) -> bool:
+def has_roundings(op: Op, value: Any) -> bool:
     """Return whether the sum for ``op`` can round: it is floating point or complex, not integer."""
     return dtypes.accumulator(arrays.to_host(value).dtype, op).kind in "fc"
 
 
 def exact_parts(
-    topology: Topology, op: ReduceOp, value: Any, axis: Axis, timeout_seconds: float | None
+    topology: Topology, op: Op, value: Any, axis: Axis, timeout_seconds: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum and the number of examples over an axis of all replicas; for MEAN in double precision.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
+from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
@@ -292,7 +293,7 @@ class StrategyExtended:
             As `ReplicaContext.all_reduce`, and for invalid destinations.
         """
         require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         return self.engine.ops.reduce(
             op, value, destinations, self.engine.merged(options or experimental_hints)
         )
@@ -325,7 +326,7 @@ class StrategyExtended:
             As `reduce_to`.
         """
         require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         return self.engine.ops.batch_reduce(
             op, value_destination_pairs, self.engine.merged(options or experimental_hints)
         )

@@ -1,4 +1,4 @@
-"""One replica's sums over an axis, before the replicas are combined."""
+"""One replica's sums and extremes over an axis, before the replicas are combined."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.runtime import arrays
 from mpistrat.values import ReduceOp
 
 Axis = int | tuple[int, ...]
 
 
-def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """Return the sum over an axis, in the dtype that ``op`` adds in.
+def local_sum(value: Any, axis: Axis, op: Op = ReduceOp.SUM) -> Any:
+    """Return the sum over an axis, for PROD the product, in the dtype that ``op`` adds in.
 
     Raises
     ------
@@ -29,13 +30,55 @@ def local_sum(value: Any, axis: Axis, op: ReduceOp = ReduceOp.SUM) -> Any:
     wide = dtypes.accumulator(array.dtype, op)
     if array.ndim == 0:
         raise ValueError(f"axis {axis} is out of range for a scalar")
-    if type(array) is not np.ndarray:
-        return array.astype(wide, copy=False).sum(axis=axis)
-    return np.asarray(np.sum(array.astype(wide, copy=False), axis=axis))
+    wider = array.astype(wide, copy=False)
+    total = wider.prod(axis=axis) if op is FurtherOp.PROD else wider.sum(axis=axis)
+    return np.asarray(total) if type(array) is np.ndarray else total
+
+
+def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
+    """Return the maximum or minimum over an axis, and the number of examples that it is of.
+
+    Without examples the extreme is the value that no other changes.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `local_sum`.
+    """
+    array = arrays.numpy_or_cupy(value)
+    dtypes.accumulator(array.dtype, op)
+    if array.ndim == 0:
+        raise ValueError(f"axis {axis} is out of range for a scalar")
+    count = examples(array, axis)
+    if count:
+        extreme = array.max(axis=axis) if op is FurtherOp.MAX else array.min(axis=axis)
+    else:
+        shape = array.sum(axis=axis).shape
+        extreme = type(array)(shape, array.dtype)
+        extreme[...] = _neutral(array.dtype, op)
+    return [np.asarray(extreme) if type(array) is np.ndarray else extreme, np.array(count, np.int64)]
+
+
+def _neutral(dtype: np.dtype, op: Op) -> Any:
+    sign = -1 if op is FurtherOp.MAX else 1
+    if dtype.kind not in "iu":
+        return sign * np.inf
+    limits = np.iinfo(dtype)
+    return limits.min if sign < 0 else limits.max
+
+
+def extreme_of_parts(extreme: Any, like: Any) -> Any:
+    """Return the result of MAX or MIN over an axis, in the library of ``like``."""
+    return _given_back(extreme, like)
+
+
+def examples(array: Any, axis: Axis) -> int:
+    """Return the number of elements along one or several axes."""
+    return math.prod(array.shape[i] for i in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 def sum_of_parts(total: Any, like: Any) -> Any:
-    """Return the result of a SUM over an axis, in the dtype and library of ``like``."""
+    """Return the result of SUM or PROD over an axis, in the dtype and library of ``like``."""
     dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
     return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
@@ -43,10 +86,8 @@ def sum_of_parts(total: Any, like: Any) -> Any:
 
 def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
     """Return the sum and the number of examples over an axis."""
-    shape = arrays.numpy_or_cupy(value).shape
     total = local_sum(value, axis, ReduceOp.MEAN)
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    return [total, np.array(math.prod(shape[i] for i in axes), np.int64)]
+    return [total, np.array(examples(arrays.numpy_or_cupy(value), axis), np.int64)]
 
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:

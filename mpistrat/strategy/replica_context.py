@@ -10,6 +10,7 @@ import numpy as np
 
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
+from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.engine import NUMBERS, Engine
 from mpistrat.runtime import arrays
@@ -131,6 +132,7 @@ class ReplicaContext:
         Parameters
         ----------
         reduce_op : ReduceOp or str
+            ``"SUM"``, ``"MEAN"``, ``"MAX"``, ``"MIN"`` or ``"PROD"``.
         value : array, number, IndexedSlices, or nested structure of these
             Shapes and dtypes must be equal on all replicas. Dtypes may be integer, floating point or complex.
             float16 and bfloat16 are added in float32.
@@ -155,9 +157,9 @@ class ReplicaContext:
         if not stack or stack[-1] is not self.mode:
             require_replica_context(self)
         try:
-            op = OPS[reduce_op]
+            op: Op = OPS[reduce_op]
         except (KeyError, TypeError):
-            op = ReduceOp.parse(reduce_op)
+            op = parse_op(reduce_op)
         if type(value) in NUMBERS:
             return self._engine.all_reduce_number(op, value, options)
         # Fast path: an array, or a list of arrays, skips the flattening of a structure.
@@ -172,7 +174,7 @@ class ReplicaContext:
         return self._all_reduce(op, value, options)
 
     @_whole
-    def _all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
+    def _all_reduce(self, op: Op, value: Any, options: CommunicationOptions | None) -> Any:
         engine = self._engine
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
@@ -227,7 +229,7 @@ class ReplicaContext:
         [3, 2, 1, 0]
         """
         require_replica_context(self)
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
@@ -298,7 +300,7 @@ class ReplicaContext:
         array([0., 1., 2., 3., 4.])
         """
         require_replica_context(self)
-        op = ReduceOp.parse(reduce_op)
+        op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
         if merged.algorithm in ("ordered", "exact"):
@@ -343,14 +345,11 @@ class ReplicaContext:
             If this replica context is not the current one.
         """
         require_replica_context(self)
-        return gather(self._strategy, value, axis, options)
+        return gather_on_all(self._engine, value, axis, options)
 
 
-def gather(
-    strategy: context.AnyStrategy, value: Any, axis: int, options: CommunicationOptions | None = None
-) -> Any:
+def gather_on_all(engine: Engine, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
     """Concatenate the values of all replicas leaf by leaf. Collective."""
-    engine = strategy.extended.engine
     topology, seconds = engine.topology, engine.merged(options).timeout_seconds
     if type(value) is np.ndarray:  # fast path: the collective itself compares one array
         return moves.gathered(topology, value, axis, seconds)
@@ -365,6 +364,6 @@ def gather(
     return rebuild([moves.gathered(topology, leaf, axis, seconds) for leaf in leaves])
 
 
-def _own(op: ReduceOp, value: Any) -> Any:
+def _own(op: Op, value: Any) -> Any:
     """Return this replica's component of a value, or this replica's copy of a variable."""
     return component(value) if isinstance(value, Variable) else reducible(op, value)

@@ -8,46 +8,35 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from mpistrat import context, data, nest, representation
 from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers
-from mpistrat.engine import NUMBERS
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.record import flight_record
-from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import ChiefFirst
+from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.random_stream import random_stream
-from mpistrat.strategy.replica_context import gather
 from mpistrat.strategy.scope import Scope
-from mpistrat.values import (
-    OPS,
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-    ReduceOp,
-    ValueContext,
-    component,
-    snapshot,
-)
+from mpistrat.values import PerReplica, ValueContext, component
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.strategy.extended import StrategyExtended
 
 _whole = whole(attrgetter("_extended.engine.topology"))
 
 
-class Strategy(FormerNames):
+class Strategy(Collectives, FormerNames):
     """The replicas of a program and how they work together. Use one of the subclasses.
 
     Parameters
@@ -261,103 +250,7 @@ class Strategy(FormerNames):
         own = stragglers.own(topology.rank)
         return stragglers.compare(topology.all_gather_object(own))
 
-    # --- values ----------------------------------------------------------------------
-
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
-        """Combine the values of all replicas into one value on every replica. Collective.
-
-        Parameters
-        ----------
-        reduce_op : ReduceOp or str
-        value : PerReplica, array, number, or nested structure of these
-            A plain value counts as this replica's. With an ``axis``, a list is one array, as in a `Dataset`. Without,
-            a list is a structure of values.
-        axis : int, tuple of int or None
-            Also reduce over these axes of the value. Their lengths may differ between replicas. The mean is
-            taken over all examples; it is not the mean of the replicas' means.
-
-        Returns
-        -------
-        Any
-            The same structure. Sums over an axis widen small integers as ``numpy.sum`` does. The mean of
-            integers is float64.
-
-        Raises
-        ------
-        ValueError
-            For an unknown op, an axis out of range, or SUM of a Mirrored value. On every replica, if
-            structures, shapes or dtypes differ between replicas.
-        TypeError
-            If a value is not numeric, for SUM of bool, and for a structure other than a list with an axis.
-        RuntimeError
-            In a replica context, or while another strategy is current.
-
-        Examples
-        --------
-        >>> import mpistrat
-        >>> import numpy as np
-        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-        >>> float(strategy.reduce("MEAN", np.array([1.0, 2.0, 6.0]), axis=0))
-        3.0
-        """
-        # Each call of a function costs 60 ns here. The usual arguments are recognised without one.
-        try:
-            op = OPS[reduce_op]
-        except (KeyError, TypeError):
-            op = ReduceOp.parse(reduce_op)
-        if context.local.stack:
-            require_cross_replica(self, "reduce", "use all_reduce of the replica context")
-        if axis is None and type(value) in NUMBERS:
-            return self._extended.engine.all_reduce_number(op, value)
-        if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
-            return self._extended.engine.all_reduce(op, [value])[0]
-        return self._reduce(op, value, axis)
-
-    @_whole
-    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
-        if axis is not None:
-            return reduce_over_axis(self._extended, op, value, axis)
-        leaves, rebuild, form = nest.take_apart(value)
-        if not nest.holds(leaves, DistributedValues):
-            totals = self._extended.engine.all_reduce(op, leaves, None, form)
-            return rebuild(totals) if leaves else value
-        values = self._extended.engine.contributions(op, leaves, form)
-        todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
-        totals = self._extended.engine.all_reduce(op, [values[i] for i in todo], None, form) if todo else []
-        for i, total in zip(todo, totals, strict=True):
-            values[i] = total
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Mirrored):
-                values[i] = snapshot(leaf)
-        return rebuild(values)
-
-    @_whole
-    def gather(self, value: Any, axis: int) -> Any:
-        """Concatenate the values of all replicas along an axis, on every replica. Collective.
-
-        Parameters
-        ----------
-        value : PerReplica, array, or nested structure of these
-            Lengths along ``axis`` may differ. Other lengths and dtypes must be equal on all replicas.
-        axis : int
-
-        Returns
-        -------
-        Any
-            The same structure.
-
-        Raises
-        ------
-        ValueError
-            If a value is a scalar or the axis is out of range. On every replica, if structures differ or
-            shapes do not match.
-        NotImplementedError
-            For IndexedSlices.
-        RuntimeError
-            In a replica context, or while another strategy is current.
-        """
-        require_cross_replica(self, "gather", "use all_gather of the replica context")
-        return gather(self, value, axis)
+    # --- values: `Collectives` combines them -----------------------------------------
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a value in this process, as a tuple of one.

@@ -9,7 +9,6 @@ import numpy as np
 from mpistrat import context
 from mpistrat.runtime.arrays import as_numpy, on_gpu, to_cupy
 from mpistrat.values.array_like import ArrayLike
-from mpistrat.values.enums import ReduceOp
 
 
 class DistributedValues:
@@ -111,11 +110,11 @@ def reducible(op: Any, value: Any) -> Any:
     Raises
     ------
     ValueError
-        For SUM of a mirrored value.
+        For SUM or PROD of a mirrored value.
     """
-    if op is ReduceOp.SUM and isinstance(value, Mirrored):
+    if op.name in ("SUM", "PROD") and isinstance(value, Mirrored):
         raise ValueError(
-            "SUM of a mirrored value: all replicas have the same value already, and the sum would be "
-            "num_replicas_in_sync times as large; use MEAN, or multiply"
+            f"{op.name} of a mirrored value: all replicas have the same value already, which would count "
+            "num_replicas_in_sync times; use MEAN, or do so with the value itself"
         )
     return component(value)

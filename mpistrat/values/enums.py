@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 
+_NAMES = (
+    "'SUM', 'MEAN', 'MAX', 'MIN' or 'PROD'"  # the last three are not of ``tf.distribute``, nor of its enum
+)
+
 
 class VariableSynchronization(enum.Enum):
     """When the copies of a variable are synchronized.
@@ -115,11 +119,11 @@ class ReduceOp(enum.Enum):
         if isinstance(op, str):
             found = OPS.get(op) or OPS.get(op.upper())
             if found is None:
-                raise ValueError(f"{op!r} is not a reduction: use 'SUM' or 'MEAN'")
+                raise ValueError(f"{op!r} is not a reduction: use {_NAMES}")
             return found
         if isinstance(op, VariableAggregation):
             return ReduceOp.from_variable_aggregation(op)
-        raise TypeError(f"a reduction is a ReduceOp, 'SUM' or 'MEAN', not {op!r}")
+        raise TypeError(f"a reduction is a ReduceOp, {_NAMES}, not {op!r}")
 
 
 # The reductions by themselves and by name, for callers that cannot afford a call of `ReduceOp.parse`.

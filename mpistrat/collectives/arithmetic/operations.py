@@ -11,7 +11,7 @@ from mpistrat.values import ReduceOp
 
 
 class FurtherOp(enum.Enum):
-    """Reductions that `CrossDeviceOps` offers in addition to those of `ReduceOp`.
+    """Reductions in addition to those of `ReduceOp`.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from mpistrat.collectives import moves, structures
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, parse_op
+from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
@@ -239,7 +239,5 @@ def mirrored(value: Any) -> Mirrored:
 
 
 def _per_replica(op: Op, value: Any) -> DistributedValues:
-    if op is FurtherOp.PROD and isinstance(value, Mirrored):
-        raise ValueError("PROD of a mirrored value: it is equal on all replicas already")
     own = reducible(op, value)
     return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((own,))

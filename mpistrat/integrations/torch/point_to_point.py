@@ -1,4 +1,4 @@
-"""Messages from one rank to another, and exchanges of many of them."""
+"""Messages from one rank to another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpistrat.collectives.exchange import messages
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, write
 from mpistrat.integrations.torch.work import InFlight
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
-
-_EXCHANGE = 3  # tag, in the communicator in which one collective runs at a time
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
 _left: list[tuple[Any, list[InFlight]]] = []
@@ -41,7 +40,7 @@ class Messages:
         """Begin to send a tensor."""
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
-        requests = [self._comm.Isend(piece, rank, tag) for piece in _pieces(data, self._step)]
+        requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
         return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor]))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
@@ -62,7 +61,7 @@ class Messages:
             )
         in_place = is_in_place(tensor)
         data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
-        pieces = _pieces(data, self._step)
+        pieces = messages(data, self._step)
         peer = self._any_source if rank is None else rank
         requests = [self._comm.Irecv(piece, peer, tag) for piece in pieces]
 
@@ -106,32 +105,6 @@ class _Keep:
 
     def __call__(self, statuses: Sequence[Any]) -> None:
         pass
-
-
-def exchange(
-    topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]
-) -> None:
-    """Send ``sends[rank]`` to each rank, and receive ``receives[rank]`` from it, as bytes; None is not sent.
-
-    The caller holds the collective lock and knows that the lengths fit.
-    """
-    comm, step, rank = topology.world, topology.limits.message_bytes, topology.rank
-    requests = []
-    for other, data in enumerate(receives):
-        if data is not None and other != rank:
-            requests += [comm.Irecv(piece, other, _EXCHANGE) for piece in _pieces(data, step)]
-    for other, data in enumerate(sends):
-        if data is not None and other != rank:
-            requests += [comm.Isend(piece, other, _EXCHANGE) for piece in _pieces(data, step)]
-    own, mine = sends[rank], receives[rank]
-    if own is not None and mine is not None:
-        mine[...] = own
-    mpi.start().Request.Waitall(requests)
-
-
-def _pieces(data: np.ndarray, step: int) -> list[np.ndarray]:
-    """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty."""
-    return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
 
 
 def _in_words(tensor: torch.Tensor) -> str:

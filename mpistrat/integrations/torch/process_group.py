@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CommunicationOptions, all_gather, broadcast, structures
+from mpistrat.collectives.exchange import exchange
 from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
 from mpistrat.integrations.torch.described_group import DescribedGroup
-from mpistrat.integrations.torch.point_to_point import Messages, exchange
+from mpistrat.integrations.torch.point_to_point import Messages
 from mpistrat.integrations.torch.reduce_ops import op_of
 from mpistrat.integrations.torch.reductions import Reductions
 from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_all, write_bytes

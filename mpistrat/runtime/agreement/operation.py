@@ -23,7 +23,15 @@ _BELOW = 30
 
 
 class MismatchError(RuntimeError):
-    """The ranks of a strategy are not all in the same collective. Raised on every rank."""
+    """The ranks of a strategy are not all in the same collective. Raised on every rank.
+
+    Attributes
+    ----------
+    said : tuple of Said
+        The collective of each rank, if all ranks are in step and may go on; else empty.
+    """
+
+    said: tuple[Said, ...] = ()
 
 
 class ValueMismatchError(ValueError, MismatchError):
@@ -114,15 +122,19 @@ def call_site() -> str:
 def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
     lines = _in_groups([each.description + each.place for each in said])
+    error: MismatchError
     if len({each.name for each in said}) == 1:
-        return ValueMismatchError(
+        error = ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
             f"{lines}\nshapes, dtypes and options must be equal on all ranks."
         )
-    return MismatchError(
-        f"rank {rank}: the ranks met in different collectives (collective number {sequence}):\n"
-        f"{lines}\nall ranks must make the same calls in the same order."
-    )
+    else:
+        error = MismatchError(
+            f"rank {rank}: the ranks met in different collectives (collective number {sequence}):\n"
+            f"{lines}\nall ranks must make the same calls in the same order."
+        )
+    error.said = tuple(said)
+    return error
 
 
 def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:

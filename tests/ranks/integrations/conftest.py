@@ -1,10 +1,15 @@
 """The default process group, for all tests of this folder."""
 
+import importlib.util
+
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
 def default_group():
+    if importlib.util.find_spec("torch") is None:
+        yield
+        return
     import torch
 
     import mpistrat.integrations.torch

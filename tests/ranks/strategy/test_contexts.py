@@ -574,7 +574,7 @@ def test_default_strategy_hands_values_back(default):
         lambda op: default.extended.reduce_to(op, 1, "cpu"),
     ):
         with pytest.raises(ValueError):
-            call("MAX")
+            call("LARGEST")
     assert default.experimental_local_results(3) == (3,)
     assert default.experimental_distribute_dataset(value) is value
     contexts = []

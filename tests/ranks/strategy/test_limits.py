@@ -101,6 +101,13 @@ CALLS = {
     "Strategy.experimental_distribute_dataset": lambda case: case.strategy.experimental_distribute_dataset(
         data.Dataset.range(8).batch(2)
     ),
+    "Strategy.all_reduce": lambda case: case.strategy.all_reduce("MAX", {"a": 1.0}),
+    "Strategy.broadcast": lambda case: case.strategy.broadcast({"a": 1.0}),
+    "Strategy.broadcast_object": lambda case: case.strategy.broadcast_object("a"),
+    "Strategy.gather_object": lambda case: case.strategy.gather_object("a"),
+    "Strategy.gather_object to one": lambda case: case.strategy.gather_object("a", dst=0),
+    "Strategy.gather to one": lambda case: case.strategy.gather(np.ones(2), axis=0, dst=0),
+    "Strategy.scatter": lambda case: case.strategy.scatter(np.ones(2)),
     "Strategy.gather": lambda case: case.strategy.gather(np.ones(2), axis=0),
     "Strategy.reduce": lambda case: case.strategy.reduce("SUM", 1.0, axis=None),
     "Strategy.reduce over an axis": lambda case: case.strategy.reduce("SUM", np.ones(3), axis=0),

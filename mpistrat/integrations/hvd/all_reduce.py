@@ -1,0 +1,334 @@
+"""Horovod's all-reduces and reduce-scatters of arrays of any library. Results have no history of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.integrations.hvd.handles import Handle
+from mpistrat.integrations.hvd.job import global_process_set
+from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.reduce_ops import Average, Op, op_of
+from mpistrat.integrations.hvd.reductions import all_reduced, reduce_scattered
+from mpistrat.runtime import arrays
+
+
+def copy_into(target: Any, result: np.ndarray) -> Any:
+    """Write a result into an array that can be written to, of NumPy or PyTorch, and return that.
+
+    Raises
+    ------
+    TypeError
+        If the arrays of the library do not change.
+    """
+    if hasattr(target, "copy_"):
+        target.detach().copy_(arrays.from_host(result, target))
+    elif isinstance(target, np.ndarray):
+        np.copyto(target, result)
+    else:
+        raise TypeError(
+            f"an array of {type(target).__name__} cannot be changed in place: use the call without an underscore at "
+            "the end of its name"
+        )
+    return target
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the combination of the arrays of all ranks. Collective.
+
+    Parameters
+    ----------
+    tensor : array or number
+        Shape and dtype must be equal on all ranks.
+    average : bool, optional
+        Former way to choose between Average and Sum.
+    name : str, optional
+        The ranks compare it.
+    op : Op, optional
+        By default Average. The average of integers is cut to an integer.
+    prescale_factor, postscale_factor : float
+        Factors of the values and of the result.
+    process_set : ProcessSet
+
+    Returns
+    -------
+    array or number
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if names, ops, shapes or dtypes differ between ranks.
+    TypeError
+        If the values cannot be combined.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.allreduce(np.array([1.0, 3.0]), op=hvd.Average)
+    array([1., 3.])
+    """
+    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
+    return arrays.from_host(all_reduced([tensor], *args)[0], tensor)
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Combine the arrays of all ranks in place, as `allreduce`, and return the array. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> total = np.ones(2)
+    >>> hvd.allreduce_(total) is total
+    True
+    """
+    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
+    return copy_into(tensor, all_reduced([tensor], *args)[0])
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Combine arrays as `allreduce`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> float(hvd.synchronize(hvd.allreduce_async(2.0)))
+    2.0
+    """
+    return Handle(
+        allreduce(tensor, None, name, op_of(op, average), prescale_factor, postscale_factor, process_set)
+    )
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Combine arrays in place as `allreduce_`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.synchronize(hvd.allreduce_async_(np.ones(2), op=hvd.Max))
+    array([1., 1.])
+    """
+    return Handle(
+        allreduce_(tensor, None, name, op_of(op, average), prescale_factor, postscale_factor, process_set)
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the combinations of several arrays, in as few messages as possible. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.grouped_allreduce([np.ones(2), np.zeros(1)])
+    [array([1., 1.]), array([0.])]
+    """
+    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
+    totals = all_reduced(tensors, *args)
+    return [arrays.from_host(*each) for each in zip(totals, tensors, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Combine several arrays in place, in as few messages as possible, and return them. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.grouped_allreduce_([np.ones(2)], op=hvd.Min)
+    [array([1., 1.])]
+    """
+    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
+    totals = all_reduced(tensors, *args)
+    return [copy_into(*each) for each in zip(tensors, totals, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Combine several arrays as `grouped_allreduce`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> [float(each) for each in hvd.synchronize(hvd.grouped_allreduce_async([1.0, 2.0]))]
+    [1.0, 2.0]
+    """
+    op = op_of(op, average)
+    return Handle(grouped_allreduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Combine several arrays in place as `grouped_allreduce_`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.synchronize(hvd.grouped_allreduce_async_([np.ones(2)]))
+    [array([1., 1.])]
+    """
+    op = op_of(op, average)
+    return Handle(grouped_allreduce_(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return this rank's rows of the combination of the arrays of all ranks. Collective.
+
+    Of ``n`` rows every rank gets ``n // size``, and the first ``n % size`` ranks get one more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> len(hvd.reducescatter(np.ones(hvd.size())))
+    1
+    """
+    args = name, op_of(op, None), prescale_factor, postscale_factor, process_set
+    return arrays.from_host(reduce_scattered(tensor, *args), tensor)
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Combine and scatter as `reducescatter`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> len(hvd.synchronize(hvd.reducescatter_async(np.ones(hvd.size()))))
+    1
+    """
+    return Handle(reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Combine and scatter several arrays, one after the other, as `reducescatter`. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> [len(each) for each in hvd.grouped_reducescatter([np.ones(hvd.size())])]
+    [1]
+    """
+    return [reducescatter(each, name, op, process_set, prescale_factor, postscale_factor) for each in tensors]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Combine and scatter as `grouped_reducescatter`, and return a handle for `synchronize`. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> [len(each) for each in hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))]
+    [1]
+    """
+    return Handle(grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor))

@@ -1,0 +1,233 @@
+"""The job: its ranks, their places, and its process sets, from `init` on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat.integrations.hvd.process_sets import ProcessSet, ProcessSets, communicator
+from mpistrat.monitor import watchdog
+from mpistrat.runtime.topology import Topology
+
+global_process_set = ProcessSet([])
+_sets: ProcessSets | None = None
+_comms: dict[Any, Any] = {}  # the duplicates of communicators that `init` was given, for all later calls
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Begin to use the ranks of the job. Collective; further calls do nothing until `shutdown`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        By default all ranks that MPI started.
+    process_sets : sequence of ProcessSet, or "dynamic", optional
+        Process sets to begin with. They may be added at any time.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.is_initialized()
+    True
+    """
+    global _sets
+    if _sets is not None:
+        return
+    key = None if comm is None else getattr(comm, "handle", -1)
+    own = _comms.get(key)
+    if own is None:
+        own = _comms[key] = communicator(comm)
+    global_process_set.ranks = list(range(own.size))
+    global_process_set.begin(0, own.rank, own)
+    watchdog.start(global_process_set.topology)
+    _sets = ProcessSets(global_process_set)
+    for each in [] if process_sets in (None, "dynamic") else process_sets or []:
+        assert isinstance(each, ProcessSet)
+        _sets.add(each)
+
+
+def shutdown() -> None:
+    """End the use of the ranks. `init` may be called again.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.shutdown()
+    >>> hvd.is_initialized()
+    False
+    """
+    global _sets
+    if _sets is not None:
+        for each in _sets.others:
+            each.end()
+        global_process_set.end()
+        _sets = None
+
+
+def is_initialized() -> bool:
+    """Return whether `init` was called.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.is_initialized()
+    True
+    """
+    return _sets is not None
+
+
+def process_sets() -> ProcessSets:
+    """Return the process sets of the job.
+
+    Raises
+    ------
+    ValueError
+        Before `init`.
+    """
+    if _sets is None:
+        raise ValueError("Horovod's calls work after hvd.init(), which was not called")
+    return _sets
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Begin to use a process set, and return it. Collective over all ranks.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the ranks differ, do not exist, or are those of a set in use.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> first = hvd.add_process_set([0])
+    >>> float(hvd.allreduce(3.0, op=hvd.Sum, process_set=first)) if first.included() else 3.0
+    3.0
+    >>> hvd.remove_process_set(first)
+    True
+    """
+    sets = process_sets()
+    return sets.add(process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set))
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """End the use of a process set. Collective over all ranks.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.remove_process_set(hvd.global_process_set)
+    False
+    """
+    return process_sets().remove(process_set)
+
+
+# --- places --------------------------------------------------------------------------------------------
+
+
+def topology() -> Topology:
+    """Return the topology of all ranks.
+
+    Raises
+    ------
+    ValueError
+        Before `init`.
+    """
+    process_sets()
+    return global_process_set.topology
+
+
+def size() -> int:
+    """Return the number of ranks.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.rank() < hvd.size()
+    True
+    """
+    return topology().size
+
+
+def rank() -> int:
+    """Return the number of this rank.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.rank() in range(hvd.size())
+    True
+    """
+    return topology().rank
+
+
+def local_size() -> int:
+    """Return the number of ranks on this node: those that share memory.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.local_size() <= hvd.size()
+    True
+    """
+    return int(topology().node.size)
+
+
+def local_rank() -> int:
+    """Return the number of this rank on its node.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.local_rank() in range(hvd.local_size())
+    True
+    """
+    return int(topology().node.rank)
+
+
+def cross_size() -> int:
+    """Return the number of nodes that have a rank with this local rank.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.cross_size() <= hvd.size()
+    True
+    """
+    return int(topology().rail.size)
+
+
+def cross_rank() -> int:
+    """Return the number of this node among those that have a rank with this local rank.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.cross_rank() in range(hvd.cross_size())
+    True
+    """
+    return int(topology().rail.rank)
+
+
+def is_homogeneous() -> bool:
+    """Return whether all nodes have equally many ranks.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.is_homogeneous()
+    True
+    """
+    return len(set(topology().ranks_per_node)) == 1

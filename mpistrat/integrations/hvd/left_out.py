@@ -1,0 +1,27 @@
+"""Names of Horovod that are not provided, and what to use in their place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_INSTEAD = {
+    "elastic": "a batch script that starts the job again, and checkpoints of rank 0 (docs: It hangs, preemption)",
+    "HostsUpdatedInterrupt": "a batch script that starts the job again",
+    "SyncBatchNorm": "torch.nn.SyncBatchNorm after torch.distributed.init_process_group('mpistrat')",
+    "start_timeline": "`mpistrat top`, or the environment variable MPISTRAT_RECORD",
+    "stop_timeline": "`mpistrat top`, or the environment variable MPISTRAT_RECORD",
+    "run": "`mpistrat run -n RANKS program.py`, mpirun or srun",
+    "DistributedGradientTape": "allreduce of the gradients",
+}
+
+
+def explained(module: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` whose error says what to use in place of a name of Horovod."""
+
+    def __getattr__(name: str) -> Any:
+        advice = f": use {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"{module} has no {name!r}{advice}", name=name, obj=sys.modules[module])
+
+    return __getattr__

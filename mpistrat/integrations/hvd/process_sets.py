@@ -1,0 +1,184 @@
+"""Process sets: ranks that make collectives without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
+from mpistrat.runtime.process import mpi
+from mpistrat.runtime.topology import Topology
+
+_TAG = 0  # of the creation of communicators, on the communicator of the job
+
+
+class ProcessSet:
+    """Ranks that make collectives without the others. Give it to `init` or `add_process_set` before use.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Numbers of ranks, as `rank` returns them.
+
+    Attributes
+    ----------
+    process_set_id : int or None
+        The number of the set; None before it is added and after it is removed.
+    ranks : list of int
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> first = hvd.add_process_set([0])
+    >>> first.included(), first.size()
+    (True, 1)
+    >>> hvd.remove_process_set(first)
+    True
+    """
+
+    def __init__(self, ranks: Sequence[int]):
+        if not all(isinstance(each, int) for each in ranks):
+            raise ValueError(f"a ProcessSet is made of the numbers of ranks, not {ranks!r}")
+        self.ranks = sorted(ranks)
+        self.process_set_id: int | None = None
+        self._topology: Topology | None = None
+        self._ops: CrossDeviceOps | None = None
+
+    def begin(self, number: int, own_rank: int, comm: Any) -> None:
+        """Let the set have a communicator, which is None on ranks outside of it. Collective over the set."""
+        self.process_set_id, self._own_rank = number, own_rank
+        if comm is not None:
+            self._topology = Topology.of(comm)
+            self._ops = CollectiveAllReduce().bound_to(self._topology)
+
+    def end(self) -> None:
+        """Forget the communicator, and free it unless it is that of all ranks. Collective over the set."""
+        if self._topology is not None and self.process_set_id:
+            self._topology.parent.Free()  # and with it the topology
+        self.process_set_id = self._topology = self._ops = None
+
+    @property
+    def topology(self) -> Topology:
+        """The topology of the set.
+
+        Raises
+        ------
+        ValueError
+            If the set is not in use, or this rank is not in it.
+        """
+        if self.process_set_id is None:
+            raise ValueError(f"{self} is not in use: call hvd.init(), or hvd.add_process_set(...) first")
+        if self._topology is None:
+            raise ValueError(f"rank {self._own_rank} is not in {self}")
+        return self._topology
+
+    @property
+    def ops(self) -> CrossDeviceOps:
+        """The cross-device ops of the set, where its topology is."""
+        ops = self._ops
+        assert ops is not None
+        return ops
+
+    def size(self) -> int | None:
+        """Return the number of ranks of the set; None if it is not in use."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """Return the rank in this set; None if it is not in use."""
+        return None if self.process_set_id is None else self.topology.rank
+
+    def included(self) -> bool | None:
+        """Return whether this rank is in the set; None if it is not in use."""
+        return None if self.process_set_id is None else self._topology is not None
+
+    def place_of(self, root_rank: int) -> int:
+        """Return the rank in this set of a rank of the job.
+
+        Raises
+        ------
+        ValueError
+            If it is not in the set.
+        """
+        if root_rank not in self.ranks:
+            raise ValueError(f"root_rank {root_rank} is not in {self}")
+        return self.ranks.index(root_rank)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class ProcessSets:
+    """The process sets of a job, the first of which has all ranks.
+
+    Parameters
+    ----------
+    everyone : ProcessSet
+        The set of all ranks, in use.
+    """
+
+    def __init__(self, everyone: ProcessSet):
+        self._everyone = everyone
+        self._sets = {0: everyone}
+        self._made = 0
+
+    @property
+    def others(self) -> list[ProcessSet]:
+        """The sets but the one of all ranks."""
+        return [each for number, each in self._sets.items() if number]
+
+    def add(self, made: ProcessSet) -> ProcessSet:
+        """Begin to use a set. Collective over all ranks.
+
+        Raises
+        ------
+        ValueError
+            If it has a rank that does not exist or one twice, or a set with these ranks is in use.
+        """
+        topology = self._everyone.topology
+        with structures.refusals("add_process_set", topology):
+            if len(set(made.ranks)) < len(made.ranks):
+                raise ValueError(f"a process set must have each of its ranks once: {made}")
+            if not set(made.ranks) <= set(range(topology.size)):
+                raise ValueError(f"{made} has ranks beyond the {topology.size} of the job")
+            if any(each.ranks == made.ranks for each in self.others):
+                raise ValueError(f"a process set of these ranks is in use already: {made}")
+        structures.agree(topology, "add_process_set", tuple(made.ranks))
+        self._made += 1
+        comm = None
+        if topology.rank in made.ranks:
+            parent = topology.parent
+            comm = parent.Create_group(parent.group.Incl(made.ranks), _TAG)
+        made.begin(self._made, topology.rank, comm)
+        self._sets[self._made] = made
+        return made
+
+    def remove(self, unused: ProcessSet) -> bool:
+        """End the use of a set. Collective over all ranks. Return False for the set of all ranks and unknown ones."""
+        number = unused.process_set_id
+        structures.agree(self._everyone.topology, "remove_process_set", number)
+        if not number or self._sets.get(number) is not unused:
+            return False
+        del self._sets[number]
+        unused.end()
+        return True
+
+
+def communicator(comm: Any) -> Any:
+    """Return the communicator of a job: a duplicate of the one that is given, or of all ranks.
+
+    Raises
+    ------
+    TypeError
+        If ``comm`` is not a communicator.
+    """
+    MPI = mpi.start()
+    if comm is None:
+        comm = MPI.COMM_WORLD
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(
+            f"comm must be an intra-communicator of mpi4py, not {comm!r}: for some of the ranks use process_sets"
+        )
+    return comm.Dup()

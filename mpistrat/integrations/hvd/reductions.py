@@ -1,0 +1,123 @@
+"""Reductions of arrays on the host, by Horovod's rules for scales and integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.integrations.hvd import adasum, job
+from mpistrat.integrations.hvd.joining import Substitute, collective
+from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum
+from mpistrat.runtime import arrays
+
+_OPTIONS = CommunicationOptions()
+
+
+def named(name: str | None) -> str | None:
+    """Return what the ranks compare of the name that a program gives a collective."""
+    return None if name is None else f"named {name}"
+
+
+def all_reduced(
+    values: Sequence[Any],
+    name: str | None,
+    op: Op,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[np.ndarray]:
+    """Return the combinations of arrays of any library over the ranks of a set, as NumPy arrays."""
+    topology = process_set.topology
+    form = named(name)
+    with structures.refusals("allreduce", topology):
+        hosts = [arrays.to_host(each) for each in values]
+        if op is Adasum:
+            adasum.check(topology, hosts)
+        for each in hosts:
+            dtypes.accumulator(each.dtype, OWN.get(op, OWN[Sum]))
+        sent = [_scaled(_wide(each, op), prescale_factor) for each in hosts]
+    described = [(each.dtype, each.shape) for each in sent]
+    substitute: Substitute | None = (_without_data, (op, described, form)) if op in _NEUTRAL else None
+    totals = collective(process_set, "allreduce", lambda: _reduce(process_set, op, sent, form), substitute)
+    return [
+        np.asarray(_scaled(_divided(total, op, sent, topology.size), postscale_factor), host.dtype)
+        for total, host in zip(totals, hosts, strict=True)
+    ]
+
+
+_NEUTRAL = (Sum, Average, Adasum)  # reductions in which zeros of a rank that has joined change no sum
+
+
+def _reduce(process_set: ProcessSet, op: Op, sent: list[np.ndarray], form: str | None) -> list[np.ndarray]:
+    if op is Adasum:
+        return adasum.adasum(process_set.topology, sent, form)
+    return process_set.ops.all_reduce(_own(op, sent), sent, _OPTIONS, form)
+
+
+def _own(op: Op, sent: Sequence[np.ndarray]) -> Any:
+    """Return the reduction that the ranks make."""
+    return OWN[Sum if _divides_after(op, sent) else op]
+
+
+def _divides_after(op: Op, sent: Sequence[np.ndarray]) -> bool:
+    """Return whether a mean is a sum that is divided after it: there are integers, whose mean is an integer, too."""
+    return op is Average and any(each.dtype.kind in "iu" for each in sent)
+
+
+def _without_data(op: Op, described: Sequence[tuple[np.dtype, tuple[int, ...]]], form: str | None) -> None:
+    """Take part in an all-reduce, on a rank that has joined."""
+    _reduce(job.global_process_set, op, [np.zeros(shape, dtype) for dtype, shape in described], form)
+
+
+def reduce_scattered(
+    value: Any,
+    name: str | None,
+    op: Op,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> np.ndarray:
+    """Return this rank's rows of the combination of arrays of any library, as a NumPy array."""
+    topology = process_set.topology
+    with structures.refusals("reducescatter", topology):
+        if op is Adasum:
+            raise NotImplementedError("reducescatter by Adasum is not provided: use allreduce, or op=Average")
+        host = arrays.to_host(value)
+        dtypes.accumulator(host.dtype, OWN[op])
+        reduce_scatter.rows_of_ranks(host, 1)
+        sent = _scaled(_wide(host, op), prescale_factor)
+
+    def make() -> np.ndarray:
+        if name is not None:
+            structures.agree(topology, "reducescatter", named(name))
+        return reduce_scatter.reduce_scatter(topology, _own(op, [sent]), sent)
+
+    total = _divided(collective(process_set, "reducescatter", make), op, [sent], topology.size)
+    return _scaled(total, postscale_factor).astype(host.dtype, copy=False)
+
+
+def _wide(host: np.ndarray, op: Op) -> np.ndarray:
+    """Return integers of which the mean is asked for in a dtype whose sum does not overflow."""
+    return host.astype(np.int64) if op is Average and host.dtype.kind in "iu" else host
+
+
+def _divided(total: np.ndarray, op: Op, sent: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """Return what is still to be divided, integers cut to an integer; other results as they are."""
+    if not _divides_after(op, sent):
+        return total
+    return (total - np.fmod(total, size)) // size if total.dtype.kind in "iu" else divide(total, size)
+
+
+def _scaled(host: np.ndarray, factor: float) -> np.ndarray:
+    """Return an array multiplied by a factor: integers in float64, half precision in float32."""
+    if factor == 1.0:
+        return host
+    wide = np.float64 if host.dtype.kind in "iu" else dtypes.accumulator(host.dtype, OWN[Sum])
+    with np.errstate(all="ignore"):  # overflow gives infinity, as in a sum
+        return (host.astype(wide, copy=False) * np.dtype(wide).type(factor)).astype(host.dtype)

@@ -1,0 +1,278 @@
+"""Collectives of tensors through which gradients flow back, by Horovod's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum, op_of
+from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
+
+_all = job.global_process_set
+
+Tensors = Sequence[Tensor]
+
+
+class _Collective(torch.autograd.Function):
+    """A collective, and another one for the gradients of its results."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Callable[..., Any], back: Callable[..., Any], *tensors: Tensor) -> Any:
+        ctx.back = back
+        return tuple(make([each.detach() for each in tensors]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return (None, None, *ctx.back([each.contiguous() for each in gradients]))
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = _all,
+) -> Tensor:
+    """Return the combination of the tensors of all ranks. Collective.
+
+    Arguments are those of `mpistrat.integrations.hvd.allreduce`, and ``compression``, the dtype that is sent. The
+    gradient is combined in the same way.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> hvd.allreduce(torch.ones(2))
+    tensor([1., 1.])
+    """
+    op = op_of(op, average)
+    return grouped_allreduce(
+        [tensor], None, name, compression, op, prescale_factor, postscale_factor, process_set
+    )[0]
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = _all,
+) -> list[Tensor]:
+    """Return the combinations of several tensors, in as few messages as possible. Collective.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> hvd.grouped_allreduce([torch.ones(2), torch.zeros(1)])
+    [tensor([1., 1.]), tensor([0.])]
+    """
+    op = op_of(op, average)
+    scales = prescale_factor, postscale_factor
+    pairs = [compression.compress(each) for each in tensors]
+
+    def make(values: Tensors) -> list[Tensor]:
+        return all_reduce.grouped_allreduce(values, None, name, op, *scales, process_set)
+
+    def back(gradients: Tensors) -> list[Tensor]:
+        return all_reduce.grouped_allreduce(gradients, None, None, op, *scales, process_set)
+
+    totals = _Collective.apply(make, back, *[each for each, _ in pairs])
+    return [compression.decompress(total, ctx) for total, (_, ctx) in zip(totals, pairs, strict=True)]
+
+
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = _all) -> Tensor:
+    """Return the rows of the tensors of all ranks, in the order of ranks. Collective.
+
+    The gradient is the average of the ranks' gradients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> len(hvd.allgather(torch.ones(2, 3))) == 2 * hvd.size()
+    True
+    """
+    lengths: list[int] = []
+
+    def make(values: Tensors) -> list[Tensor]:
+        whole = moves.allgather(values[0], name, process_set)
+        if tensor.requires_grad:
+            lengths[:] = moves.allgather_object(len(tensor), None, process_set)
+        return [whole]
+
+    def back(gradients: Tensors) -> Tensors:
+        (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
+        return [torch.split(mean, lengths)[process_set.topology.rank]]
+
+    return _Collective.apply(make, back, tensor)[0]
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = _all
+) -> list[Tensor]:
+    """Gather several tensors, one after the other, as `allgather`. Collective.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> len(hvd.grouped_allgather([torch.ones(2), torch.zeros(3)]))
+    2
+    """
+    return [allgather(each, name, process_set) for each in tensors]
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all
+) -> Tensor:
+    """Return the tensor of one rank on every rank. Collective.
+
+    The gradient of that rank is the average of the ranks' gradients; that of other ranks is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> hvd.broadcast(torch.tensor(5), root_rank=0)
+    tensor(5)
+    """
+
+    def make(values: Tensors) -> list[Tensor]:
+        return [moves.broadcast(values[0], root_rank, name, process_set)]
+
+    def back(gradients: Tensors) -> Tensors:
+        (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
+        return [mean if job.rank() == root_rank else torch.zeros_like(mean)]
+
+    return _Collective.apply(make, back, tensor)[0]
+
+
+def alltoall(
+    tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = _all
+) -> Any:
+    """Send consecutive rows to rank 0, 1, and so on, and return the rows that came. Collective.
+
+    With ``splits`` also return how many rows came from each rank. The gradient goes back the same way.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()
+    True
+    """
+    equal = [len(tensor) // process_set.topology.size] * process_set.topology.size if tensor.dim() else None
+    received = torch.tensor(equal if splits is None else [], dtype=torch.int32)
+
+    def make(values: Tensors) -> list[Tensor]:
+        nonlocal received
+        found = moves.alltoall(values[0], splits, name, process_set)
+        if splits is None:
+            return [found]
+        received = torch.as_tensor(found[1])
+        return [found[0]]
+
+    def back(gradients: Tensors) -> Tensors:
+        return [moves.alltoall(gradients[0], received, None, process_set)[0]]
+
+    (result,) = _Collective.apply(make, back, tensor)
+    return result if splits is None else (result, received)
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = _all,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Return this rank's rows of the combination of the tensors of all ranks. Collective.
+
+    Of ``n`` rows every rank gets ``n // size``, and the first ``n % size`` ranks get one more. The gradients are
+    gathered.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> len(hvd.reducescatter(torch.ones(hvd.size())))
+    1
+    """
+    sent, ctx = compression.compress(tensor)
+
+    def make(values: Tensors) -> list[Tensor]:
+        return [all_reduce.reducescatter(values[0], name, op, process_set, prescale_factor, postscale_factor)]
+
+    def back(gradients: Tensors) -> Tensors:
+        factor = prescale_factor * postscale_factor * (process_set.topology.size if op is Sum else 1)
+        return [moves.allgather(gradients[0] * factor, None, process_set)]
+
+    return compression.decompress(_Collective.apply(make, back, sent)[0], ctx)
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = _all,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """Combine and scatter several tensors, one after the other, as `reducescatter`. Collective.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> [len(each) for each in hvd.grouped_reducescatter([torch.ones(hvd.size())])]
+    [1]
+    """
+    scales = prescale_factor, postscale_factor
+    return [reducescatter(each, name, compression, op, process_set, *scales) for each in tensors]
+
+
+def sparse_allreduce_async(
+    tensor: Tensor, name: str | None, op: Op, process_set: ProcessSet = _all
+) -> Callable[[], Tensor]:
+    """Return a function that returns the sum or average of the sparse tensors of all ranks. Collective.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "rows", hvd.Average)().to_dense()[1]  # doctest: +SKIP
+    tensor([0., 1.])
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse tensors are combined by Sum or Average, not {op.name}: make them dense")
+    own = tensor.detach().coalesce()
+    indices = moves.allgather(own.indices().t().contiguous(), name, process_set)
+    values = moves.allgather(own.values(), name, process_set)
+    if op is Average:
+        values = values / process_set.topology.size
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.size())
+    return lambda: total

@@ -1,0 +1,254 @@
+"""The optimizer that combines the gradients of all ranks before it changes the weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpistrat.integrations.hvd import all_reduce, job
+from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.reduce_ops import Adasum, Average, Op
+from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
+from mpistrat.integrations.hvd.torch.gradients import sparse_allreduce_async
+from mpistrat.integrations.hvd.torch.groups import grouped
+from mpistrat.integrations.hvd.torch.named_parameters import names_of
+from mpistrat.integrations.hvd.torch.passes import Passes
+from mpistrat.integrations.hvd.torch.start_values import abbreviated
+
+
+class _Distributed:
+    """The methods that an optimizer has in addition to those of its class."""
+
+    param_groups: list[dict[str, Any]]
+    _parameter_names: dict[Tensor, str]
+    _passes: Passes
+    _compression: type[Compressor]
+    _op: Op
+    _predivide: float
+    _groups: int | Sequence[Sequence[Tensor]] | None
+    _sparse_as_dense: bool
+    _process_set: ProcessSet
+    _synchronized = False
+    _should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set the number of backward passes whose gradients are added before a step."""
+        self._passes.per_step = passes
+
+    def _updated(self) -> list[Tensor]:
+        """Return the parameters with gradients, in the order that is equal on all ranks."""
+        named, parameters = self._parameter_names, [p for group in self.param_groups for p in group["params"]]
+        for p in parameters:
+            if p.requires_grad and p not in named:  # of a group that was added
+                named[p] = f"allreduce.noname.{len(named)}"
+        return [p for p in parameters if p in named]
+
+    def synchronize(self) -> None:
+        """Combine the gradients of all ranks. `step` does it, unless it is in `skip_synchronize`. Collective."""
+        self._synchronized = True
+        self._passes.clear()
+        if not self._process_set.included() or self._process_set.topology.size == 1:
+            return
+        parameters = self._updated()
+        for p in parameters:
+            if p.grad is None:  # another rank may have computed it
+                p.grad = torch.zeros_like(p)
+            if p.grad.is_sparse and self._sparse_as_dense:
+                p.grad = p.grad.to_dense()
+        for p in parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = sparse_allreduce_async(
+                    p.grad, self._parameter_names[p], self._op, self._process_set
+                )()
+        for group in grouped([p for p in parameters if not self._is_sparse(p)], self._groups):
+            self._reduce(group)
+
+    @staticmethod
+    def _is_sparse(p: Tensor) -> bool:
+        return p.grad is not None and p.grad.is_sparse
+
+    def _reduce(self, parameters: list[Tensor]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        pairs = [self._compression.compress(each) for each in gradients]
+        name = "gradients of " + abbreviated([self._parameter_names[p] for p in parameters])
+        totals = all_reduce.grouped_allreduce(
+            [sent for sent, _ in pairs],
+            name=name,
+            op=self._op,
+            prescale_factor=1 / self._predivide,
+            postscale_factor=self._predivide,
+            process_set=self._process_set,
+        )
+        for gradient, total, (_, ctx) in zip(gradients, totals, pairs, strict=True):
+            gradient.copy_(self._compression.decompress(total, ctx))
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Context in which `step` does not combine gradients, since `synchronize` has done so."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combine the gradients of all ranks and change the weights. Collective.
+
+        Raises
+        ------
+        NotImplementedError
+            With a closure on several ranks: its gradients would not be combined.
+        """
+        refuse_closure(closure, self._process_set)
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): gradients are combined twice",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)  # type: ignore[misc]  # of the optimizer
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self._passes.clear()
+        super().zero_grad(set_to_none)  # type: ignore[misc]  # of the optimizer
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of the optimizer."""
+        self._passes.clear()
+        self._synchronized = False
+        super().load_state_dict(state_dict)  # type: ignore[misc]  # of the optimizer
+
+
+class _DistributedAdasum(_Distributed):
+    """Each rank makes a step of its own, and the differences that these make are combined by Adasum."""
+
+    def synchronize(self) -> None:
+        """Do nothing: `step` combines."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raise AssertionError: every step is combined."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step, and combine with those of all ranks. Collective."""
+        refuse_closure(closure, self._process_set)
+        self._passes.clear()
+        parameters = self._updated()
+        starts = [p.detach().clone() for p in parameters]
+        super(_Distributed, self).step(closure)  # type: ignore[misc]  # of the optimizer
+        with torch.no_grad():
+            pairs = [
+                self._compression.compress(p.detach() - start)
+                for p, start in zip(parameters, starts, strict=True)
+            ]
+            name = "steps of " + abbreviated([self._parameter_names[p] for p in parameters])
+            totals = all_reduce.grouped_allreduce([sent for sent, _ in pairs], name=name, op=Adasum)
+            for p, start, total, (_, ctx) in zip(parameters, starts, totals, pairs, strict=True):
+                p.copy_(start + self._compression.decompress(total, ctx))
+
+
+def refuse_closure(closure: Callable[[], Any] | None, process_set: ProcessSet) -> None:
+    """Raise if a step on several ranks has a closure.
+
+    Raises
+    ------
+    NotImplementedError
+        If so.
+    """
+    if closure is not None and process_set.included() and process_set.topology.size > 1:
+        raise NotImplementedError(
+            "step(closure) on several ranks: the gradients of the closure would not be combined; call the closure, "
+            "and then step()"
+        )
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = job.global_process_set,
+) -> Any:
+    """Return an optimizer that combines the gradients of all ranks before each step.
+
+    It is of a class derived from that of ``optimizer``, and shares its parameters and state. All gradients of a step
+    are combined by one call in `step`, in the order of the parameters: the order in which they were computed, and
+    parameters that have no gradient on some ranks, do not matter.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    named_parameters : iterable of (str, Tensor), optional
+        ``model.named_parameters()``. The ranks compare the names.
+    compression : type of Compressor
+        The dtype that is sent.
+    backward_passes_per_step : int
+        How many backward passes add to the gradients before each step.
+    op : Op
+        Average, Sum, Min, Max, Product, or Adasum, which combines the steps of the ranks instead of gradients.
+    gradient_predivide_factor : float
+        Gradients are divided by it before they are added, and multiplied after it.
+    num_groups, groups : int or list of lists of Tensor, optional
+        How many messages, or which parameters go together; by default all. The first is the former name.
+    sparse_as_dense : bool
+        Whether sparse gradients are made dense.
+    process_set : ProcessSet
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        With `synchronize`, `skip_synchronize` and `set_backward_passes_per_step`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is wrong, or names are missing or not unique.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> optimizer.step()
+    """
+    if not isinstance(op, Op):
+        raise ValueError(f"op must be one of the reductions of this module, not {op!r}")
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if op is Adasum and process_set is not job.global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets: use op=Average")
+    several = job.size() > 1
+    kind = _DistributedAdasum if op is Adasum and several else _Distributed
+    made: Any = object.__new__(type(type(optimizer).__name__, (kind, type(optimizer)), {}))
+    # A scheduler of learning rates replaces `step` of the object.
+    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    made._parameter_names = names_of(optimizer, named_parameters)
+    made._compression, made._op, made._predivide = compression, op, gradient_predivide_factor
+    made._groups = (num_groups or None) if groups is None else groups
+    made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
+    made._passes = Passes(
+        made._parameter_names if several and process_set.included() else (), backward_passes_per_step
+    )
+    return made

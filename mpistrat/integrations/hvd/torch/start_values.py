@@ -1,0 +1,141 @@
+"""Broadcasts of weights and of the state of optimizers, so that all ranks begin alike."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from mpistrat import nest
+from mpistrat.collectives import broadcast, structures
+from mpistrat.integrations.hvd import job, moves
+from mpistrat.integrations.hvd.all_reduce import copy_into
+from mpistrat.runtime import arrays
+
+
+class _Described:
+    """The dtype and shape of a tensor, in its place."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+
+
+class _Named(NamedTuple):
+    names: list[str]
+    tensors: list[torch.Tensor]
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrite tensors with those of one rank. Collective.
+
+    Parameters
+    ----------
+    params : dict, or iterable of tensors or of (name, tensor)
+        For example ``model.state_dict()`` or ``model.named_parameters()``. The ranks compare the names.
+    root_rank : int
+
+    Raises
+    ------
+    ValueError
+        If ``params`` is something else.
+    MismatchError
+        On every rank, if names, shapes or dtypes differ between ranks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)
+    """
+    with structures.refusals("broadcast_parameters", job.topology()):
+        names, tensors = _named(params)
+    _broadcast(tensors, root_rank, abbreviated(names))
+
+
+def abbreviated(names: list[str]) -> str:
+    """Return names as one text that is short and differs if the names differ.
+
+    Examples
+    --------
+    >>> abbreviated(["a", "b"]), abbreviated([f"layer{i}" for i in range(9)])
+    ('a, b', 'layer0, ..., layer8 (9 names, checksum 46d44bda)')
+    """
+    if len(names) <= 3:
+        return ", ".join(names)
+    checksum = zlib.crc32("\n".join(names).encode())
+    return f"{names[0]}, ..., {names[-1]} ({len(names)} names, checksum {checksum:08x})"
+
+
+def _named(params: Any) -> _Named:
+    if isinstance(params, Mapping):
+        params = sorted(params.items())
+    elif not isinstance(params, Iterable) or isinstance(params, torch.Tensor):
+        raise ValueError(f"params must be a dict or a list of tensors, not {type(params).__name__}")
+    pairs = [each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(params)]
+    for name, each in pairs:
+        if not isinstance(each, torch.Tensor):
+            raise ValueError(f"{name!r} of params is not a tensor but {each!r}: use broadcast_object")
+    return _Named([str(name) for name, _ in pairs], [each for _, each in pairs])
+
+
+def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
+    topology = job.topology()
+    with structures.refusals("broadcast_parameters", topology):
+        root = job.global_process_set.place_of(root_rank)
+        hosts = [arrays.to_host(each) for each in tensors]
+    found = broadcast.broadcast(topology, hosts, f"named {name}", root=root)
+    if topology.rank != root:
+        with torch.no_grad():
+            for tensor, host in zip(tensors, found, strict=True):
+                copy_into(tensor, host)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Give an optimizer the state and options of that of one rank. Collective.
+
+    Nothing is changed on ``root_rank``, and no step is made. Other ranks need no state of their own.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Also one of `DistributedOptimizer`.
+    root_rank : int
+    model : torch.nn.Module, optional
+        Not used.
+
+    Raises
+    ------
+    ValueError
+        For ``torch.optim.LBFGS``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> hvd.init()
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1 * (hvd.rank() + 1))
+    >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    >>> optimizer.param_groups[0]["lr"]
+    0.1
+    """
+    with structures.refusals("broadcast_optimizer_state", job.topology()):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("cannot broadcast torch.optim.LBFGS state: use broadcast_object(state_dict())")
+    own, rebuild = nest.flatten(optimizer.state_dict())
+    is_root = job.rank() == root_rank
+    skeleton = rebuild([_Described(leaf) if torch.is_tensor(leaf) else leaf for leaf in own])
+    skeleton = moves.broadcast_object(skeleton if is_root else None, root_rank)
+    leaves, rebuild = nest.flatten(skeleton)
+    if is_root:
+        state = [leaf for leaf in own if torch.is_tensor(leaf)]
+    else:
+        state = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves if isinstance(leaf, _Described)]
+    _broadcast(state, root_rank, "the state of an optimizer")
+    if not is_root:
+        tensors = iter(state)
+        optimizer.load_state_dict(
+            rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
+        )
