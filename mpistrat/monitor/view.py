@@ -15,10 +15,7 @@ from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
-_SECOND_LOOK = (
-    1.0,
-    2.0,
-)  # seconds for threads that seem not to run, at least and most: a busy machine delays them
+_SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
 _MISSED = 2  # heartbeats
 
 
@@ -73,8 +70,7 @@ def look(records: Sequence[Record]) -> View:
     records = [read.read(each.path) or each for each in records]
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
     if silent:
-        least, most = _SECOND_LOOK
-        time.sleep(min(most, max(least, 2 * max(each.beat_every for each in records))))
+        time.sleep(min(_SECOND_LOOK, 2 * _MISSED * max(each.beat_every for each in records)))
         records = [read.read(each.path) or each for each in records]
         silent &= {each.key for each in records if _is_silent(each)}
     own = links.look([each.rank for each in records])

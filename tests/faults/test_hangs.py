@@ -60,9 +60,11 @@ def told(text):
 def test_the_ranks_and_the_causes(jobs):
     ended, folder = jobs[tuple(CAUSES)].result()
     assert ended.status == 0, str(ended)
-    # A fault may end while its second report is made: the first ones count.
+    # A fault may end while its second report is made: the first ones count. On a busy machine the first strategy may
+    # take so long to make that this is reported, too.
     reports = sorted(folder.glob("hang-*-1-*"), key=lambda path: path.stat().st_mtime_ns)
-    found = [each for path in reports for each in told(path.read_text())]
+    texts = [path.read_text() for path in reports]
+    found = [each for text in texts if "the creation of a strategy" not in text for each in told(text)]
     assert found == [(f"rank {CULPRIT}", each) for each in CAUSES.values()], str(ended)
 
 
@@ -71,7 +73,7 @@ def test_every_report_is_printed_once(jobs):
     paths = list(folder.glob("hang-*"))
     assert len(paths) >= len(CAUSES)
     assert all(ended.output.count(f"This report is in {path}.") == 1 for path in paths), str(ended)
-    assert ended.output.count("mpistrat, rank 0:") == len(paths)
+    assert ended.output.count("where all ranks are:") == len(paths)
 
 
 def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
