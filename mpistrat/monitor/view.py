@@ -71,8 +71,9 @@ def look(records: Sequence[Record]) -> View:
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
     if silent:
         time.sleep(min(_SECOND_LOOK, 2 * _MISSED * max(each.beat_every for each in records)))
+        before = {each.key: each.heartbeat for each in records}
         records = [read.read(each.path) or each for each in records]
-        silent &= {each.key for each in records if _is_silent(each)}
+        silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     own = links.look([each.rank for each in records])
     return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
 
