@@ -16,6 +16,7 @@ from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
+_POLL = 0.1  # seconds
 _MISSED = 2  # heartbeats
 
 
@@ -69,9 +70,10 @@ def look(records: Sequence[Record]) -> View:
     found = stacks.ask(records)
     records = [read.read(each.path) or each for each in records]
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
-    if silent:
-        time.sleep(min(_SECOND_LOOK, 2 * _MISSED * max(each.beat_every for each in records)))
-        before = {each.key: each.heartbeat for each in records}
+    before = {each.key: each.heartbeat for each in records}
+    end = time.monotonic() + _SECOND_LOOK
+    while silent and time.monotonic() < end:
+        time.sleep(_POLL)
         records = [read.read(each.path) or each for each in records]
         silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     own = links.look([each.rank for each in records])
