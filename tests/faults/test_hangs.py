@@ -42,7 +42,7 @@ def jobs(run_ranks, tmp_path_factory):
             limit=100,
             CULPRIT=str(CULPRIT),
             MPISTRAT_HANG_SECONDS="1.5",
-            MPISTRAT_HANG_ABORT_SECONDS="4" if names == ("order",) else "0",
+            MPISTRAT_HANG_ABORT_SECONDS="8" if names == ("order",) else "0",
             MPISTRAT_RECORD_DIR=str(folder),
         )
         return ended, folder
@@ -60,9 +60,13 @@ def told(text):
 def test_the_ranks_and_the_causes(jobs):
     ended, folder = jobs[tuple(CAUSES)].result()
     assert ended.status == 0, str(ended)
-    # A fault may end while its second report is made: the first ones count.
-    reports = sorted(folder.glob("hang-*-1-*"), key=lambda path: path.stat().st_mtime_ns)
-    found = [each for path in reports for each in told(path.read_text())]
+    # A fault may end while its second report is made: the first ones count. On a busy machine the first strategy may
+    # take so long to make that this is reported, too.
+    first = {}
+    for path in sorted(folder.glob("hang-*"), key=lambda path: path.stat().st_mtime_ns):
+        first.setdefault(tuple(path.name.split("-")[1:3]), path.read_text())
+    texts = [text for text in first.values() if "the creation of a strategy" not in text]
+    found = [each for text in texts for each in told(text)]
     assert found == [(f"rank {CULPRIT}", each) for each in CAUSES.values()], str(ended)
 
 
@@ -71,7 +75,7 @@ def test_every_report_is_printed_once(jobs):
     paths = list(folder.glob("hang-*"))
     assert len(paths) >= len(CAUSES)
     assert all(ended.output.count(f"This report is in {path}.") == 1 for path in paths), str(ended)
-    assert ended.output.count("mpistrat, rank 0:") == len(paths)
+    assert ended.output.count("where all ranks are:") == len(paths)
 
 
 def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
@@ -121,8 +125,8 @@ import time
 import numpy as np
 import mpistrat
 strategy = mpistrat.MultiWorkerMirroredStrategy()
-for step in range(4):
-    time.sleep(1 if strategy.comm.rank == step % 2 else 0.01)
+for step in range(2):
+    time.sleep(3 if strategy.comm.rank == step % 2 else 0.01)
     strategy.reduce("SUM", np.ones(3), axis=None)
 """
 
