@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ class _PythonLike(click.Command):
                 break
             if each == "--" or not each.startswith("-"):
                 break
-            position += 2 if each in ("-n", "--mpi") else 1
+            position += 2 if each in ("-n", "--mpi", "--trace") else 1
         return super().parse_args(ctx, args)
 
 
@@ -40,6 +41,7 @@ class _PythonLike(click.Command):
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option("--mpi", type=click.Choice(["openmpi", "mpich"]), help="Refuse to use another MPI than this.")
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
+@click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -49,6 +51,7 @@ def command(
     module: str | None,
     mpi: str | None,
     bind: bool,
+    trace: str | None,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> None:
@@ -70,6 +73,8 @@ def command(
     else:
         raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
     environ = without_launcher(os.environ)
+    if trace is not None:
+        environ["MPISTRAT_TRACE"] = _writable(trace)
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,
@@ -83,6 +88,17 @@ def command(
         return
     sys.stdout.flush()
     sys.exit(running_job.run(job, environ))
+
+
+def _writable(directory: str) -> str:
+    """Return the absolute path of a directory, which is made if it does not exist."""
+    path = Path(directory).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return str(path)
+    except OSError as error:
+        raise click.UsageError(f"--trace {directory} cannot be written: {error.strerror}") from None
 
 
 def _show(job: Job) -> None:
