@@ -28,8 +28,8 @@ class Merged:
 
     Attributes
     ----------
-    ranks : dict of int to int
-        The node of each rank that has a track.
+    ranks : dict of int to tuple of int
+        The node and the track of each rank.
     slices : dict
         For each track the slices (name, begin, end, category, arguments), in the order of their beginnings.
     flows : dict
@@ -41,13 +41,13 @@ class Merged:
         with opener(path, "rt", encoding="utf-8") as file:
             self.whole: dict[str, Any] = json.load(file)
         events = self.whole["traceEvents"]
-        self.ranks: dict[int, int] = {}
+        self.ranks: dict[int, tuple[int, int]] = {}
         self.slices: dict[tuple[int, int], list[Any]] = defaultdict(list)
         self.flows: dict[int, list[Any]] = defaultdict(list)
         nodes, names = {}, {}
         for event in events:
             assert set(event) - {"args"} == REQUIRED[event["ph"]] - {"args"} | {"ph"}, event
-            assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+            assert {type(event["pid"]), type(event["tid"])} == {int}
             track = event["pid"], event["tid"]
             if event["ph"] == "M":
                 if event["name"] == "process_name":
@@ -65,11 +65,13 @@ class Merged:
             elif event["ph"] in "stf":
                 self.flows[event["id"]].append(event)
         for (pid, tid), name in names.items():
-            if name == f"rank {tid}":
-                assert tid not in self.ranks, f"rank {tid} has two tracks"
-                self.ranks[tid] = pid
+            if "thread" not in name:
+                rank = int(name.removeprefix("rank "))
+                assert tid not in nodes, "a thread has the number of a process: Perfetto would mix them"
+                assert rank not in self.ranks, f"rank {rank} has two tracks"
+                self.ranks[rank] = pid, tid
         assert set(nodes) == {pid for pid, _ in names}
-        assert len(set(names.values())) == len(names)
+        assert len(set(names.values())) == len({tid for _, tid in names}) == len(names)
         self._check_nesting()
         self._check_flows()
 
@@ -114,7 +116,7 @@ class Merged:
 
     def of_rank(self, rank: int) -> list[Any]:
         """The slices of a rank."""
-        return self.slices[self.ranks[rank], rank]
+        return self.slices[self.ranks[rank]]
 
     def check_clocks(self, most: float) -> None:
         """Check that no rank leaves a barrier before another has come, but for some microseconds."""

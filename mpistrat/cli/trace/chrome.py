@@ -14,7 +14,9 @@ from typing import Any, TextIO
 from mpistrat.cli.trace.spans import Call, Track
 from mpistrat.runtime import atomic_file
 
-_THREAD = 1 << 20  # ranks are fewer
+# The number of a thread: that of the rank behind a digit. Perfetto takes thread 0 for an idle core, and a thread with
+# the number of a process for a thread of that.
+_THREAD = 1_000_000
 
 
 def write(path: Path, tracks: Sequence[Track], facts: dict[str, Any]) -> int:
@@ -52,7 +54,7 @@ def _write(file: TextIO, tracks: Sequence[Track], facts: dict[str, Any]) -> int:
     flows: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
     named = set()
     for track in tracks:
-        pid, tid = nodes[track.host], track.rank + _THREAD * track.thread
+        pid, tid = nodes[track.host], track.rank + _THREAD * (track.thread + 1)
         if (pid, tid) not in named:
             named.add((pid, tid))
             thread = f", thread {track.thread}" if track.thread else ""

@@ -20,6 +20,7 @@ _EVENT = np.dtype(
         ("place", "u4"), ("nbytes", "i8"), ("began", "f8"), ("met", "f8"), ("ended", "f8"),
     ]
 )  # fmt: skip
+_MOST_RANKS = 1_000_000
 assert _EVENT.itemsize == layout.EVENT.size
 
 
@@ -111,7 +112,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
     capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
     times = seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]
-    if capacity < 1 or written < 0 or not np.isfinite(times).all() or not 0 <= words[Word.RANK] < 1 << 20:
+    if capacity < 1 or written < 0 or not np.isfinite(times).all() or not 0 <= words[Word.RANK] < _MOST_RANKS:
         raise NotATraceError(f"{path} is damaged")
     there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
     ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)

@@ -9,6 +9,8 @@ from typing import Any
 from mpistrat.cli.trace.spans import MEET, PHASES, Span, Track, shares
 
 _MOST_COLLECTIVES = 10
+# What gives its values to other ranks before it returns. Others only compare what they were given.
+_MOVES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce_scatter")
 
 
 def summary(tracks: Sequence[Track]) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def _collectives(tracks: Sequence[Track]) -> tuple[list[dict[str, Any]], Counter
     ranks = len({track.rank for track in tracks})
     rows = []
     for (operation, place), (count, total, waited, nbytes) in calls.items():
-        moving = (total - waited) / count
+        moving = (total - waited) / count if operation.split(" ")[0] in _MOVES else 0.0
         rows.append(
             {
                 "operation": operation,
@@ -111,7 +113,8 @@ def lines(told: dict[str, Any]) -> list[str]:
         shown.append(
             f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "
             f"{_seconds(row['waited_per_call']):>10} {_amount(row['bytes']):>10} "
-            f"{_amount(row['bytes_per_second']):>10}  {row['operation']} at {row['place'] or '?'}"
+            f"{_amount(row['bytes_per_second']) if row['bytes_per_second'] else '':>10}  "
+            f"{row['operation']} at {row['place'] or '?'}"
         )
     if len(ranks) > 1:
         waited = f"a rank waited {_seconds(told['waited'])} for others"

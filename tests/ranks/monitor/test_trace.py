@@ -84,7 +84,7 @@ def test_each_rank_has_one_file_that_others_cannot_read(traced, comm):
 def test_tracks_nest_and_flows_meet(merged, comm):
     if comm.rank == 0:
         assert sorted(merged.ranks) == list(range(comm.size))
-        assert len(set(merged.ranks.values())) == 1  # the ranks of one node
+        assert len({node for node, _ in merged.ranks.values()}) == 1  # the ranks of one node
         assert len(merged.flows) >= (BARRIERS + STEPS) * (comm.size > 1)
         assert all(len(events) == comm.size for events in merged.flows.values())
 
@@ -106,14 +106,19 @@ def test_phases(merged, comm):
             assert names.count("barrier") >= BARRIERS
             assert sum(name.startswith("all_reduce SUM float32[1000]") for name in names) == STEPS
             # The phases fill the whole time: what is outside collectives, input and saving is of the program.
-            top = [each for each in slices if each[3] == "phase" and each[0] in ("USER", "INPUT_WAIT", "SAVE")]
+            top = [
+                each for each in slices if each[3] == "phase" and each[0] in ("USER", "INPUT_WAIT", "SAVE")
+            ]
             assert top[0][0] == "USER"
 
 
 def test_the_place_is_a_line_of_the_program(merged, comm):
     if comm.rank == 0:
         barriers = [each for each in merged.of_rank(0) if each[0] == "barrier"]
-        assert all(re.fullmatch(rf"{re.escape(__file__)}:\d+ in traced", each[4]["at"]) for each in barriers[:BARRIERS])
+        assert all(
+            re.fullmatch(rf"{re.escape(__file__)}:\d+ in traced", each[4]["at"])
+            for each in barriers[:BARRIERS]
+        )
 
 
 def test_summary(traced, comm):
