@@ -135,7 +135,9 @@ class Topology(CollectiveLock):
         told = np.empty((self.size, len(mine)), np.int64)
         world.Allgather(mine, told)
         leader_of = told[:, 0]
-        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :])
+        self.hosts = tuple(
+            each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :]
+        )
         self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
         if record is not None:
             self.flight = record.join(int(told[0, 1]), self.size, self.rank)

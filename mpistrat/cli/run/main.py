@@ -12,6 +12,7 @@ import click
 
 from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
+from mpistrat.runtime.environment import Options
 from mpistrat.runtime.process.launch import without_launcher
 
 
@@ -74,7 +75,7 @@ def command(
         raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
     environ = without_launcher(os.environ)
     if trace is not None:
-        environ["MPISTRAT_TRACE"] = _writable(trace)
+        environ[Options.trace.variable] = _writable(trace)
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,
