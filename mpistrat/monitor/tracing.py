@@ -47,11 +47,13 @@ def trace(directory: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _begin(directory: str) -> bool:
-    record = flight_record.current() or flight_record.start(0, 1, rc.stack_signal)
+    record = flight_record.current()
+    if record is None and rc.record:  # before the first strategy
+        record = flight_record.start(0, 1, rc.stack_signal)
     if ring.ring is not None:
         problem = f"it is traced already, in {os.path.dirname(ring.ring.path)}"
     elif record is None:
-        problem = "it cannot keep a flight record"
+        problem = "it keeps no flight record (MPISTRAT_RECORD=0)"
     else:
         try:
             record.trace(directory, rc.trace_bytes)
