@@ -247,6 +247,18 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     assert "cannot be written" in ended.stderr
 
 
+def test_a_collective_that_was_abandoned_ends_with_the_next(tmp_path):
+    path = write(tmp_path, 0, size=1, at=100.0)
+    data = bytearray(path.read_bytes())
+    at = layout.EVENTS + layout.MET + 8  # the end of the first event
+    data[at : at + 8] = bytes(8)
+    path.write_bytes(data)
+    run(tmp_path, "-o", tmp_path / "out.json")
+    first, second = [each for each in Merged(tmp_path / "out.json").of_rank(0) if each[3] == "collective"][:2]
+    assert first[4]["finished"] is False
+    assert first[2] == second[1]
+
+
 # --- programs -----------------------------------------------------------------------------------------------
 
 KILLED = """

@@ -142,7 +142,20 @@ def on_all_nodes(job: str, option: str) -> list[str]:
         If srun is missing or fails, or the job does not run.
     """
     environ = {name: each for name, each in os.environ.items() if _is_for_any_step(name)}
-    return _answers([([*_SRUN, f"--jobid={job}", *_HERE, option, job], environ)], f"job {job}")
+    where = [f"--jobid={job}", *_nodes_option(job, environ)]
+    return _answers([([*_SRUN, *where, *_HERE, option, job], environ)], f"job {job}")
+
+
+def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
+    """Return the option that lets srun use all nodes of a job: it takes one where it is not told how many there are."""
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
+        if said.stdout.strip().isdecimal():
+            return [f"--nodes={said.stdout.strip()}"]
+    return []
 
 
 def on_hosts(hosts: Sequence[str], option: str) -> list[str]:

@@ -21,6 +21,7 @@ _EVENT = np.dtype(
     ]
 )  # fmt: skip
 _MOST_RANKS = 1_000_000
+_LATEST = 1e10  # seconds, by any clock: later ones are damaged
 assert _EVENT.itemsize == layout.EVENT.size
 
 
@@ -112,7 +113,12 @@ def _parsed(path: Path, data: bytes) -> Trace:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
     capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
     times = seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]
-    if capacity < 1 or written < 0 or not np.isfinite(times).all() or not 0 <= words[Word.RANK] < _MOST_RANKS:
+    if (
+        capacity < 1
+        or written < 0
+        or not np.less(np.abs(times), _LATEST).all()
+        or not 0 <= words[Word.RANK] < _MOST_RANKS
+    ):
         raise NotATraceError(f"{path} is damaged")
     there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
     ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)
@@ -121,7 +127,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
     kept = ring[order[order < there]]
     began, ended = kept["began"], kept["ended"]
     with np.errstate(invalid="ignore"):
-        good = np.isfinite(began) & np.isfinite(ended) & np.isfinite(kept["met"]) & (began > 0)
+        good = (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] < _LATEST)
         good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
     events = kept[good]
     events = events[np.argsort(events["began"], kind="stable")]

@@ -11,6 +11,7 @@ from mpistrat.cli.trace.files import Aligned, Trace
 from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
 
 USER, MEET, WIRE = "USER", "REDUCE_MEET", "REDUCE_WIRE"
+_DEEPEST = 20  # events inside each other
 PHASES = ("INPUT_WAIT", "REDUCE_PACK", MEET, WIRE, "REDUCE_UNPACK", "SAVE", USER)
 
 
@@ -114,7 +115,10 @@ def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list
     top: list[_Event] = []
     around: list[_Event] = []
     begins = (clock(events["began"]) * 1e9).astype(np.int64)
-    ends = np.where(events["ended"] > 0, (clock(events["ended"]) * 1e9).astype(np.int64), last)
+    ends = (clock(events["ended"]) * 1e9).astype(np.int64)
+    for kind in Kind:  # one that did not end has ended by the next one of its kind
+        (own,) = np.nonzero(events["kind"] == kind)
+        ends[own] = np.where(events["ended"][own] > 0, ends[own], [*begins[own[1:]], last][: len(own)])
     mets = np.where(events["met"] > 0, (clock(events["met"]) * 1e9).astype(np.int64), 0)
     order = np.lexsort((-ends, begins))
     texts: dict[int, str] = {}
@@ -124,6 +128,8 @@ def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list
         begin, end = int(begins[i]), int(ends[i])
         while around and around[-1].end <= begin:
             around.pop()
+        if len(around) == _DEEPEST:
+            continue  # a damaged file
         if around:
             end = min(end, around[-1].end)
         one = _Event(int(event["kind"]), begin, end, int(mets[i]), call)
