@@ -101,6 +101,7 @@ def test_ranks_on_all_nodes_of_a_slurm_job(tmp_path, monkeypatch):
         "#!/bin/sh\n" + "".join(f"echo '{json.dumps(each)}'\n" for each in rows) + 'echo "$@" >&2\n'
     )
     srun.chmod(0o755)
+    (tmp_path / "squeue").symlink_to("/bin/false")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     output, status = top("--json", "4242424242")
     assert status == 0, output

@@ -22,6 +22,11 @@ def stand_in(tmp_path, monkeypatch):
     """``stand_in(name, *lines)``: a program that notes its arguments, and does this."""
 
     def make(name, *lines):
+        for each in (name, "squeue"):  # that of a real Slurm would look for its server
+            program = tmp_path / each
+            if not program.exists():
+                program.write_text("#!/bin/sh\nexit 1\n")
+                program.chmod(0o755)
         program = tmp_path / name
         said = f'echo "$@" >> {tmp_path}/{name}.said\nenv | grep ^SLURM_ > {tmp_path}/environ\n'
         program.write_text("#!/bin/sh\n" + said + "\n".join(lines) + "\n")
@@ -69,6 +74,14 @@ def test_the_step_is_not_told_of_the_one_around_it(stand_in, monkeypatch):
     folder = stand_in("srun", rows(0))
     assert top("--json", "4242424242").exit_code == 0
     assert (folder / "environ").read_text() == "SLURM_CONF=8\n"
+
+
+def test_all_nodes_of_the_job_are_asked(stand_in):
+    stand_in("squeue", "echo 3")
+    folder = stand_in("srun", rows(0))
+    assert top("--json", "4242424242").exit_code == 0
+    assert "--jobs=4242424242" in (folder / "squeue.said").read_text()
+    assert "--nodes=3" in (folder / "srun.said").read_text()
 
 
 def test_the_stacks_of_all_nodes(stand_in):

@@ -21,6 +21,7 @@ _EVENT = np.dtype(
     ]
 )  # fmt: skip
 _MOST_RANKS = 1_000_000
+_MOST_EVENTS = 1 << 28  # of one file
 _LATEST = 1e10  # seconds, by any clock: later ones are damaged
 assert _EVENT.itemsize == layout.EVENT.size
 
@@ -112,13 +113,9 @@ def _parsed(path: Path, data: bytes) -> Trace:
     if words[Word.VERSION] != layout.VERSION:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
     capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
-    times = seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]
-    if (
-        capacity < 1
-        or written < 0
-        or not np.less(np.abs(times), _LATEST).all()
-        or not 0 <= words[Word.RANK] < _MOST_RANKS
-    ):
+    times = np.abs([seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]])
+    right = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
+    if not right or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
         raise NotATraceError(f"{path} is damaged")
     there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
     ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)
