@@ -22,7 +22,7 @@ _EVENT = np.dtype(
 )  # fmt: skip
 _MOST_RANKS = 1_000_000
 _MOST_EVENTS = 1 << 28  # of one file
-_LATEST = 1e10  # seconds, by any clock: later ones are damaged
+_LATEST = 4e9  # seconds, by any clock: later ones are damaged
 assert _EVENT.itemsize == layout.EVENT.size
 
 
@@ -124,7 +124,9 @@ def _parsed(path: Path, data: bytes) -> Trace:
     kept = ring[order[order < there]]
     began, ended = kept["began"], kept["ended"]
     with np.errstate(invalid="ignore"):
-        good = (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] < _LATEST)
+        good = (
+            (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] >= 0) & (kept["met"] < _LATEST)
+        )
         good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
     events = kept[good]
     events = events[np.argsort(events["began"], kind="stable")]
@@ -225,7 +227,7 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
             continue
         pooled = (sample for other in job if other.clock == each.clock for sample in other.samples)
         samples = sorted(sample for sample in pooled if sample.reference == reference)
-        good = [sample for sample in samples if np.isfinite(sample[:3]).all()]
+        good = [sample for sample in samples if (np.abs(sample[:3]) < _LATEST).all()]
         if good:
             at, ahead, error, _ = np.array(good, float).T
             found[each.clock] = Aligned(at, ahead, float(error.max()))
