@@ -62,6 +62,12 @@ def test_a_host_that_does_not_answer(stand_in):
     assert "for a job of Slurm, give its number" in ended.stderr
 
 
+def test_two_jobs_are_refused():
+    ended = top("4711", "4712")
+    assert ended.exit_code == 1
+    assert "give one JOB, or names of hosts, not 4711 4712" in ended.stderr
+
+
 def test_lines_of_others_are_left_out(stand_in):
     stand_in("srun", "echo '[node0:17] a warning'", "echo '[1, 2]'", rows(1), rows(0), "echo '[{'")
     ended = top("--json", "4242424242")

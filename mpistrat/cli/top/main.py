@@ -93,6 +93,8 @@ def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record],
     """Return the records of a job on this node; or what this command prints with an option where the ranks are."""
     from mpistrat.cli.top import jobs
 
+    if len(job) > 1 and any(each.isdecimal() for each in job):
+        raise jobs.NoJobError(f"give one JOB, or names of hosts, not {' '.join(job)}")
     name = job[0] if len(job) == 1 else None
     if len(job) > 1 or (name is not None and not here and not name[:1].isdigit()):
         return [], jobs.on_hosts(job, option)
