@@ -46,12 +46,14 @@ def traced(strategy, comm, directory):
     def step():
         return mpistrat.get_replica_context().all_reduce("SUM", arrays)
 
+    mpistrat.experimental.step()  # from now on nothing else counts as one
     with mpistrat.experimental.trace(directory):
         for _ in range(BARRIERS):
             strategy.barrier()
         for _ in range(STEPS):
             next(batches, None)
             reduced = strategy.run(step)
+            mpistrat.experimental.step()
         mpistrat.training.save({"v": variable}, directory / "saved.h5")
     assert ring.ring is None
     first = strategy.experimental_local_results(reduced)[0][0]
