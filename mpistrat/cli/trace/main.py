@@ -81,9 +81,7 @@ def _draw(path: Path, tracks: Sequence[Any], told: dict[str, Any]) -> None:
     try:
         picture.draw(path, tracks, told, _title(told))
     except ImportError as error:
-        raise click.ClickException(
-            f"--png needs matplotlib ({error}): pip install matplotlib, or 'mpistrat[plot]'"
-        ) from None
+        raise click.ClickException(f"--png needs matplotlib ({error}): pip install matplotlib") from None
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
 
