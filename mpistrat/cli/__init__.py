@@ -20,6 +20,7 @@ COMMANDS = {
     "slurm": ("slurm.main", "Write batch scripts for SLURM."),
     "check": ("check.main", "Find what will break a job. Start it like the job itself."),
     "top": ("top.main", "Show what each rank of a running job does, or did when it ended."),
+    "trace": ("trace.main", "Merge the traces of all ranks of a job into one file, or summarize them."),
     "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
     "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),

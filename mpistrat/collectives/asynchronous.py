@@ -22,6 +22,8 @@ from mpistrat.runtime.agreement.operation import Operation, call_site
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.trace.layout import Kind
+from mpistrat.runtime.trace.ring import timed
 
 _REQUEST_BYTES = 1 << 30  # in one request; older MPI libraries cannot count beyond 2^31
 _LONGEST_NAP = 0.001
@@ -88,7 +90,7 @@ class PendingAllReduce:
 
     def wait_for_mpi(self) -> None:
         """Wait without limit until MPI has finished with the arrays. Call `wait` for the value."""
-        mpi.start().Request.Waitall(self._requests)
+        _wait_all(self._requests)
 
     def _wait_for(self, seconds: float) -> None:
         deadline, nap = time.monotonic() + seconds, 0.0
@@ -120,6 +122,13 @@ class PendingAllReduce:
 
     def __repr__(self) -> str:
         return f"<PendingAllReduce: {'in flight' if self._requests else 'done'}>"
+
+
+def _wait_for_all(requests: list[Any]) -> None:
+    mpi.start().Request.Waitall(requests)
+
+
+_wait_all = timed(Kind.REDUCE_WIRE, _wait_for_all)
 
 
 def _finished() -> Any:

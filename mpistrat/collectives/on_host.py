@@ -21,9 +21,12 @@ from mpistrat.collectives.packing import Key, Limits, Message, join, new_array, 
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.trace.layout import Kind
+from mpistrat.runtime.trace.ring import timed
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
 _BETWEEN_NODES = 16  # the cost of a message between nodes, relative to one inside a node
+_join, _unpack = timed(Kind.REDUCE_PACK, join), timed(Kind.REDUCE_UNPACK, unpack)
 
 
 class Route(NamedTuple):
@@ -118,7 +121,7 @@ def _as_they_are(arrays: Any) -> Any:
 def joined(message: Message, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return a copy of the arrays of a message, in the dtype in which they are combined."""
     flat = new_array(message.length, message.wire)
-    join(message, arrays, flat)
+    _join(message, arrays, flat)
     return flat
 
 
@@ -136,9 +139,9 @@ def _reduce_many(
 ) -> None:
     total = new_array(message.length, message.result)
     send = total if message.source is message.result else np.empty(message.length, message.source)
-    join(message, arrays, send)
+    _join(message, arrays, send)
     _reduce_pieces(topology, message, route, send, total)
-    unpack(message, total, out)
+    _unpack(message, total, out)
 
 
 def _reduce_pieces(

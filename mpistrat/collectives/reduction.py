@@ -20,6 +20,7 @@ from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.trace import ring as trace
 
 _MOST = 1024  # reductions that are kept
 _target = weakref.ref.__call__  # a method of C, for `map`
@@ -122,7 +123,7 @@ class Reduction:
         The description that the ranks compare.
     steps : Steps
     short : ShortSteps, optional
-        Used instead of ``steps`` where the call does not have a limit of its own.
+        Used instead of ``steps`` where the call does not have a limit of its own. A trace has the parts of ``steps``.
     only_for : tuple of weakref.ref, optional
         The values, where the reduction is prepared for these objects and not for others of their shapes.
     """
@@ -159,7 +160,7 @@ class Reduction:
             As `Topology.turn`.
         """
         short = self._short
-        if short is None or timeout_seconds is not None:
+        if short is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)
         topology = self._topology
         lay_down, meet, give_back, meets_again = short

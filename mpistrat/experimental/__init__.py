@@ -4,6 +4,7 @@ from mpistrat.collectives import CollectiveHints, CommunicationImplementation, C
 from mpistrat.experimental import coordinator, partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpistrat.monitor.stragglers import RankStatistics, step
+from mpistrat.monitor.tracing import trace
 from mpistrat.strategies import CentralStorageStrategy, ParameterServerStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
@@ -28,4 +29,5 @@ __all__ = [
     "coordinator",
     "partitioners",
     "step",
+    "trace",
 ]

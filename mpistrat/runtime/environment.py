@@ -196,6 +196,13 @@ def _positive(value: Any) -> float:
     return number
 
 
+def _bytes(value: Any) -> int:
+    number = int(value)
+    if not number > 0:
+        raise ValueError
+    return number
+
+
 def _device(value: Any) -> str:
     if _word(value) != "auto":
         Device.parse(value)
@@ -239,6 +246,10 @@ class Options:
         Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
     stack_signal : int
         The signal that makes a rank write its stacks to its record; 0 for none.
+    trace : str
+        The directory for a trace of each rank; empty for no trace.
+    trace_bytes : int
+        The size of the trace of a rank. A full trace forgets its oldest events.
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
 
@@ -271,6 +282,8 @@ class Options:
         "the number of a signal, or 0",
         same=False,
     )
+    trace = Option("", _folder, "a directory", same=False)
+    trace_bytes = Option(8 << 20, _bytes, "a number of bytes above 0", same=False)
     tuned = Option(False, _flag, "1 or 0", same=False)
 
     def __setattr__(self, name: str, value: object) -> None:

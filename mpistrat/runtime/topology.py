@@ -35,6 +35,8 @@ from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.creation import Creation
 from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.slot import Slot
+from mpistrat.runtime.trace import clock
+from mpistrat.runtime.trace import ring as trace
 
 _END = operation("the end of the program")
 _BARRIER = operation("barrier")
@@ -53,6 +55,7 @@ _Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
 
 
+_untraced = False  # whether a trace of this process could not be made
 _alone = ""  # what this rank does without the others, such as a function that a coordinator sent
 
 
@@ -93,6 +96,10 @@ class Topology(CollectiveLock):
         Sizes at which collectives change their way.
     key : Key
         The same for all that share these ranks, whatever their limits.
+    clocks : tuple of int
+        For each rank a number of its monotonic clock, equal where the clock is the same.
+    traced : bool
+        Whether some of the ranks were traced when this was made.
     """
 
     limits = Limits()
@@ -120,14 +127,18 @@ class Topology(CollectiveLock):
         else:
             self.node = world.Split(color, key=self.rank)
         self.rail = world.Split(self.node.rank, key=self.rank)
-        # The leader of each rank's node, a random number, and the host. The number of rank 0 names the communicator in
-        # flight records.
+        # The leader of each rank's node, a random number, the clock, and the host. The number of rank 0 names the
+        # communicator in flight records.
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-        mine = np.array([self.node.bcast(self.rank), _random_number(), *np.frombuffer(host, np.int64)])
+        own = self.node.bcast(self.rank), _random_number(), clock.number(), trace.ring is not None
+        mine = np.array([*own, *np.frombuffer(host, np.int64)])
         told = np.empty((self.size, len(mine)), np.int64)
         world.Allgather(mine, told)
         leader_of = told[:, 0]
-        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, 2:])
+        self.hosts = tuple(
+            each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :]
+        )
+        self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
         if record is not None:
             self.flight = record.join(int(told[0, 1]), self.size, self.rank)
         self.nodes = tuple(
@@ -139,6 +150,8 @@ class Topology(CollectiveLock):
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             self._agreement = self._way_to_agree()
+        if self.traced:
+            self.compare_clocks()
 
     @classmethod
     def of(cls, comm: Any, *, split: Split | None = None, limits: Limits | None = None) -> Topology:
@@ -230,6 +243,12 @@ class Topology(CollectiveLock):
     def ranks_per_node(self) -> tuple[int, ...]:
         """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
+
+    def compare_clocks(self) -> None:
+        """Note in the trace what the clocks of the ranks are ahead of each other. Collective if there are several."""
+        sample = clock.measure(self.world, self.clocks)
+        if trace.ring is not None:
+            trace.ring.sample(sample)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -331,6 +350,8 @@ class Topology(CollectiveLock):
                     self._given_up = ""
                 self.compare(_END)
                 self._close_slots()
+                if self.traced:
+                    self.compare_clocks()
                 return
             except MismatchError:
                 continue
@@ -378,6 +399,7 @@ class Alone(Topology):
     def __init__(self) -> None:
         CollectiveLock.__init__(self)
         self.size, self.rank, self.nodes, self.hosts = 1, 0, ((0,),), ("",)
+        self.clocks, self.traced = (0,), False
         self.key = Key()
         self._slots = {}
         record = _start_record(0, 1)
@@ -391,11 +413,34 @@ class Alone(Topology):
 
 
 def _start_record(rank: int, size: int) -> FlightRecord | None:
-    """Return the flight record of this process, or None if the options turn it off or cannot be read."""
-    rc = environment.rc
-    with contextlib.suppress(ValueError):  # `environment.agree` raises it on all ranks
-        return flight_record.start(rank, size, rc.stack_signal) if rc.record else None
+    """Return the flight record of this process, or None if it is off. Begin the trace if the options say so."""
+    with contextlib.suppress(ValueError):  # of an option: `environment.agree` raises it on all ranks
+        return _started(rank, size)
     return None
+
+
+def _started(rank: int, size: int) -> FlightRecord | None:
+    global _untraced
+    rc = environment.rc
+    if not (rc.record or rc.trace):
+        return None
+    record = flight_record.start(rank, size, rc.stack_signal)
+    if record is not None and rc.trace and trace.ring is None and not _untraced:
+        try:
+            record.trace(rc.trace, rc.trace_bytes)
+        except OSError as error:
+            _untraced = True
+            _log.warning("rank %d is not traced: %s; the program goes on without a trace", rank, error)
+    return record
+
+
+def of_all_ranks() -> Topology | None:
+    """Return a topology of all ranks of the job, the same on each of them; None if there is not exactly one."""
+    if not mpi.running():
+        return None
+    size = mpi.start().COMM_WORLD.size
+    found = [each for each in _topologies if each.size == size and not each.given_up]
+    return found[0] if len(found) == 1 else None
 
 
 def _random_number() -> int:

@@ -30,6 +30,8 @@ CASES = {
     "record_dir": ("here", "here", "there", None),
     "roles": ("chief=1, worker=2", "chief=1,worker=2", "ps=1", "chief"),
     "stack_signal": ("12", 12, 0, "9"),
+    "trace": ("here", "here", "there", None),
+    "trace_bytes": ("1000000", 1000000, 500000, "0"),
     "tuned": ("yes", True, False, "2"),
 }
 

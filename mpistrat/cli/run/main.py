@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ import click
 from mpistrat.cli.run import launcher, machine, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.cli.run.streams import RANK
+from mpistrat.runtime.environment import Options
 from mpistrat.runtime.process.launch import without_launcher
 
 
@@ -29,7 +31,7 @@ class _PythonLike(click.Command):
                 break
             if each == "--" or not each.startswith("-"):
                 break
-            position += 2 if each in ("-n", "-np", "--mpi", "--output") else 1
+            position += 2 if each in ("-n", "-np", "--mpi", "--output", "--trace") else 1
         return super().parse_args(ctx, args)
 
 
@@ -45,6 +47,7 @@ class _PythonLike(click.Command):
     "--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d."
 )
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
+@click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -55,6 +58,7 @@ def command(
     mpi: str | None,
     output: str | None,
     bind: bool,
+    trace: str | None,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> None:
@@ -88,6 +92,8 @@ def command(
             )
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     environ = without_launcher(os.environ)
+    if trace is not None:
+        environ[Options.trace.variable] = _writable(trace)
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,
@@ -122,6 +128,17 @@ def _names_python(argument: str, ctx: click.Context) -> bool:
             ctx,
         )
     return True
+
+
+def _writable(directory: str) -> str:
+    """Return the absolute path of a directory, which is made if it does not exist."""
+    path = Path(directory).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return str(path)
+    except OSError as error:
+        raise click.UsageError(f"--trace {directory} cannot be written: {error.strerror}") from None
 
 
 def _show(job: Job) -> None:

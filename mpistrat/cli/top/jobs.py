@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +22,12 @@ from mpistrat.runtime.record.read import Record
 
 _STEPS = 20  # the last steps, for the time of a step
 _SAMPLE = 0.2  # seconds between two looks, for the rate of bytes
-_SRUN = ("srun", "--overlap", "--ntasks-per-node=1", "--quiet")
+_SRUN = ("srun", "--overlap", "--ntasks-per-node=1", "--mpi=none", "--cpu-bind=none", "--quiet")
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_LIMIT = 60.0  # seconds for the answers of other nodes
+
+
+_HERE = (sys.executable, "-m", "mpistrat", "top", "--here")
 
 
 class NoJobError(Exception):
@@ -64,9 +73,14 @@ def grouped(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _is(record: Record, what: str) -> bool:
-    if record.job and what in (record.job, record.job.partition(".")[0]):
+    if record.job and what in (record.job, _number(record)):
         return True
     return what.isdigit() and int(what) in (record.pid, *_parents(record.pid))
+
+
+def _number(record: Record) -> str:
+    """Return the number of a batch job, without the name of its server."""
+    return record.job.partition(".")[0]
 
 
 def _parents(pid: int) -> list[int]:
@@ -112,29 +126,100 @@ def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def on_all_nodes(job: str) -> list[dict[str, Any]]:
-    """Return the rows of a Slurm job, which `srun` starts this command for on each of its nodes.
+def may_be_elsewhere(job: str | None, records: Sequence[Record]) -> bool:
+    """Return whether a job is, or may be, one of Slurm with ranks that have no record on this node."""
+    if job is None or not shutil.which("srun") or (records and len(records) >= records[0].size):
+        return False
+    return not records or all(_number(each) == job for each in records)
+
+
+def on_all_nodes(job: str, option: str) -> list[str]:
+    """Return what this command prints with an option on each node of a Slurm job, in lines.
 
     Raises
     ------
     NoJobError
-        If srun is missing or fails.
+        If srun is missing or fails, or the job does not run.
     """
-    command = [*_SRUN, f"--jobid={job}", sys.executable, "-m", "mpistrat", "top", "--once", "--json", job]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoJobError(
-            f"no job {job} of this user runs on this node, and srun does not work here: {error}"
-        ) from None
+    environ = {name: each for name, each in os.environ.items() if _is_for_any_step(name)}
+    where = [f"--jobid={job}", *_nodes_option(job, environ)]
+    return _answers([([*_SRUN, *where, *_HERE, option, job], environ)], f"job {job}")
+
+
+def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
+    """Return the option that lets srun use all nodes of a job: it takes one where it is not told how many there are."""
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
+        if said.stdout.strip().isdecimal():
+            return [f"--nodes={said.stdout.strip()}"]
+    return []
+
+
+def on_hosts(hosts: Sequence[str], option: str) -> list[str]:
+    """Return what this command prints with an option on some hosts, which ssh reaches, in lines.
+
+    Raises
+    ------
+    NoJobError
+        If none of them answers.
+    """
+    commands = [([*_SSH, "--", host, shlex.join((*_HERE, option))], dict(os.environ)) for host in hosts]
+    return _answers(commands, f"a job on {', '.join(hosts)} (for a job of Slurm, give its number instead)")
+
+
+def rows_in(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows in what this command has printed with ``--json``. Other lines are left out."""
     found: list[dict[str, Any]] = []
-    for line in ended.stdout.splitlines():
-        if line.startswith("["):
-            found += json.loads(line)
-    if not found:
-        said = (ended.stderr or ended.stdout).strip().splitlines()
-        raise NoJobError(f"no rank of job {job} was found: {said[-1] if said else 'srun said nothing'}")
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            told = json.loads(line) if line.startswith("[") else []
+            found += [each for each in told if isinstance(each, dict)]
     return sorted(found, key=lambda row: (row["rank"], row["pid"]))
+
+
+def _is_for_any_step(name: str) -> bool:
+    """Return whether a variable is not one that describes the job or the step in which this command runs."""
+    return not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_JWT")
+
+
+def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: str) -> list[str]:
+    """Return the lines that commands print. They run at the same time."""
+    started: list[tuple[str, subprocess.Popen[str]]] = []
+    problems: list[str] = []
+    lines: list[str] = []
+    for command, environ in commands:
+        try:
+            one = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            problems.append(str(error))
+        else:
+            started.append((command[0], one))
+    deadline = time.monotonic() + _LIMIT
+    for name, one in started:
+        try:
+            out, err = one.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.kill()
+            out, err = one.communicate()[0], f"{name} took longer than {_LIMIT:g} s"
+        lines += out.splitlines()
+        if one.returncode:
+            problems += err.strip().splitlines()[-1:]
+    if not lines:
+        raise NoJobError(f"no rank of {whose} was found: {'; '.join(problems) or 'there was no answer'}")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return lines
 
 
 def view_of(ended: Ended) -> View:

@@ -13,6 +13,8 @@ from mpistrat.cli import table
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mpistrat.runtime.record.read import Record
+
 _EVERY = 2.0  # seconds
 
 
@@ -21,16 +23,18 @@ _EVERY = 2.0  # seconds
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 @click.option("--stacks", is_flag=True, help="Show the Python stacks of all ranks, equal ones together.")
 @click.option("--last", is_flag=True, help="Show the last record of a job that has ended.")
-@click.argument("job", required=False)
-def command(once: bool, as_json: bool, stacks: bool, last: bool, job: str | None) -> None:
+@click.option("--here", is_flag=True, help="Show only the ranks on this node.")
+@click.argument("job", metavar="[JOB | HOST...]", nargs=-1)
+def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job: tuple[str, ...]) -> None:
     """Show what each rank of a running job does.
 
     JOB is the number of a Slurm job or of a process: a rank, or what started it. Without it, the only job
-    of this user on this node is shown. Ranks on other nodes are shown for a Slurm job.
+    of this user on this node is shown. All nodes of a Slurm job are asked through srun, and each HOST through ssh.
 
     \b
     mpistrat top
     mpistrat top 4711 --stacks
+    mpistrat top node01 node02
     mpistrat top --last            # after a crash
     """
     from mpistrat.cli.top import jobs
@@ -39,17 +43,17 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, job: str | None
         if last:
             _show_last(as_json)
         elif stacks:
-            _show_stacks(job)
+            _show_stacks(job, here)
         else:
-            _follow(job, once, as_json)
+            _follow(job, here, once, as_json)
     except jobs.NoJobError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _follow(job: str | None, once: bool, as_json: bool) -> None:
+def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None:
     import sys
 
-    rows = _rows(job)
+    rows = _rows(job, here)
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -65,23 +69,44 @@ def _follow(job: str | None, once: bool, as_json: bool) -> None:
         try:
             while True:
                 time.sleep(_EVERY)
-                live.update(_table(_rows(job)), refresh=True)
-        except (NoJobError, KeyboardInterrupt):  # it has ended
-            pass
+                live.update(_table(_rows(job, here)), refresh=True)
+        except NoJobError as error:
+            ended = str(error)
+        except KeyboardInterrupt:
+            return
+    click.echo(f"the job has ended: {ended}", err=True)
 
 
-def _rows(job: str | None) -> list[dict[str, Any]]:
+def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
     from mpistrat.cli.top import jobs
 
-    try:
-        return jobs.rows(jobs.find(job))
-    except jobs.NoJobError:
-        import os
-        import shutil
+    records, elsewhere = _found(job, here, "--json")
+    if elsewhere is None:
+        return jobs.rows(records)
+    rows = jobs.rows_in(elsewhere)
+    if not rows:
+        raise jobs.NoJobError(f"no rank of {' '.join(job)} was found: {elsewhere[-1]}")
+    return rows
 
-        if job is None or not shutil.which("srun") or "SLURM_STEP_ID" in os.environ:
+
+def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record], list[str] | None]:
+    """Return the records of a job on this node; or what this command prints with an option where the ranks are."""
+    from mpistrat.cli.top import jobs
+
+    if len(job) > 1 and any(each.isdecimal() for each in job):
+        raise jobs.NoJobError(f"give one JOB, or names of hosts, not {' '.join(job)}")
+    name = job[0] if len(job) == 1 else None
+    if len(job) > 1 or (name is not None and not here and not name[:1].isdigit()):
+        return [], jobs.on_hosts(job, option)
+    try:
+        records = jobs.find(name)
+    except jobs.NoJobError:
+        if here or not jobs.may_be_elsewhere(name, ()):
             raise
-        return jobs.on_all_nodes(job)
+        records = []
+    if not here and name is not None and jobs.may_be_elsewhere(name, records):
+        return [], jobs.on_all_nodes(name, option)
+    return records, None
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -115,13 +140,15 @@ def _amount(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _show_stacks(job: str | None) -> None:
-    from mpistrat.cli.top import jobs
+def _show_stacks(job: tuple[str, ...], here: bool) -> None:
     from mpistrat.monitor import report, view
 
-    seen = view.look(jobs.find(job))
-    for line in report.classes(seen, report.waits_in(seen)):
-        click.echo(line)
+    records, elsewhere = _found(job, here, "--stacks")
+    if elsewhere is None:
+        seen = view.look(records)
+        hosts = ", ".join(sorted({each.host for each in records}))
+        elsewhere = [f"on {hosts}:", *report.classes(seen, report.waits_in(seen))]
+    click.echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
 
 
 def _show_last(as_json: bool) -> None:

@@ -20,6 +20,8 @@ from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.trace.layout import Kind
+from mpistrat.runtime.trace.ring import timed
 
 # In the order of preference; the last one is always possible.
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
@@ -108,7 +110,8 @@ def reduction_on_gpu(
             out[i] = values[i]
         return out
 
-    steps = Steps(lay_all_down, combine, give_back, meets)
+    pack, give = timed(Kind.REDUCE_PACK, lay_all_down), timed(Kind.REDUCE_UNPACK, give_back)
+    steps = Steps(pack, combine, give, meets)
     only_for = tuple(map(weakref.ref, values)) if in_place else ()
     return Reduction(topology, operation, steps, only_for=only_for)
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime.memory.shared import share
+from mpistrat.runtime.trace.layout import Kind
+from mpistrat.runtime.trace.ring import timed
 
 _HEADER = 8  # bytes of a rank's word
 _LINE = 64  # bytes of a cache line
@@ -99,7 +101,7 @@ class NodeMemory:
         found = self._views.get(key)
         if found is None:
             found = self._views_at(key, place * stride)
-        found[0][...] = values
+        _copy(found[0], values)
         return found[1]
 
     def meet(self) -> None:
@@ -124,3 +126,10 @@ class NodeMemory:
     def agreed(self) -> bool:
         """Return whether all ranks gave the same number in the last `meet_saying`."""
         return len(set(self._said[self.generation ^ 1].tolist())) == 1
+
+
+def _copy_to(slot: np.ndarray, values: np.ndarray) -> None:
+    slot[...] = values
+
+
+_copy = timed(Kind.REDUCE_PACK, _copy_to)

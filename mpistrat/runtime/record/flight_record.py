@@ -25,6 +25,8 @@ from mpistrat.runtime.process import failure, private_file
 from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.record import layout, process_facts, read
 from mpistrat.runtime.record.layout import Phase, Word
+from mpistrat.runtime.trace import ring as trace
+from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
@@ -133,10 +135,29 @@ class FlightRecord:
         if size > self._words[Word.SIZE]:
             self._words[Word.RANK], self._words[Word.SIZE] = rank, size
             self._note_launch(size)
+            if trace.ring is not None:
+                trace.ring.belongs_to(rank, size)
 
     def _note_launch(self, size: int) -> None:
         if size > 1:  # processes that are alone may have one parent, too
             self._write(layout.LAUNCH, hashed(key_of(os.environ, one_node=True) or ""))
+
+    def trace(self, directory: str, nbytes: int) -> None:
+        """Trace this process from now on, in a new file of a directory.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be made, or the disk is full.
+        """
+        words = self._words
+        ring = trace.TraceRing(directory, words[Word.RANK], words[Word.SIZE], nbytes)
+        for i in range(layout.MOST_COMMUNICATORS):
+            at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
+            token, size, rank = words[at : at + 3].tolist()
+            if token:
+                ring.communicator(token, size, rank)
+        trace.ring = ring
 
     def answer(self, number: int) -> None:
         """Write the stack of the main thread to the record when the process gets signal ``number``.
@@ -217,6 +238,7 @@ class FlightRecord:
         if os.getpid() != self._process:
             return
         self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)
+        end_trace()
         if self.path is not None and not failure.pending():
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -251,6 +273,11 @@ class FlightRecord:
         self._words[offset // 8] = number
         return number
 
+    def _text(self, number: int) -> str:
+        """Return a text that is in the table."""
+        at = layout.TEXTS + number % layout.MOST_TEXTS * layout.SLOT_BYTES
+        return self._memory[at + 16 : at + 16 + self._words[at // 8 + 1]].decode(errors="replace")
+
     def _operation(self, operation: Described) -> int:
         def forget() -> None:
             operation.record = 0
@@ -271,7 +298,9 @@ class FlightRecord:
         pack_entry, pack_step = struct.Struct("=5q3d").pack_into, struct.Struct("=4d").pack_into
         ours = _OwnFiles()
         places: dict[int, int] = {}
-        operation_text, add_text = self._operation, self._add_text
+        operation_text, add_text, text_of = self._operation, self._add_text, self._text
+        traced_phases = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
+        end_phase, phase_event, no_communicator = None, 0, NO_COMMUNICATOR
         ring, entry_bytes, entries = layout.RING, layout.ENTRY_WORDS * 8, layout.RING_ENTRIES
         first_step, step_bytes, most_steps = layout.STEPS, layout.STEP_WORDS * 8, layout.RING_STEPS
         word = {each.name: int(each) for each in Word}
@@ -305,11 +334,14 @@ class FlightRecord:
                 return None
             words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
             words[home] = token
+            if trace.ring is not None:
+                trace.ring.communicator(token, size, rank)
             at, depth, inside = ring, 2, False
-            entered, nbytes = 0.0, 0
+            entered, met, nbytes = 0.0, 0.0, 0
+            end_event, event = None, 0  # of the trace, if there is one
 
             def enter(operation: Any, number: int) -> None:
-                nonlocal at, depth, inside, entered, nbytes
+                nonlocal at, depth, inside, entered, met, nbytes, end_event, event
                 # The frame of the program that called the package is as deep as last time, mostly. Each frame that is
                 # looked at costs 0.1 us.
                 try:
@@ -323,23 +355,32 @@ class FlightRecord:
                 entry = next_entry()
                 at = ring + entry % entries * entry_bytes
                 nbytes, entered = operation.nbytes, now()
-                text = operation.record or operation_text(operation)
-                pack_entry(memory, at, number, index, text, place_of(frame), nbytes, entered, 0.0, 0.0)
+                text, place = operation.record or operation_text(operation), place_of(frame)
+                pack_entry(memory, at, number, index, text, place, nbytes, entered, 0.0, 0.0)
                 words[home + 3] = words[at_entries] = entry + 1
-                inside = True
+                inside, met = True, 0.0
+                if (ring_of_trace := trace.ring) is not None:
+                    whose = ring_of_trace.communicator(token, size, rank)
+                    what, where = ring_of_trace.text(text, text_of), ring_of_trace.text(place, text_of)
+                    event = ring_of_trace.begin(0, whose, number, what, where, nbytes, entered)
+                    end_event = ring_of_trace.end
 
             def meet() -> None:
-                if inside:
-                    seconds[(at >> 3) + 6] = now()
+                nonlocal met
+                if inside and not met:  # later meetings are part of the work
+                    seconds[(at >> 3) + 6] = met = now()
 
             def leave() -> None:
-                nonlocal inside, in_collectives, total_bytes
+                nonlocal inside, in_collectives, total_bytes, end_event
                 if inside:
                     inside = False
                     seconds[(at >> 3) + 7] = time = now()
                     in_collectives += time - entered
                     total_bytes += nbytes
                     words[at_bytes] = total_bytes
+                    if end_event is not None:
+                        end_event(event, met, time)
+                        end_event = None
 
             def end() -> None:
                 words[home] = 0
@@ -368,9 +409,18 @@ class FlightRecord:
                 count += 1
                 words[at_steps] = count
             seconds[at_step_since] = before[0]
+            if trace.ring is not None:
+                trace.ring.begin(Kind.STEP, no_communicator, count, 0, 0, 0, before[0])
 
         def phase(of: int) -> int:
+            nonlocal end_phase, phase_event
             last, time = words[at_phase], now()
+            if end_phase is not None:
+                end_phase(phase_event, 0.0, time)
+                end_phase = None
+            if trace.ring is not None and of in traced_phases:
+                phase_event = trace.ring.begin(traced_phases[of], no_communicator, 0, 0, 0, 0, time)
+                end_phase = trace.ring.end
             in_phase[last] += time - seconds[at_phase_since]
             words[at_phase], seconds[at_phase_since] = of, time
             return last
@@ -434,6 +484,13 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
 def current() -> FlightRecord | None:
     """Return the record of this process, or None if it keeps no record."""
     return _record
+
+
+def end_trace() -> None:
+    """End the trace of this process, if there is one."""
+    traced, trace.ring = trace.ring, None
+    if traced is not None:
+        traced.close()
 
 
 def step(unit: int) -> None:

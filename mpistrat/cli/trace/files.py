@@ -1,0 +1,261 @@
+"""The traces in a directory: files of ranks, which are read without trust, and the jobs that they are of."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mpistrat.runtime.trace import layout
+from mpistrat.runtime.trace.clock import Sample
+from mpistrat.runtime.trace.layout import Kind, Word
+
+_EVENT = np.dtype(
+    [
+        ("kind", "u1"), ("communicator", "u1"), ("thread", "u2"), ("number", "u4"), ("operation", "u4"),
+        ("place", "u4"), ("nbytes", "i8"), ("began", "f8"), ("met", "f8"), ("ended", "f8"),
+    ]
+)  # fmt: skip
+_MOST_RANKS = 1_000_000
+_MOST_EVENTS = 1 << 28  # of one file
+_LATEST = 4e9  # seconds, by any clock: later ones are damaged
+assert _EVENT.itemsize == layout.EVENT.size
+
+
+class NotATraceError(ValueError):
+    """A file that is not a trace, or cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The trace of one rank. Times are by the monotonic clock of the rank.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    rank, size, pid : int
+    host, program : str
+    clock : int
+        A number that is equal for ranks with the same clock.
+    epoch : float
+        What to add to that clock for the time since the epoch.
+    began, last : float
+        When the trace began, and the last time in it.
+    complete : bool
+        Whether it ended: else the process was killed, or still runs.
+    communicators : tuple of tuple of int
+        The random number, the size and this rank of each.
+    samples : tuple of Sample
+    events : numpy.ndarray
+        In the order in which they began.
+    forgotten : int
+        The events that had no more room in the file.
+    problem : str
+        What is wrong with the file, empty if nothing is.
+    """
+
+    path: Path
+    rank: int
+    size: int
+    pid: int
+    host: str
+    program: str
+    clock: int
+    epoch: float
+    began: float
+    last: float
+    complete: bool
+    communicators: tuple[tuple[int, int, int], ...]
+    samples: tuple[Sample, ...]
+    events: np.ndarray = field(repr=False)
+    forgotten: int
+    problem: str
+    _texts: bytes = field(repr=False)
+
+    def text(self, number: int) -> str:
+        """Return a text of this trace, empty if it has none of this number."""
+        start = number - 1
+        if not 0 <= start < len(self._texts) - 1:
+            return ""
+        length = int.from_bytes(self._texts[start : start + 2], "little")
+        return _printable(self._texts[start + 2 : start + 2 + length])
+
+
+def read(path: Path) -> Trace:
+    """Return the trace in a file.
+
+    Raises
+    ------
+    NotATraceError
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotATraceError(f"{path} is not a file")
+            data = file.read()
+    except OSError as error:
+        raise NotATraceError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) < layout.EVENTS:
+        raise NotATraceError(f"{path} is not a trace, or was cut before its first event")
+    return _parsed(path, data)
+
+
+def _parsed(path: Path, data: bytes) -> Trace:
+    words = np.frombuffer(data, np.int64, 32).tolist()
+    seconds = np.frombuffer(data, np.float64, 32).tolist()
+    if words[Word.MAGIC] != layout.MAGIC:
+        raise NotATraceError(f"{path} is not a trace")
+    if words[Word.VERSION] != layout.VERSION:
+        raise NotATraceError(f"{path} was written by another version of mpistrat")
+    capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
+    times = np.abs([seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]])
+    right = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
+    if not right or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
+        raise NotATraceError(f"{path} is damaged")
+    there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
+    ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)
+    # The writer may be at the place of the oldest event.
+    order = np.arange(max(0, written - capacity + 1) if written > capacity else 0, written) % capacity
+    kept = ring[order[order < there]]
+    began, ended = kept["began"], kept["ended"]
+    with np.errstate(invalid="ignore"):
+        good = (
+            (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] >= 0) & (kept["met"] < _LATEST)
+        )
+        good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
+    events = kept[good]
+    events = events[np.argsort(events["began"], kind="stable")]
+    bad = len(order) - len(events)
+    ends = [
+        seconds[Word.BEGAN],
+        *(float(events[name].max()) for name in ("began", "met", "ended") if len(events)),
+    ]
+    complete = seconds[Word.ENDED] > 0
+    return Trace(
+        path=path,
+        rank=words[Word.RANK],
+        size=words[Word.SIZE],
+        pid=words[Word.PID],
+        host=_header_text(data, layout.HOST),
+        program=_header_text(data, layout.PROGRAM),
+        clock=words[Word.CLOCK],
+        epoch=seconds[Word.EPOCH],
+        began=seconds[Word.BEGAN]
+        if written <= capacity
+        else float(events["began"][0])
+        if len(events)
+        else ends[0],
+        last=max(seconds[Word.ENDED], *ends),
+        complete=complete,
+        communicators=tuple(
+            layout.COMMUNICATOR.unpack_from(data, layout.COMMUNICATORS + i * layout.COMMUNICATOR.size)
+            for i in range(min(max(0, words[Word.COMMUNICATORS]), layout.MOST_COMMUNICATORS))
+        ),
+        samples=tuple(
+            Sample(*layout.SAMPLE.unpack_from(data, layout.SAMPLES + i * layout.SAMPLE.size))
+            for i in range(min(max(0, words[Word.SAMPLES]), layout.MOST_SAMPLES))
+        ),
+        events=events,
+        forgotten=max(0, written - capacity),
+        problem=f"{bad} of its events are missing or damaged: was the file cut?" if bad else "",
+        _texts=data[layout.TEXTS : layout.TEXTS + layout.TEXTS_BYTES],
+    )
+
+
+def _header_text(data: bytes, offset: int) -> str:
+    length = min(int.from_bytes(data[offset : offset + 8], "little"), layout.TEXT_BYTES)
+    return _printable(data[offset + 8 : offset + 8 + length])
+
+
+def _printable(data: bytes) -> str:
+    return "".join(each if each.isprintable() else "?" for each in data.decode(errors="replace"))
+
+
+def traces(directory: Path) -> tuple[list[Trace], list[str]]:
+    """Return the traces in a directory, and what is wrong with those of its files that are not one.
+
+    Raises
+    ------
+    NotATraceError
+        If the directory cannot be read.
+    """
+    found, problems = [], []
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise NotATraceError(f"{directory} cannot be read: {error.strerror}") from None
+    for path in paths:
+        if path.name.endswith(layout.SUFFIX):
+            try:
+                found.append(read(path))
+            except NotATraceError as error:
+                problems.append(str(error))
+    return found, problems
+
+
+def jobs(found: Iterable[Trace]) -> list[list[Trace]]:
+    """Return traces in groups that share a communicator, the oldest first, each in the order of ranks."""
+    groups: list[tuple[set[int], list[Trace]]] = []
+    for each in found:
+        tokens = {token for token, *_ in each.communicators}
+        near = [group for group in groups if not tokens.isdisjoint(group[0])]
+        groups = [group for group in groups if group not in near]
+        groups.append(
+            (
+                tokens.union(*(group[0] for group in near)),
+                [*(one for group in near for one in group[1]), each],
+            )
+        )
+    of_jobs = [sorted(group, key=lambda one: (one.rank, one.began)) for _, group in groups]
+    return sorted(of_jobs, key=lambda job: min(one.epoch + one.began for one in job))
+
+
+def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
+    """Return for each trace its times by the clock of the first rank, and what is wrong with them."""
+    first = job[0]
+    reference = next((sample.reference for each in job for sample in each.samples), first.clock)
+    near = next((each for each in job if each.clock == reference), first)
+    problems = []
+    found: dict[int, Aligned] = {reference: Aligned(np.zeros(1), np.zeros(1), 0.0)}
+    for each in job:
+        if each.clock in found:
+            continue
+        pooled = (sample for other in job if other.clock == each.clock for sample in other.samples)
+        samples = sorted(sample for sample in pooled if sample.reference == reference)
+        good = [sample for sample in samples if (np.abs(sample[:3]) < _LATEST).all()]
+        if good:
+            at, ahead, error, _ = np.array(good, float).T
+            found[each.clock] = Aligned(at, ahead, float(error.max()))
+        else:
+            found[each.clock] = Aligned(np.zeros(1), np.array([each.epoch - near.epoch]), float("inf"))
+            problems.append(
+                f"the clock of {each.host} was not compared with that of {near.host}: their ranks are aligned by "
+                "the time of day"
+            )
+    return {each: found[each.clock] for each in job}, problems
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """The way from the clock of a rank to that of the first rank.
+
+    Attributes
+    ----------
+    at, ahead : numpy.ndarray
+        What the clock of the first rank was ahead at some times. Between them the difference is a straight line.
+    error : float
+        How far a time may be off, in seconds.
+    """
+
+    at: np.ndarray
+    ahead: np.ndarray
+    error: float
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Return times of this rank by the clock of the first rank."""
+        return times + np.interp(times, self.at, self.ahead)
