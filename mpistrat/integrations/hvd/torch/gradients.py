@@ -179,15 +179,16 @@ def alltoall(
     >>> len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()
     True
     """
-    equal = [len(tensor) // process_set.topology.size] * process_set.topology.size if tensor.dim() else None
-    received = torch.tensor(equal if splits is None else [], dtype=torch.int32)
+    size, sent, received = process_set.topology.size, splits, torch.tensor([])
+    if splits is None and tensor.dim() and len(tensor) % size == 0:
+        sent = torch.full((size,), len(tensor) // size)
 
     def make(values: Tensors) -> list[Tensor]:
         nonlocal received
-        found = moves.alltoall(values[0], splits, name, process_set)
-        if splits is None:
+        found = moves.alltoall(values[0], sent, name, process_set)
+        if sent is None:
             return [found]
-        received = torch.as_tensor(found[1])
+        received = torch.as_tensor(found[1])  # other ranks may have other numbers of rows
         return [found[0]]
 
     def back(gradients: Tensors) -> Tensors:
