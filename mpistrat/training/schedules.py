@@ -16,6 +16,20 @@ class LearningRateSchedule(ABC):
     """The base class of schedules. A subclass defines ``__call__``.
 
     Any function of the number of completed steps can be a learning rate. A schedule also shows its arguments.
+
+    Examples
+    --------
+    >>> import dataclasses
+    >>> import mpistrat
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class InverseSquareRoot(mpistrat.optimizers.schedules.LearningRateSchedule):
+    ...     initial_learning_rate: float
+    ...
+    ...     def __call__(self, step):
+    ...         return self.initial_learning_rate / (step + 1) ** 0.5
+    >>> schedule = InverseSquareRoot(0.1)
+    >>> schedule(3), schedule.get_config()
+    (0.05, {'initial_learning_rate': 0.1})
     """
 
     @abstractmethod
