@@ -483,14 +483,21 @@ class _Finalized:
 
 
 def _refuse_after_finalize(comm: Any, keyval: int, value: None) -> None:
-    Topology._given_up = _AFTER_FINALIZE
+    _refuse_all(_AFTER_FINALIZE)
     for topology in list(_topologies):
         topology.world = topology.node = topology.rail = _Finalized()
 
 
 def _refuse_in_child() -> None:
     """A forked process would take its parent's place in barriers and in shared memory."""
-    Topology._given_up = "in a forked process: only those that MPI started may communicate"
+    _refuse_all("in a forked process: only those that MPI started may communicate")
+
+
+def _refuse_all(why: str) -> None:
+    """Refuse the collectives of all topologies, later ones too."""
+    Topology._given_up = why
+    for topology in list(_topologies):
+        topology._given_up = why
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)

@@ -50,6 +50,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._has_own_hooks = any(
             getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS
         )
+        self._num_packs = self._num_packs  # of the object: found 30 ns sooner than in its class
         # What `all_reduce` may run at once: with hooks of its own, it runs none.
         self._known = {} if self._has_own_hooks else self._reductions
         return super()._rebound_to(topology)

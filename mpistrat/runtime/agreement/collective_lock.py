@@ -91,7 +91,7 @@ class CollectiveLock:
     _before = 0  # meetings of this rank's node before this collective
     _word = 0
     _meetings = 0  # of this collective, after the first
-    _given_up = ""  # also set for the class: in forked processes
+    _given_up = ""  # of the class: that of new objects
     _left = ""
 
     def __init__(self) -> None:
@@ -104,6 +104,7 @@ class CollectiveLock:
         # Python 3.11 finds the attributes of an object at once, and those of its class by a search (30 ns each).
         self.memory, self.flight = None, None
         self.compares_variables = self.compares_places = False
+        self._given_up = type(self)._given_up
         self._arrivals = 0
         self._awaited = -1  # the sequence when all ranks last were here
         # Whether the lock is taken, and in which frame there is a `with` statement for it. Attributes rather than a

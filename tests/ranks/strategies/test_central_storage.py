@@ -48,7 +48,7 @@ class TestWhatItIs:
         assert central.extended.worker_devices == central.extended.parameter_devices == ("cpu:0",)
         assert central.extended.should_save_summary == (RANK == 0)
         assert variable(central, 1.0).device == "cpu:0"
-        assert f"{SIZE} replica" in repr(central)
+        assert f"replicas={SIZE}" in repr(central)
         with central.scope():
             assert mpistrat.get_strategy() is central
             assert mpistrat.in_cross_replica_context()

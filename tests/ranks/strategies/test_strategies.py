@@ -18,7 +18,7 @@ def test_all_ranks_by_default():
         assert strategy.num_replicas_in_sync == SIZE
         assert strategy.is_chief == (RANK == 0)
         assert (strategy.comm.rank, strategy.comm.size) == (RANK, SIZE)
-        assert f"{SIZE} replica" in repr(strategy)
+        assert f"replicas={SIZE}" in repr(strategy)
         assert strategy.reduce("SUM", RANK, axis=None) == SIZE * (SIZE - 1) // 2
 
 

@@ -17,7 +17,7 @@ import pytest
 from mpistrat.cli.run import processes
 from mpistrat.cli.run.launcher import find
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FAMILY = find().family
 LIMIT = 60
 

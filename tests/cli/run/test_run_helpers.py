@@ -15,7 +15,7 @@ from mpistrat.cli.run import processes
 from mpistrat.cli.run.launcher import find
 
 FAMILY = find().family
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT = 60
 
 pytestmark = [

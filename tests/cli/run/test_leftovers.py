@@ -11,7 +11,7 @@ import pytest
 
 from mpistrat.cli.run import leftovers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHARED = Path("/dev/shm")
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="there is no /dev/shm")
