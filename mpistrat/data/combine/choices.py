@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpistrat.data.pipeline.prefetch import MakingLock
+
 _DRAWS = 4096
 _BLOCKS_KEPT = 8
 
@@ -63,6 +65,7 @@ class Choices:
         self._ends = [0]
         self._before = [np.zeros(len(lengths), np.int64)]
         self._over = False
+        self._lock = MakingLock()  # datasets made of one mixture may be read ahead at the same time
         self._made: OrderedDict[int, np.ndarray] = OrderedDict()
         used = [length for length, weight in zip(lengths, weights, strict=True) if weight]
         finite = [each for each in used if each is not None]
@@ -76,12 +79,17 @@ class Choices:
             return None
         if not self._stop:
             return self._sum
-        while not self._over:
-            self._draw()
+        with self._lock:
+            while not self._over:
+                self._draw()
         return self._ends[-1]
 
     def __call__(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the dataset of each row, and the number of the row in it."""
+        with self._lock:
+            return self._chosen(ks)
+
+    def _chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         last = int(ks.max())
         while self._ends[-1] <= last and not self._over:
             self._draw()

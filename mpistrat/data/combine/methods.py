@@ -66,6 +66,8 @@ class Combining(Chain):
     def zip(cls, *datasets: Any) -> Self:
         """Return a dataset of the elements of several datasets, side by side, up to the end of the shortest.
 
+        Datasets in batches of one size are zipped row by row: the last batch has as many rows of each.
+
         Parameters
         ----------
         *datasets : Dataset, or tuple or dict of those
@@ -183,7 +185,7 @@ class Combining(Chain):
         Raises
         ------
         ValueError
-            If the dataset is endless, or for a file name.
+            If the dataset is endless, if anything follows `batch`, or for a file name.
 
         Examples
         --------
@@ -205,13 +207,16 @@ class Combining(Chain):
             (i for i, each in enumerate(self._transforms) if isinstance(each, Batch)), len(self._transforms)
         )
         after = self._transforms[at:]
-        if any(each.reorders and not isinstance(each, Batch) for each in after):
-            raise ValueError("cache() keeps single rows: call it before batch(), or directly after it")
+        if len(after) > 1:
+            raise ValueError(
+                f"cache() keeps single rows, but {after[1]} follows batch(): call cache() before batch(), or directly "
+                "after it"
+            )
         rows = type(self)(self._source, self._transforms[:at], self._options)
         part = _part(rows, "cache")
         source: Any
         if part.streamed:
-            source = streamed.StreamedSource("cache", [part], streamed.Keeper())
+            source = streamed.CachedStream([part])
         else:
             source = CachedSource([part])
         return self._of(source, after, self._options)

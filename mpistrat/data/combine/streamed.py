@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -31,13 +32,17 @@ class StreamedSource(StreamSource):
     def __init__(self, word: str, parts: Sequence[Part], combine: Combine):
         self.word, self.parts, self._combine = word, parts, combine
         self._first: Any = None
+        self._begun: Iterator[Any] | None = None
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over the elements of an iteration."""
+        begun, self._begun = self._begun, None
+        if begun is not None and iteration == 0:
+            return begun
         return self._combine([lambda part=part: part.elements(iteration) for part in self.parts])  # type: ignore[misc]
 
     def first(self) -> Any:
-        """Return the first element.
+        """Return the first element. The next `open` yields it too, since some parts can be read only once.
 
         Raises
         ------
@@ -45,9 +50,11 @@ class StreamedSource(StreamSource):
             If there is none.
         """
         if self._first is None:
-            self._first = next(self.open(), None)
+            stream = self.open()
+            self._first = next(stream, None)
             if self._first is None:
                 raise ValueError(f"{self} has no elements, so their structure is unknown")
+            self._begun = itertools.chain([self._first], stream)
         return self._first
 
     def of_parts(self, parts: Sequence[Part]) -> StreamedSource:
@@ -84,6 +91,21 @@ class StreamedSource(StreamSource):
         return f"{self.word}({'; '.join(map(repr, self.parts))})"
 
 
+class CachedStream(StreamedSource):
+    """The elements of the first iteration of a part, which are kept once all of them were made."""
+
+    def __init__(self, parts: Sequence[Part]):
+        super().__init__("cache", parts, Keeper())
+
+    def open(self, iteration: int = 0) -> Iterator[Any]:
+        """Return an iterator over the elements, the same in every iteration."""
+        return super().open(0)
+
+    def of_parts(self, parts: Sequence[Part]) -> CachedStream:
+        """Return a cache of other parts, which has kept nothing yet."""
+        return CachedStream(parts)
+
+
 class MixedStream(StreamedSource):
     """Elements of the parts, drawn by weight."""
 
@@ -103,6 +125,11 @@ class MixedStream(StreamedSource):
         """Return the source with other seeds."""
         parts = super().with_seeds(seeds[1:]).parts
         return MixedStream(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
+
+    def fingerprint(self) -> Any:
+        """Return the fingerprints of the parts, and what the program gave for the draws."""
+        seed = self._seed.value if self._seed.given else None
+        return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
 
     def identity(self) -> dict[str, Any]:
         """Return the identities of the parts, and the weights."""
