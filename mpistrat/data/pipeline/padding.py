@@ -124,7 +124,10 @@ def _padded(column: Sequence[Any], shape: Any, value: Any, number: int) -> np.nd
             )
     full = [longest[axis] if size is None else size for axis, size in enumerate(sizes)]
     dtype = np.result_type(*{each.dtype for each in arrays})
-    made = np.full((len(arrays), *full), _padding(value, dtype, number), dtype)
+    padding = _padding(value, dtype, number)
+    if dtype.kind in "US":
+        dtype = np.result_type(dtype, np.asarray(padding).dtype)
+    made = np.full((len(arrays), *full), padding, dtype)
     for number, each in enumerate(arrays):
         place: Any = (number, *(slice(0, size) for size in each.shape))
         made[place] = each
@@ -135,7 +138,11 @@ def _padding(value: Any, dtype: np.dtype, number: int) -> Any:
     if value is None:
         return np.zeros((), dtype)[()] if dtype.kind != "O" else None
     found = np.asarray(value)
-    if not np.can_cast(found.dtype, dtype, "same_kind") and found.dtype.kind != dtype.kind:
+    if found.dtype.kind in "iu" and dtype.kind in "iu":
+        fits = np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    else:
+        fits = np.can_cast(found.dtype, dtype, "same_kind") or found.dtype.kind == dtype.kind
+    if not fits:
         raise TypeError(
             f"the padding value {value!r} does not fit array {number} of the elements, of dtype {dtype}"
         )

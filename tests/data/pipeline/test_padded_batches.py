@@ -80,3 +80,18 @@ def test_states_of_padded_batches(replicas):
 
     ((_, state, rest),) = replicas(1, first)
     assert replicas(1, again) == [rest]
+
+
+def test_padding_values_of_any_dtype():
+    for dtype, value, expected in (
+        ("u1", 255, [[1, 255], [2, 2]]),
+        ("i2", -1, [[1, -1], [2, 2]]),
+        ("U1", "xyz", [["1", "xyz"], ["2", "2"]]),
+    ):
+        made = Dataset.range(1, 3).map(lambda n, dtype=dtype: np.full(n, str(n)).astype(dtype))
+        (batch,) = made.padded_batch(2, padding_values=value)
+        assert batch.tolist() == expected
+    for dtype, value in (("u1", 256), ("u1", -1), ("i1", 300), ("i8", 0.5)):
+        made = Dataset.range(1, 3).map(lambda n, dtype=dtype: np.full(n, n, dtype))
+        with pytest.raises(TypeError, match="padding value"):
+            list(made.padded_batch(2, padding_values=value))
