@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -15,6 +16,8 @@ from mpistrat.data.formats.block_reader import BlockFormat
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 
 _BLOCK_ROWS = 4096
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+_UNFIT = (ValueError, OverflowError, FloatingPointError)
 
 
 class Csv(BlockFormat):
@@ -33,8 +36,10 @@ class Csv(BlockFormat):
     named: ClassVar[str] = "columns"
 
     def __init__(self, dtypes: Mapping[str, Any], delimiter: str = ",", header: bool = True):
-        if not isinstance(delimiter, str) or len(delimiter) != 1:
-            raise ValueError(f"the delimiter of a CSV file must be one character, not {delimiter!r}")
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ValueError(
+                f"the delimiter of a CSV file must be one character, no quote and no line end, not {delimiter!r}"
+            )
         self._dtypes = {name: _dtype(kind) for name, kind in dtypes.items()}
         self._delimiter, self._header = delimiter, bool(header)
 
@@ -43,7 +48,7 @@ class Csv(BlockFormat):
         try:
             with open(path, "rb") as file:
                 found = os.fstat(file.fileno())
-                first, rows, places = _lines(file, self._header)
+                first, rows, places = _lines(file, self._header, self._delimiter.encode(), path)
         except OSError as error:
             raise DataFileError.of_file(
                 path, f"it cannot be read ({error.strerror}); fix: bring it back"
@@ -57,11 +62,17 @@ class Csv(BlockFormat):
                 path, f"it is not a CSV file ({error}); fix: write it again"
             ) from None
         known = head if self._header else [str(number) for number in range(len(head))]
-        for name in names:
+        for name in (*names, *self._dtypes):
             if name not in known:
                 raise DatasetNotFoundError(
                     f"file {path!r} has no column {name!r}; it has {', '.join(map(repr, known))}; fix: name one of "
                     "these"
+                )
+        for name in names:
+            if known.count(name) > 1:
+                raise DataFileError.of_file(
+                    path,
+                    f"it has {known.count(name)} columns named {name!r}; fix: rename them, or header=False",
                 )
         starts = np.array([*range(0, rows, _BLOCK_ROWS), rows], np.int64)
         layout = InBlocks(
@@ -84,7 +95,7 @@ class Csv(BlockFormat):
             file.seek(begin)
             text = file.read(end - begin).decode()
         found = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter)
-        lines = [line for line in found if len(line) > 1 or (line and line[0].strip())]
+        lines = [line for line in found if len(line) > 1 or (line and (not line[0] or line[0].strip()))]
         first = int(layout.starts[number])
         for row, line in enumerate(lines, first):
             if len(line) != width:
@@ -102,16 +113,19 @@ class Csv(BlockFormat):
         return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}"
 
 
-def _lines(file: Any, header: bool) -> tuple[bytes, int, list[int]]:
+def _lines(file: Any, header: bool, delimiter: bytes, path: str) -> tuple[bytes, int, list[int]]:
     """Return the first line, the number of rows, and where each block of rows begins."""
-    first, rows, place, begin = b"", 0, 0, 0
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+    first, rows, place, begin = b"", 0, file.tell(), 0
     places: list[int] = []
     quoted = False
     for line in file:
         begin = begin if quoted else place
         place += len(line)
-        quoted ^= line.count(b'"') % 2 == 1
-        if quoted or not (line.strip() or begin < place - len(line)):
+        if quoted or b'"' in line:
+            quoted = _in_quotes(line, quoted, delimiter)
+        if quoted or not (line.strip() or delimiter in line or begin < place - len(line)):
             continue  # a line end in quotes, or an empty line
         if not first:
             first = line
@@ -120,7 +134,33 @@ def _lines(file: Any, header: bool) -> tuple[bytes, int, list[int]]:
         if rows % _BLOCK_ROWS == 0:
             places.append(begin)
         rows += 1
+    if quoted:
+        raise DataFileError.of_file(
+            path,
+            f"a quote in row {rows} is not closed (from byte {begin} on); fix: close it, or write it twice",
+        )
     return first, rows, places
+
+
+def _in_quotes(line: bytes, quoted: bool, delimiter: bytes) -> bool:
+    """Return whether the end of a line lies in quotes. Only a quote at the start of a value opens quotes."""
+    place = 0
+    if not quoted and line.startswith(b'"'):
+        quoted, place = True, 1
+    while True:
+        if quoted:
+            place = line.find(b'"', place) + 1
+            if not place:
+                return True
+            if line.startswith(b'"', place):  # two quotes stand for one
+                place += 1
+            else:
+                quoted = False
+        else:
+            found = line.find(delimiter + b'"', place)
+            if found < 0:
+                return False
+            quoted, place = True, found + len(delimiter) + 1
 
 
 def _dtype(kind: Any) -> np.dtype:
@@ -134,14 +174,30 @@ def _converted(texts: list[str], column: Column, where: str, first: int) -> np.n
         made[:] = texts
         return made
     try:
-        return np.array(texts).astype(column.dtype)
-    except (ValueError, OverflowError):
+        return _cast(texts, column.dtype)
+    except _UNFIT:
         for row, text in enumerate(texts, first):
             try:
-                np.array([text]).astype(column.dtype)
-            except (ValueError, OverflowError):
+                _cast([text], column.dtype)
+            except _UNFIT:
                 raise DataFileError(
                     f"{where}: row {row} has {text!r}, which is not of {column.dtype}; fix: give another dtype in "
                     "dtypes=, or write the row again"
                 ) from None
         raise
+
+
+def _cast(texts: list[str], dtype: np.dtype) -> np.ndarray:
+    """Return texts as an array. Raise one of `_UNFIT` if a value would be cut, or become another."""
+    if dtype.kind == "b":
+        try:
+            return np.array([_BOOLS[text.strip().lower()] for text in texts], dtype)
+        except KeyError as error:
+            raise ValueError(f"{error} is not a truth value") from None
+    if (
+        dtype.kind in "US"
+        and max(map(len, texts), default=0) > dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize
+    ):
+        raise ValueError("a text is too long")
+    with np.errstate(over="raise"):
+        return np.array(texts).astype(dtype)

@@ -79,6 +79,8 @@ def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:
         or types.is_large_string(kind)
     ):
         return np.dtype(object), shape
+    if types.is_timestamp(kind):
+        return np.dtype(f"M8[{kind.unit}]"), shape  # in UTC if it has a time zone
     try:
         return np.dtype(kind.to_pandas_dtype()), shape
     except NotImplementedError:
@@ -92,6 +94,11 @@ def _values(column: Any, path: str, described: Column) -> np.ndarray:
         _refuse_missing(values, where)
         values = values.flatten()
     _refuse_missing(values, where)
+    inner = values
+    types = needed("pyarrow", "Parquet files").types
+    while types.is_list(inner.type) or types.is_large_list(inner.type):
+        inner = inner.flatten()
+        _refuse_missing(inner, where)
     found = values.to_numpy(zero_copy_only=False)
     rows = len(column)
     return np.asarray(found, described.dtype).reshape(rows, *described.shape)

@@ -1,9 +1,12 @@
 """Tests of what one format of files has and others do not."""
 
+import codecs
+import csv
+
 import numpy as np
 import pytest
 
-from mpistrat.data import ArraySpec, DataFileError, Dataset, DatasetMismatchError
+from mpistrat.data import ArraySpec, DataFileError, Dataset, DatasetMismatchError, DatasetNotFoundError
 
 
 def test_npy_arrays_of_any_form(tmp_path):
@@ -51,6 +54,20 @@ def test_parquet_values_that_are_missing(tmp_path):
     parquet.write_table(arrow.table({"x": [1.0, None]}), tmp_path / "a.parquet")
     with pytest.raises(DataFileError, match=r"column 'x': 1 values are missing"):
         list(Dataset.from_parquet(tmp_path / "a.parquet", "x").batch(2))
+    for lists in ([[1, None], [2]], [["a", None]]):
+        parquet.write_table(arrow.table({"x": lists}), tmp_path / "b.parquet")
+        with pytest.raises(DataFileError, match=r"column 'x': 1 values are missing"):
+            list(Dataset.from_parquet(tmp_path / "b.parquet", "x").batch(2))
+
+
+def test_parquet_times_are_those_of_utc(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    times = np.array(["2020-01-01T12", "3000-01-01T12"], "M8[us]")
+    for zone in (None, "UTC", "Europe/Berlin"):
+        column = arrow.array(times, arrow.timestamp("us", tz=zone))
+        parquet.write_table(arrow.table({"x": column}), tmp_path / "a.parquet")
+        (batch,) = Dataset.from_parquet(tmp_path / "a.parquet", "x").batch(2)
+        assert (batch.dtype, batch.tolist()) == (times.dtype, times.tolist())
 
 
 def test_zarr_arrays_that_are_stores(tmp_path):
@@ -105,9 +122,39 @@ def test_many_csv_lines(tmp_path):
 
 
 def test_csv_rows_that_are_wrong(tmp_path):
-    for text, match in (("a,b\n1,2\n3\n", "row 1 has 1 values"), ("a,b\n1,2\nx,4\n", "row 1 has 'x'")):
+    for text, dtype, match in (
+        ("a,b\n1,2\n3\n", float, "row 1 has 1 values"),
+        ("a,b\n1,2\nx,4\n", float, "row 1 has 'x'"),
+        ("a\n1\nyes\n", bool, "row 1 has 'yes'"),
+        ("a\nabc\nabcd\n", "U3", "row 1 has 'abcd'"),
+        ("a\n1\n300\n", "u1", "row 1 has '300'"),
+        ("a\n1\n1e6\n", "f2", "row 1 has '1e6'"),
+        ('a\n1\n"2\n3\n', str, "a quote in row 1 is not closed"),
+        ("a,a\n1,2\n", float, "2 columns named 'a'"),
+    ):
         (tmp_path / "a.csv").write_text(text)
         with pytest.raises(DataFileError, match=match):
-            list(Dataset.from_csv(tmp_path / "a.csv", "a").batch(2))
-    with pytest.raises(ValueError, match="one character"):
-        Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=", ")
+            list(Dataset.from_csv(tmp_path / "a.csv", "a", {"a": dtype}).batch(2))
+    (tmp_path / "a.csv").write_text("label\n1\n")
+    with pytest.raises(DatasetNotFoundError, match="no column 'lable'"):
+        len(Dataset.from_csv(tmp_path / "a.csv", "label", {"lable": int}))
+    for delimiter in (", ", '"', "\n"):
+        with pytest.raises(ValueError, match="one character"):
+            Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=delimiter)
+
+
+def test_csv_values_as_the_csv_module_reads_them(tmp_path):
+    texts = ['5" pipe', '"', 'x"y"', "", " ", "a,b", "a\nb", '"\r\n"', ',"', "\t"]
+    rows = [[a, b] for a in texts for b in texts]
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        with open(tmp_path / "a.csv", "w", newline="") as file:
+            csv.writer(file, quoting=quoting).writerows([["a", "b"], *rows])
+            file.write('\n7,bare "quotes" and 5" pipe\n')
+        (batch,) = Dataset.from_csv(tmp_path / "a.csv", ("a", "b"), dict.fromkeys("ab", str)).batch(200)
+        assert [list(row) for row in zip(*batch, strict=True)] == [*rows, ["7", 'bare "quotes" and 5" pipe']]
+    (tmp_path / "b.csv").write_bytes(codecs.BOM_UTF8 + b"true\n0\nFALSE\n1\n")
+    (batch,) = Dataset.from_csv(tmp_path / "b.csv", "0", {"0": bool}, header=False).batch(9)
+    assert batch.tolist() == [True, False, False, True]
+    (tmp_path / "c.csv").write_bytes(b'a\n1\n""\n\n2\n')
+    (batch,) = Dataset.from_csv(tmp_path / "c.csv", "a", {"a": str}).batch(9)
+    assert batch.tolist() == ["1", "", "2"]
