@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import Dataset
+from tests.selection import core
 
 SIZES = (13, 0, 7, 20)
 
@@ -75,7 +76,7 @@ FORMATS = {
 }
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=core(FORMATS, "npy", "csv"))
 def form(request):
     return FORMATS[request.param]
 

@@ -35,6 +35,7 @@ def test_npy_files_that_are_refused(tmp_path):
         len(Dataset.from_npy(tmp_path / "b.npz"))
 
 
+@pytest.mark.full
 def test_parquet_strings_and_lists(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     fixed = arrow.FixedSizeListArray.from_arrays(arrow.array(np.arange(18.0)), 2)
@@ -60,6 +61,7 @@ def test_parquet_values_that_are_missing(tmp_path):
             list(Dataset.from_parquet(tmp_path / "b.parquet", "x").batch(2))
 
 
+@pytest.mark.full
 def test_parquet_times_are_those_of_utc(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     times = np.array(["2020-01-01T12", "3000-01-01T12"], "M8[us]")
@@ -70,6 +72,7 @@ def test_parquet_times_are_those_of_utc(tmp_path):
         assert (batch.dtype, batch.tolist()) == (times.dtype, times.tolist())
 
 
+@pytest.mark.full
 def test_zarr_arrays_that_are_stores(tmp_path):
     zarr = pytest.importorskip("zarr", minversion="3")
     values = np.arange(60, dtype=">i4").reshape(20, 3)
@@ -81,6 +84,7 @@ def test_zarr_arrays_that_are_stores(tmp_path):
     assert np.concatenate(list(dataset.batch(7))).tolist() == values.tolist()
 
 
+@pytest.mark.full
 def test_netcdf_variables_that_are_packed(tmp_path):
     netcdf = pytest.importorskip("netCDF4")
     with netcdf.Dataset(tmp_path / "a.nc", "w") as file:
@@ -112,6 +116,7 @@ def test_csv_lines_of_any_form(tmp_path):
     assert [x.tolist() for x in Dataset.from_csv(tmp_path / "b.csv", "1", header=False).batch(2)] == [[2, 4]]
 
 
+@pytest.mark.full
 def test_many_csv_lines(tmp_path):
     lines = [f'{i},"{i}\n"' for i in range(10_000)]
     (tmp_path / "a.csv").write_text("a,t\n" + "\n".join(lines))

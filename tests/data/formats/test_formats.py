@@ -22,6 +22,7 @@ def numbers(batches):
     return found
 
 
+@pytest.mark.parametrize("form", ["hdf5", "netcdf", "npy", "csv", "parquet", "zarr"], indirect=True)
 def test_rows_in_order_and_shuffled(form, files):
     dataset = form.read(files)
     assert len(dataset) == 40
