@@ -35,7 +35,7 @@ class ChosenSource(CombinedSource):
         """
         found = self.parts[0].plan.element_spec()
         for number, part in enumerate(self.parts[1:], 1):
-            found = _common(found, part.plan.element_spec(), number)
+            found = common_spec((0, found), (number, part.plan.element_spec()))
         return found
 
     def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> ChosenSource:
@@ -99,7 +99,15 @@ class ChosenSource(CombinedSource):
         return found
 
 
-def _common(one: Any, other: Any, number: int) -> Any:
+def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
+    """Return the structure of elements of two datasets, given with their numbers. None: the dimensions differ.
+
+    Raises
+    ------
+    DatasetMismatchError
+        If structure, dtypes or numbers of dimensions differ.
+    """
+    (number, one), (number_of_other, other) = a, b
     leaves, rebuild = nest.flatten(one)
     others, _ = nest.flatten(other)
     same = nest.take_apart(one).form == nest.take_apart(other).form
@@ -107,8 +115,8 @@ def _common(one: Any, other: Any, number: int) -> Any:
         a.dtype != b.dtype or len(a.shape) != len(b.shape) for a, b in zip(leaves, others, strict=True)
     ):
         raise DatasetMismatchError(
-            f"datasets that follow each other must have elements of one structure and dtype, but dataset 0 has {one} "
-            f"and dataset {number} has {other}: map() one of them to the form of the other"
+            f"datasets that follow each other must have elements of one structure and dtype, but dataset {number} has "
+            f"{one} and dataset {number_of_other} has {other}: map() one of them to the form of the other"
         )
     return rebuild(
         [

@@ -10,8 +10,9 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.choices import Draws
+from mpistrat.data.combine.chosen import common_spec
 from mpistrat.data.combine.part import Part, ready_parts, seeds_of_parts, with_seeds_of_parts
-from mpistrat.data.rows import elements
+from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Peers, Seed, StreamSource
 
 # Makes one stream of those of the parts. A part is opened when its stream is called.
@@ -137,7 +138,7 @@ class MixedStream(StreamedSource):
 
     def _mix(self, openers: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
         draws = Draws(self._seed.value, np.asarray(self._weights, float))
-        streams = [opener() for opener in openers]
+        streams = _alike(openers)
         left = np.ones(len(streams), bool)
         block = 0
         while len(chosen := draws.block(block, left)):
@@ -164,8 +165,24 @@ def zipped(rebuild: Callable[[list[Any]], Any]) -> Combine:
 
 def concatenated(openers: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
     """Yield the elements of one part after another."""
-    for opener in openers:
-        yield from opener()
+    for stream in _alike(openers):
+        yield from stream
+
+
+def _alike(openers: Sequence[Callable[[], Iterator[Any]]]) -> list[Iterator[Any]]:
+    """Return the streams of all parts. They raise if the first element of one is not as the first that was read."""
+    known: list[tuple[int, Any]] = []
+
+    def checked(number: int, opener: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        stream = opener()
+        for element in stream:
+            known.append((number, nest.map_structure(spec.of_array, element)))
+            common_spec(known[0], known[-1])
+            yield element
+            break
+        yield from stream
+
+    return [checked(number, opener) for number, opener in enumerate(openers)]
 
 
 def filtered(predicate: Callable[..., Any]) -> Combine:

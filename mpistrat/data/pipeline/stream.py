@@ -84,12 +84,13 @@ class StreamPlan:
         return map(self.read, self._streamed(iteration))
 
     def element_spec(self) -> Any:
-        """Return the structure of an element, found by reading the first row."""
-        if self.batch is None or self._batch_maps:
-            found = nest.map_structure(spec.of_array, self.read([self._source.first()]))
-            return found if self.batch is None else spec.any_size(found)
-        (row,) = mapped_rows([self._source.first()], self._row_maps)
-        return self.batch.spec(nest.map_structure(spec.of_array, row), None)
+        """Return the structure of an element, found by reading the first row if the source does not know it."""
+        if self._batch_maps:
+            return spec.any_size(nest.map_structure(spec.of_array, self.read([self._source.first()])))
+        row = self._source.element_spec()
+        if self._row_maps:
+            row = nest.map_structure(spec.of_array, mapped_rows([self._source.first()], self._row_maps)[0])
+        return row if self.batch is None else self.batch.spec(row, None)
 
     def _streamed(self, iteration: int) -> Iterator[list[Any]]:
         made: Open = lambda iteration: self._source.open(iteration)  # noqa: E731

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from mpistrat import nest
+from mpistrat.data.rows import spec
 from mpistrat.data.rows.elements import rows_of
 
 if TYPE_CHECKING:
@@ -170,6 +172,10 @@ class StreamSource(Protocol):
 
     def first(self) -> Any:
         """Return an element, from which the structure of all is known. Raise ValueError if there is none."""
+
+    def element_spec(self) -> Any:
+        """Return the structure of an element: that of the first one, if nothing else is known."""
+        return nest.map_structure(spec.of_array, self.first())
 
     def fingerprint(self) -> Any:
         """Return what must be equal on all ranks: a small object with ``==`` and a clear repr."""

@@ -83,6 +83,11 @@ def of_arrays(element: Any) -> Any:
     return nest.map_structure(_as_value, lists_to_arrays(element))
 
 
+def copied(element: Any) -> Any:
+    """Return `of_arrays` of an element, in arrays of its own."""
+    return nest.map_structure(lambda x: x.copy() if type(x) is np.ndarray else x, of_arrays(element))
+
+
 def as_array(leaf: Any) -> np.ndarray:
     """Return a leaf as one array, in the byte order of this machine."""
     try:

@@ -39,6 +39,13 @@ class GeneratorSource(IterableSource):
                 else _as_signed(element, self._signature, f"element {number}")
             )
 
+    def element_spec(self) -> Any:
+        """Return the signature, if it has all shapes, or else the structure of the first element."""
+        leaves, rebuild = nest.flatten(self._signature)
+        if self._signature is None or any(leaf.shape is None for leaf in leaves):
+            return super().element_spec()
+        return rebuild([ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
+
     def fingerprint(self) -> Any:
         """Return the name of the function, and the signature."""
         return f"{self} {'' if self._signature is None else self._signature}"
@@ -56,17 +63,28 @@ def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
         If both ways are used, or a part of the signature has no shape and dtype.
     """
     if types is None and shapes is None:
-        for leaf in nest.flatten(signature)[0] if signature is not None else ():
-            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                raise TypeError(f"output_signature must be made of ArraySpec, not {leaf!r}")
+        if signature is not None and (wrong := _not_specs(signature)):
+            raise TypeError(
+                f"output_signature must be an ArraySpec, or a tuple or dict of them, not {wrong[0]!r}"
+            )
         return signature
     if signature is not None or types is None:
         raise TypeError(
             "from_generator() takes output_signature, or output_types with output_shapes, not both"
         )
+    if isinstance(types, list):
+        raise TypeError(f"output_types must be a dtype, or a tuple or dict of them, not {types!r}")
     if shapes is None:
         return nest.map_structure(lambda dtype: _Typed(np.dtype(dtype)), types)
     return _with_shapes(types, shapes)
+
+
+def _not_specs(part: Any) -> list[Any]:
+    """Return what of a signature is neither a spec nor a tuple or dict."""
+    if isinstance(part, (tuple, dict)):
+        parts = part.values() if isinstance(part, dict) else part
+        return [wrong for each in parts for wrong in _not_specs(each)]
+    return [] if hasattr(part, "shape") and hasattr(part, "dtype") else [part]
 
 
 class _Typed:

@@ -26,6 +26,8 @@ class IterableSource(StreamSource):
     def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over all elements, with leaves as NumPy arrays or scalars.
 
+        Arrays are copies: a generator may fill one array again and again.
+
         Raises
         ------
         ValueError
@@ -38,7 +40,7 @@ class IterableSource(StreamSource):
                     "function that makes it"
                 )
             self._begun = True
-        return map(elements.of_arrays, self._raw())
+        return map(elements.copied, self._raw())
 
     def first(self) -> Any:
         """Return the first element.
@@ -51,9 +53,9 @@ class IterableSource(StreamSource):
         if self._first is None:
             raw = self._raw()
             for element in raw:
-                self._first = elements.of_arrays(element)
+                self._first = elements.copied(element)
                 if self._once:
-                    self._iterable = itertools.chain([element], raw)
+                    self._iterable = itertools.chain([self._first], raw)
                 break
             else:
                 raise ValueError(f"{self} yields no elements, so their structure is unknown")

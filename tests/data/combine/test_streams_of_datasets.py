@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mpistrat.data import Dataset
+from mpistrat.data import Dataset, DatasetMismatchError
 from mpistrat.data.combine.choices import Choices
 from mpistrat.data.distributed import DistributedDataset
 
@@ -114,3 +114,16 @@ def test_iterators_of_one_mixture_at_the_same_time():
         sys.setswitchinterval(before)
     for thread in range(4):
         np.testing.assert_array_equal(found[thread], expected)
+
+
+def test_datasets_that_follow_each_other_must_be_alike():
+    integers, floats = Dataset.from_iterable([1, 2]), Dataset.from_iterable([1.5])
+    for wrong in (
+        integers.concatenate(floats),
+        integers.concatenate(Dataset.from_iterable([(1, 2)])),
+        Dataset.sample_from_datasets([integers, floats], seed=1),
+    ):
+        with pytest.raises(DatasetMismatchError, match=r"dataset [01] has .* dataset [01] has"):
+            list(wrong)
+    ragged = Dataset.from_iterable([[1, 2]]).concatenate(Dataset.from_iterable([[1]]))
+    assert lists(ragged.padded_batch(2)) == [[[1, 2], [1, 0]]]

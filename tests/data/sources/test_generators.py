@@ -25,7 +25,7 @@ def test_signatures_give_dtypes():
 
     signature = (ArraySpec((), "i4"), ArraySpec((None,), "f4"))
     made = Dataset.from_generator(pairs, args=(3,), output_signature=signature)
-    assert made.element_spec == (ArraySpec((), "i4"), ArraySpec((0,), "f4"))
+    assert made.element_spec == (ArraySpec((), "i4"), ArraySpec((None,), "f4"))
     assert lists(made) == [(0, []), (1, [1]), (2, [2, 2])]
     number, padded = next(iter(made.padded_batch(3)))
     assert (number.dtype, padded.dtype, padded.shape) == ("i4", "f4", (3, 2))
@@ -61,3 +61,26 @@ def test_arguments_that_are_wrong():
         Dataset.from_generator(list, output_signature="f4")
     with pytest.raises(TypeError, match="not both"):
         Dataset.from_generator(list, "f4", output_signature=ArraySpec((), "f4"))
+
+
+def test_signatures_are_the_structure():
+    empty = Dataset.from_generator(lambda: iter(()), output_signature={"x": ArraySpec((None, 2), "f4")})
+    assert empty.element_spec == {"x": ArraySpec((None, 2), "f4")}
+    assert empty.padded_batch(3).element_spec == {"x": ArraySpec((None, None, None), "f4")}
+    assert lists(empty) == []
+    for wrong in ({"output_types": [int]}, {"output_signature": [ArraySpec((), int)]}):
+        with pytest.raises(TypeError, match="tuple or dict"):
+            Dataset.from_generator(lambda: iter(()), **wrong)
+
+
+def test_a_generator_may_fill_one_array_again_and_again():
+    def filled():
+        row = np.zeros(2)
+        for number in range(6):
+            row[:] = number
+            yield {"x": row}
+
+    for dataset in (Dataset.from_generator(filled), Dataset.from_iterable(filled)):
+        rows = [number for batch in dataset.shuffle(3, seed=1).batch(4) for number in batch["x"][:, 0]]
+        assert sorted(rows) == [0, 1, 2, 3, 4, 5]
+        assert [batch["x"][:, 1].tolist() for batch in dataset.cache().batch(4)] == [[0, 1, 2, 3], [4, 5]]
