@@ -21,6 +21,7 @@ _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
 _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
 _OFTEN = 4
+_COUNTED = 256  # elements after which older ones count half
 
 _Made: TypeAlias = (
     "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
@@ -58,7 +59,7 @@ class Prefetched(NextAsOptional):
 
     The caller makes the elements itself while the thread would win nothing: while it does hardly any work between two
     elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts
-    at the second element in a row that takes longer.
+    at the second element in a row that takes longer, or when a few take so long that the mean is longer.
 
     Parameters
     ----------
@@ -107,6 +108,33 @@ class Prefetched(NextAsOptional):
         self._hand_over.close()
 
 
+class _Costs:
+    """Seconds that elements took to make.
+
+    Two elements are left out of the mean: the first one may open files, and the system may interrupt any.
+    """
+
+    def __init__(self, expected: float):
+        self._last = expected, expected
+        self._largest = 0.0, 0.0
+        self._sum = self._count = 0.0
+
+    def add(self, cost: float) -> None:
+        """Count an element."""
+        self._last = self._last[1], cost
+        less, *largest = sorted((*self._largest, cost))
+        self._largest = largest[0], largest[1]
+        self._sum += less
+        self._count += 1
+        if self._count > _COUNTED:
+            self._sum, self._count = self._sum / 2, self._count / 2
+
+    @property
+    def are_low(self) -> bool:
+        """Whether one of the last two elements, and the mean, took less time than handing over takes."""
+        return min(self._last) < _AT_ONCE and self._sum <= self._count * _AT_ONCE
+
+
 class _HandOver:
     """The queue between the thread and the caller: elements that wait, and permits to make more.
 
@@ -132,8 +160,7 @@ class _HandOver:
         self._closed = False
         self._most, self._kept = most, most
         self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
-        # Seconds for the last two elements: the first one may open files, and the system may interrupt any.
-        self._costs = (0.0, 0.0) if in_line else (math.inf, math.inf)
+        self._costs = _Costs(0.0 if in_line else math.inf)
         self.thread: threading.Thread | None = None
 
     def start(self, owner: Prefetched) -> None:
@@ -179,7 +206,7 @@ class _HandOver:
         """Return the next element, or raise its error."""
         if self._closed:
             raise StopIteration
-        in_line = time.perf_counter() - self._taken < _AT_ONCE or min(self._costs) < _AT_ONCE
+        in_line = time.perf_counter() - self._taken < _AT_ONCE or self._costs.are_low
         self._in_a_row = self._in_a_row + 1 if in_line else 0
         if in_line and self._kept == self._most:
             element, cost, error = self._make()
@@ -191,7 +218,7 @@ class _HandOver:
                 raise error
             finally:
                 error = None  # breaks the reference cycle of the frame and its error
-        self._costs = self._costs[1], cost
+        self._costs.add(cost)
         self._taken = time.perf_counter()
         return element
 

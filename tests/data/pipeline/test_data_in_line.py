@@ -25,6 +25,8 @@ class Clock:
         ([MUCH] * 20, LITTLE, 20),
         ([MUCH] * 20, MUCH, 2),
         ([MUCH, *[LITTLE] * 9, MUCH, *[LITTLE] * 9], MUCH, 20),
+        ([MUCH, LITTLE] * 10, MUCH, 5),  # the third shows that it happens often
+        ([*[LITTLE] * 15, MUCH] * 5, MUCH, 48),
         ([*[LITTLE] * 5, *[MUCH] * 15], MUCH, 7),
     ],
 )
