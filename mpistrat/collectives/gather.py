@@ -51,8 +51,7 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
     if topology.size == 1:
         with topology.turn(what):
             return [value]
-    pickle = mpi.start().pickle
-    mine = pickle.dumps(value)  # before the collective: a failure here leaves no rank waiting
+    mine = topology.pickled("gather_object", value)
     with topology.turn(what):
         told = topology.world.gather(mine, root)
-    return None if told is None else [pickle.loads(each) for each in told]
+    return None if told is None else [mpi.start().pickle.loads(each) for each in told]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,19 +51,19 @@ def scatter(
     """
     is_root = topology.rank == root
     with structures.refusals("scatter", topology):
+        axis = operator.index(axis)
         axes = [checked_axis(each, axis) for each in values] if is_root else []
-    pickle = mpi.start().pickle if topology.size > 1 else None
     described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
-    noted = pickle.dumps(note) if pickle is not None and is_root else None
+    noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
     with topology.turn(operation("scatter", root, axis)):
-        if pickle is None:
+        if topology.size == 1:
             return Scattered([each.copy(order="C") for each in values], note)
         described, noted = topology.world.bcast((described, noted), root)
         arrays = [
             _scattered(topology, dtype, shape, where, values[i] if is_root else None, root)
             for i, (dtype, shape, where) in enumerate(described)
         ]
-    return Scattered(arrays, pickle.loads(noted))
+    return Scattered(arrays, mpi.start().pickle.loads(noted))
 
 
 def _scattered(

@@ -25,7 +25,7 @@ import numpy as np
 from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
+from mpistrat.runtime.agreement.operation import MismatchError, Operation, Remark, operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
@@ -265,11 +265,25 @@ class Topology(CollectiveLock):
         if self.size == 1:
             with self.turn(_ALL_GATHER_OBJECT):
                 return [value]
-        pickle = mpi.start().pickle
-        mine = pickle.dumps(value)  # before the collective: a failure here leaves no rank waiting
+        mine = self.pickled("all_gather_object", value)
         with self.turn(_ALL_GATHER_OBJECT):
             told = self.world.allgather(mine)
-        return [pickle.loads(each) for each in told]
+        return [mpi.start().pickle.loads(each) for each in told]
+
+    def pickled(self, name: str, value: Any) -> bytes:
+        """Return a value pickled for the next collective, ``name``. If that fails, all ranks raise.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if only some of the ranks have a value that cannot be pickled.
+        """
+        try:
+            return bytes(mpi.start().pickle.dumps(value))
+        except Exception as error:
+            if self.size > 1:
+                self.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
+            raise
 
     @_whole
     def broadcast_object(
@@ -284,11 +298,10 @@ class Topology(CollectiveLock):
         if self.size == 1:
             with self.turn(what):
                 return value
-        pickle = mpi.start().pickle
-        mine = pickle.dumps(value) if self.rank == root else None
+        mine = self.pickled(name, value) if self.rank == root else None
         with self.turn(what, timeout_seconds=timeout_seconds):
             told = self.world.bcast(mine, root)
-        return pickle.loads(told)
+        return mpi.start().pickle.loads(told)
 
     @_whole
     def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:

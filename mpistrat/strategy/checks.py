@@ -64,8 +64,8 @@ def require_replica_context(replica_context: AnyReplicaContext) -> None:
     )
 
 
-def check_replica(name: str, replica: object, size: int) -> None:
-    """Raise unless the argument ``name`` is the number of one of ``size`` replicas.
+def checked_replica(name: str, replica: object, size: int) -> int:
+    """Return the argument ``name``, the number of one of ``size`` replicas.
 
     Raises
     ------
@@ -78,3 +78,4 @@ def check_replica(name: str, replica: object, size: int) -> None:
         raise TypeError(f"{name} must be the number of a replica, not {replica!r}")
     if not 0 <= replica < size:
         raise ValueError(f"{name} must be one of the replicas 0 to {size - 1}, not {replica}")
+    return int(replica)  # ranks compare it: one may give a NumPy scalar

@@ -14,7 +14,7 @@ from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.axis_reduction import reduce_over_axis
-from mpistrat.strategy.checks import check_replica, require_cross_replica
+from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
@@ -176,7 +176,7 @@ class Collectives:
         topology = self._topology
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
-            check_replica("dst", dst, topology.size)
+            dst = checked_replica("dst", dst, topology.size)
             if nest.holds(leaves, IndexedSlices):
                 raise NotImplementedError(NOT_GATHERED)
             leaves = [component(leaf) for leaf in leaves]
@@ -225,7 +225,7 @@ class Collectives:
         topology = self._topology
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("broadcast", topology):
-            check_replica("src", src, topology.size)
+            src = checked_replica("src", src, topology.size)
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
             leaves = [component(leaf) for leaf in leaves]
@@ -276,7 +276,7 @@ class Collectives:
         leaves: list[Any] = []
         skeleton = None
         with structures.refusals("scatter", topology):
-            check_replica("src", src, topology.size)
+            src = checked_replica("src", src, topology.size)
             if topology.rank == src:
                 leaves, rebuild, _ = nest.take_apart(value)
                 if nest.holds(leaves, IndexedSlices):
@@ -324,7 +324,7 @@ class Collectives:
     def _gather_object_to(self, value: Any, dst: int) -> list[Any] | None:
         topology = self._topology
         with structures.refusals("gather_object", topology):
-            check_replica("dst", dst, topology.size)
+            dst = checked_replica("dst", dst, topology.size)
         return gather.gather_object(topology, value, dst)
 
     @_whole
@@ -358,7 +358,7 @@ class Collectives:
         require_cross_replica(self, "broadcast_object", "call it outside of run, or in merge_call")
         topology = self._topology
         with structures.refusals("broadcast_object", topology):
-            check_replica("src", src, topology.size)
+            src = checked_replica("src", src, topology.size)
         return topology.broadcast_object(value, src)
 
     @property

@@ -10,7 +10,7 @@ from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.copies import Copies
-from mpistrat.strategy.checks import check_replica
+from mpistrat.strategy.checks import checked_replica
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED
 from mpistrat.strategy.scope import Scope
@@ -35,7 +35,7 @@ class _DefaultStrategy(Strategy):
 
     def gather(self, value: Any, axis: int, dst: int | None = None) -> Any:
         if dst is not None:
-            check_replica("dst", dst, 1)
+            checked_replica("dst", dst, 1)
         return nest.map_structure(_gathered, value)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:

@@ -27,6 +27,7 @@ def test_ranks(n, run_ranks, summarize):
     [
         ("killed", ["signal 9"]),
         ("ends", ["the end of the program"]),
+        ("receives_from_ended", ["from any rank", "came [1.0, 1.0, 1.0]", "rank 1", "has ended its program"]),
         ("late", ["TimeoutError", "rank 1 of 2 did not come within 1 s"]),
     ],
 )

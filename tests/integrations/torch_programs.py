@@ -49,6 +49,21 @@ def late():
     dist.all_reduce(torch.ones(1))
 
 
+def receives_from_ended():
+    """One rank waits for messages of another that has ended; what that had sent still comes."""
+    if RANK:
+        dist.send(torch.ones(3), 0)
+        return
+    try:
+        dist.recv(torch.ones(3), tag=5)
+    except RuntimeError as error:
+        print(error)
+    found = torch.zeros(3)
+    dist.recv(found, 1)
+    print("came", found.tolist())
+    dist.recv(torch.ones(3), 1)
+
+
 def leaves_everything():
     """Handles that nothing waited for, messages that nothing takes, and a group that is not destroyed."""
     dist.all_reduce(torch.ones(3), async_op=True)

@@ -24,6 +24,13 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     process_sets : sequence of ProcessSet, or "dynamic", optional
         Process sets to begin with. They may be added at any time.
 
+    Raises
+    ------
+    TypeError
+        If ``process_sets`` is something else.
+    ValueError
+        As `add_process_set`.
+
     Examples
     --------
     >>> import mpistrat.integrations.hvd as hvd
@@ -34,6 +41,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     global _sets
     if _sets is not None:
         return
+    given = [] if process_sets is None or process_sets == "dynamic" else [*process_sets]
+    for each in given:
+        if not isinstance(each, ProcessSet):
+            raise TypeError(f'process_sets must be a list of ProcessSet, or "dynamic", not {process_sets!r}')
     key = None if comm is None else getattr(comm, "handle", -1)
     own = _comms.get(key)
     if own is None:
@@ -42,9 +53,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     global_process_set.begin(0, own.rank, own)
     watchdog.start(global_process_set.topology)
     _sets = ProcessSets(global_process_set)
-    for each in [] if process_sets in (None, "dynamic") else process_sets or []:
-        assert isinstance(each, ProcessSet)
-        _sets.add(each)
+    try:
+        for each in given:
+            _sets.add(each)
+    except Exception:
+        shutdown()
+        raise
 
 
 def shutdown() -> None:

@@ -6,7 +6,8 @@ begins, and tell it what to take part in. A program without `join` pays nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mpistrat.collectives import structures
@@ -38,7 +39,7 @@ def collective(
         return make()
     except MismatchError as error:
         joined, others = _sides(error)
-        if not joined:
+        if not joined or not others:
             raise
         topology = process_set.topology
         if _told(topology, others[0], substitute) is None:
@@ -47,6 +48,23 @@ def collective(
                 "Average or Adasum goes on without them"
             ) from None
     return make()
+
+
+@contextmanager
+def refusals(name: str, process_set: ProcessSet) -> Iterator[None]:
+    """Context as `structures.refusals`, also while ranks have joined.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if only some of the ranks have an error in their arguments.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        wrong = error  # the name of an `except` clause ends with it
+        collective(process_set, name, lambda: structures.refuse(name, process_set.topology, wrong))
+        raise
 
 
 def join(device: int = -1) -> int:
@@ -90,7 +108,7 @@ def join(device: int = -1) -> int:
             break
         except MismatchError as error:
             joined, others = _sides(error)
-            if not joined:  # the ranks are not in step
+            if not joined or not others:  # the ranks are not in step
                 raise
         told = _told(topology, others[0], None)
         if told is not None:

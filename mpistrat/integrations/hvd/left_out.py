@@ -10,8 +10,8 @@ _INSTEAD = {
     "elastic": "a batch script that starts the job again, and checkpoints of rank 0 (docs: It hangs, preemption)",
     "HostsUpdatedInterrupt": "a batch script that starts the job again",
     "SyncBatchNorm": "torch.nn.SyncBatchNorm after torch.distributed.init_process_group('mpistrat')",
-    "start_timeline": "`mpistrat top`, or the environment variable MPISTRAT_RECORD",
-    "stop_timeline": "`mpistrat top`, or the environment variable MPISTRAT_RECORD",
+    "start_timeline": "`with mpistrat.experimental.trace(...)`, or `mpistrat run --trace`",
+    "stop_timeline": "`with mpistrat.experimental.trace(...)`, or `mpistrat run --trace`",
     "run": "`mpistrat run -n RANKS program.py`, mpirun or srun",
     "DistributedGradientTape": "allreduce of the gradients",
 }

@@ -12,7 +12,7 @@ from mpistrat.collectives import broadcast as broadcasts
 from mpistrat.integrations.hvd.all_reduce import copy_into
 from mpistrat.integrations.hvd.handles import Handle
 from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.joining import collective
+from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reductions import named
 from mpistrat.runtime import arrays
@@ -50,7 +50,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     True
     """
     topology = process_set.topology
-    with structures.refusals("allgather", topology):
+    with refusals("allgather", process_set):
         host = arrays.to_host(tensor)
         all_gather.checked_axis(host, 0)
 
@@ -112,7 +112,7 @@ def grouped_allgather_async(
 
 def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> np.ndarray:
     topology = process_set.topology
-    with structures.refusals("broadcast", topology):
+    with refusals("broadcast", process_set):
         root = process_set.place_of(root_rank)
         host = arrays.to_host(tensor)
 
@@ -243,7 +243,7 @@ def alltoall(
     True
     """
     topology = process_set.topology
-    with structures.refusals("alltoall", topology):
+    with refusals("alltoall", process_set):
         host = arrays.to_host(tensor)
         own = None if splits is None else arrays.to_host(splits)
         if own is not None and own.dtype.kind not in "iu":
@@ -307,7 +307,7 @@ def broadcast_object(
     {'epoch': 3}
     """
     topology = process_set.topology
-    with structures.refusals("broadcast_object", topology):
+    with refusals("broadcast_object", process_set):
         root = process_set.place_of(root_rank)
 
     def make() -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -38,9 +40,9 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Sequence[int]):
-        if not all(isinstance(each, int) for each in ranks):
+        if not all(isinstance(each, int | np.integer) for each in ranks):
             raise ValueError(f"a ProcessSet is made of the numbers of ranks, not {ranks!r}")
-        self.ranks = sorted(ranks)
+        self.ranks = sorted(map(int, ranks))
         self.process_set_id: int | None = None
         self._topology: Topology | None = None
         self._ops: CrossDeviceOps | None = None

@@ -11,7 +11,7 @@ from mpistrat.collectives import CommunicationOptions, reduce_scatter, structure
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.integrations.hvd import adasum, job
-from mpistrat.integrations.hvd.joining import Substitute, collective
+from mpistrat.integrations.hvd.joining import Substitute, collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum
 from mpistrat.runtime import arrays
@@ -24,6 +24,19 @@ def named(name: str | None) -> str | None:
     return None if name is None else f"named {name}"
 
 
+def _compared(
+    name: str | None, op: Op, sent: Sequence[np.ndarray], prescale_factor: float, postscale_factor: float
+) -> str | None:
+    """Return what the ranks compare beside the reduction that they make, and the shapes and dtypes."""
+    parts = [] if name is None else [f"named {name}"]
+    if _divides_after(op, sent):
+        parts.append("averages of integers")
+    scales = float(prescale_factor), float(postscale_factor)
+    if scales != (1.0, 1.0):
+        parts.append("scaled by {} before and {} after".format(*scales))
+    return ", ".join(parts) or None
+
+
 def all_reduced(
     values: Sequence[Any],
     name: str | None,
@@ -34,14 +47,14 @@ def all_reduced(
 ) -> list[np.ndarray]:
     """Return the combinations of arrays of any library over the ranks of a set, as NumPy arrays."""
     topology = process_set.topology
-    form = named(name)
-    with structures.refusals("allreduce", topology):
+    with refusals("allreduce", process_set):
         hosts = [arrays.to_host(each) for each in values]
         if op is Adasum:
             adasum.check(topology, hosts)
         for each in hosts:
             dtypes.accumulator(each.dtype, OWN.get(op, OWN[Sum]))
         sent = [_scaled(_wide(each, op), prescale_factor) for each in hosts]
+        form = _compared(name, op, sent, prescale_factor, postscale_factor)
     described = [(each.dtype, each.shape) for each in sent]
     substitute: Substitute | None = (_without_data, (op, described, form)) if op in _NEUTRAL else None
     totals = collective(process_set, "allreduce", lambda: _reduce(process_set, op, sent, form), substitute)
@@ -85,17 +98,18 @@ def reduce_scattered(
 ) -> np.ndarray:
     """Return this rank's rows of the combination of arrays of any library, as a NumPy array."""
     topology = process_set.topology
-    with structures.refusals("reducescatter", topology):
+    with refusals("reducescatter", process_set):
         if op is Adasum:
             raise NotImplementedError("reducescatter by Adasum is not provided: use allreduce, or op=Average")
         host = arrays.to_host(value)
         dtypes.accumulator(host.dtype, OWN[op])
         reduce_scatter.rows_of_ranks(host, 1)
         sent = _scaled(_wide(host, op), prescale_factor)
+        form = _compared(name, op, [sent], prescale_factor, postscale_factor)
 
     def make() -> np.ndarray:
-        if name is not None:
-            structures.agree(topology, "reducescatter", named(name))
+        if form is not None:
+            structures.agree(topology, "reducescatter", form)
         return reduce_scatter.reduce_scatter(topology, _own(op, [sent]), sent)
 
     total = _divided(collective(process_set, "reducescatter", make), op, [sent], topology.size)
@@ -103,8 +117,9 @@ def reduce_scattered(
 
 
 def _wide(host: np.ndarray, op: Op) -> np.ndarray:
-    """Return integers of which the mean is asked for in a dtype whose sum does not overflow."""
-    return host.astype(np.int64) if op is Average and host.dtype.kind in "iu" else host
+    """Return small integers of which the mean is asked for in a dtype whose sum does not overflow."""
+    small = host.dtype.kind in "iu" and host.dtype.itemsize < 8
+    return host.astype(np.int64) if op is Average and small else host
 
 
 def _divided(total: np.ndarray, op: Op, sent: Sequence[np.ndarray], size: int) -> np.ndarray:

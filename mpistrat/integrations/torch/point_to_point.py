@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpistrat.collectives.exchange import messages
+from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, write
 from mpistrat.integrations.torch.work import InFlight
 from mpistrat.runtime.process import mpi
@@ -35,13 +37,15 @@ class Messages:
         self._works: list[InFlight] = []
         MPI = mpi.start()
         self._any_source, self._largest_tag = MPI.ANY_SOURCE, self._comm.Get_attr(MPI.TAG_UB)
+        self._in_job: list[int] = self._comm.allgather(MPI.COMM_WORLD.rank)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> InFlight:
         """Begin to send a tensor."""
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
         requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
-        return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor]))
+        ended = self._ended(rank)
+        return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor], ended))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
         """Begin to receive a tensor, from any rank where ``rank`` is None.
@@ -50,6 +54,8 @@ class Messages:
         ------
         ValueError
             In `wait`, if the message has another size.
+        RuntimeError
+            In `wait`, if the rank has ended its program.
         NotImplementedError
             If the tensor is larger than one message and may come from any rank.
         """
@@ -72,7 +78,14 @@ class Messages:
             if not in_place:
                 write(tensor, data)
 
-        return self._kept(InFlight(what, requests, finish, self._seconds, [tensor]))
+        return self._kept(InFlight(what, requests, finish, self._seconds, [tensor], self._ended(rank)))
+
+    def _ended(self, rank: int | None) -> partial[bool]:
+        """Return a function that tells whether a rank, or all others, have ended their programs."""
+        others = [other for other in range(self._comm.size) if other != self._comm.rank]
+        return partial(
+            goodbyes.have_ended, [self._in_job[each] for each in (others if rank is None else [rank])]
+        )
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:

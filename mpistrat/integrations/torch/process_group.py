@@ -14,6 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CommunicationOptions, all_gather, broadcast, structures
 from mpistrat.collectives.exchange import exchange
+from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
 from mpistrat.integrations.torch.described_group import DescribedGroup
 from mpistrat.integrations.torch.point_to_point import Messages
@@ -68,6 +69,8 @@ class ProcessGroup(DescribedGroup):
         options = options or CommunicationOptions()
         self._own_comm = None if comm == mpi.start().COMM_WORLD else comm
         topology = Topology.of(comm)
+        if self._own_comm is None:
+            goodbyes.begin(comm)
         seconds = timeout.total_seconds()
         limit = options.timeout_seconds
         if limit is None and timeout != default_pg_timeout:

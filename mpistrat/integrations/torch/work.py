@@ -12,6 +12,7 @@ import torch
 from mpistrat.runtime.process import mpi
 
 _LONGEST_NAP = 0.001
+_PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
 _BUSY = 0.0002  # seconds in which a wait polls without naps: most messages of a node have come by then
 
 
@@ -70,6 +71,8 @@ class InFlight(torch.distributed.Work):
     seconds : float
         How long `wait` waits.
     tensors : list of torch.Tensor
+    ended : callable
+        Returns whether the ranks that could complete the message have ended their programs.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class InFlight(torch.distributed.Work):
         finish: Callable[[Sequence[Any]], None],
         seconds: float,
         tensors: list[torch.Tensor],
+        ended: Callable[[], bool],
     ):
         super().__init__()
         self._what = what
@@ -86,6 +90,7 @@ class InFlight(torch.distributed.Work):
         self._finish = finish
         self._seconds = seconds
         self._tensors = tensors
+        self._ended = ended
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._source = -1
@@ -131,15 +136,21 @@ class InFlight(torch.distributed.Work):
         ------
         TimeoutError
             If that takes longer than ``timeout``, by default the process group's.
+        RuntimeError
+            If the ranks that could complete it have ended their programs.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         seconds = seconds if seconds > 0 else self._seconds
         start = time.monotonic()
-        nap = 0.0
+        nap, look, ended = 0.0, _PATIENCE, False
         while not self.is_completed():
             waited = time.monotonic() - start
             if waited > seconds:
                 raise TimeoutError(f"{self._what} was not complete within {seconds:g} s")
+            if waited > look:
+                if ended:  # since the last look: what it sent before has come
+                    raise RuntimeError(f"{self._what} cannot complete: the other side has ended its program")
+                ended, look = self._ended(), waited + _PATIENCE
             if waited > _BUSY:
                 nap = min(_LONGEST_NAP, nap + 1e-5)
                 time.sleep(nap)

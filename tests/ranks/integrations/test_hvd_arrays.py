@@ -63,7 +63,7 @@ def test_names_that_are_left_out_say_what_to_use():
     for name, advice in {
         "elastic": "checkpoints",
         "SyncBatchNorm": "torch.nn",
-        "start_timeline": "top",
+        "start_timeline": "trace",
     }.items():
         with pytest.raises(AttributeError, match=advice):
             getattr(hvd, name)
@@ -96,6 +96,8 @@ def test_allreduce(op, dtype, shape):
 def test_average_of_integers_does_not_overflow():
     assert hvd.allreduce(np.full(3, 100, np.int8)).tolist() == [100] * 3
     assert hvd.grouped_allreduce([np.full(2, 100, np.int8), np.full(1, 0.5)])[1].tolist() == [0.5]
+    large = np.uint64(2**63 + 6)
+    assert int(hvd.allreduce(large if RANK == 0 else np.uint64(0))) == int(large) // SIZE
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int32"])
@@ -289,6 +291,8 @@ def test_other_collectives_do_not_go_on_without_ranks_that_joined():
         lambda: hvd.alltoall(np.ones(SIZE)),
         lambda: hvd.reducescatter(np.ones(SIZE), name="rows"),
         lambda: hvd.allreduce(1.0, op=hvd.Max),
+        lambda: hvd.allreduce("text"),
+        lambda: hvd.broadcast(np.ones(2), SIZE),
         lambda: hvd.broadcast_object(1),
         hvd.barrier,
     ]
@@ -309,6 +313,16 @@ def test_ranks_that_disagree_while_one_has_joined_raise():
         with pytest.raises(MismatchError, match="second"):
             hvd.allreduce(1.0, name="first" if RANK == 1 else "second")
     hvd.join()
+
+
+@several
+def test_ranks_that_do_not_notice_one_that_joined_raise():
+    if RANK:
+        with pytest.raises(MismatchError, match="join"):
+            hvd.add_process_set([0])
+    with pytest.raises(MismatchError, match="join"):
+        hvd.join()
+    hvd.barrier()
 
 
 # --- ranks that disagree -------------------------------------------------------------------------------
@@ -344,6 +358,12 @@ def test_what_differs_on_one_rank_raises_on_all():
         lambda: hvd.allreduce(np.ones(3), op=hvd.Max if odd else hvd.Min),
         lambda: hvd.allreduce("text" if odd else np.ones(3)),
         lambda: hvd.allreduce(np.ones(3), name="x" if odd else None),
+        lambda: hvd.allreduce(np.ones(3), prescale_factor=1.0 + odd),
+        lambda: hvd.allreduce(np.ones(3), postscale_factor=1.0 + odd),
+        lambda: hvd.allreduce(np.ones(3), postscale_factor="text" if odd else 1.0),
+        lambda: hvd.allreduce(np.ones(3, int), op=hvd.Sum if odd else hvd.Average),
+        lambda: hvd.reducescatter(np.ones(3, int), op=hvd.Sum if odd else hvd.Average),
+        lambda: hvd.reducescatter(np.ones(3), postscale_factor=1.0 + odd),
         lambda: hvd.grouped_allreduce([np.ones(3)] * (1 + odd)),
         lambda: hvd.allgather(np.ones((2, 2 + odd))),
         lambda: hvd.broadcast(np.ones(3), int(odd)),

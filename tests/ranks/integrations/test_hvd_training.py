@@ -188,15 +188,23 @@ def test_parameters_without_a_gradient_on_some_ranks():
 
 def test_sparse_gradients():
     for as_dense in (False, True):
-        embedding = torch.nn.Embedding(SIZE + 1, 2, sparse=True)
+        embedding = torch.nn.Embedding(SIZE + 2, 2, sparse=True)
         torch.nn.init.ones_(embedding.weight)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(embedding.parameters(), lr=1.0), sparse_as_dense=as_dense
         )
         embedding(torch.tensor([RANK, SIZE])).sum().backward()
         optimizer.step()
-        expected = torch.full((SIZE + 1, 2), 1 - 1 / SIZE)
-        expected[SIZE] = 0
+        expected = torch.full((SIZE + 2, 2), 1 - 1 / SIZE)
+        expected[SIZE:] = torch.tensor([[0.0], [1.0]])
+        torch.testing.assert_close(embedding.weight.detach(), expected)
+        optimizer = torch.optim.SparseAdam(list(embedding.parameters()), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=as_dense)
+        optimizer.zero_grad()
+        embedding(torch.tensor([RANK, SIZE])).sum().backward()
+        optimizer.step()
+        assert embedding.weight.grad.is_sparse
+        expected[:-1] -= 0.1  # the first step of Adam is as long as the learning rate
         torch.testing.assert_close(embedding.weight.detach(), expected)
 
 

@@ -240,6 +240,13 @@ def test_values_that_cannot_be_sent(strategy):
     strategy.barrier()
 
 
+def test_numbers_of_replicas_and_axes_may_be_scalars_of_numpy(strategy):
+    number = np.int64 if RANK else int
+    for call in calls(strategy, np.ones(3), number(LAST)):
+        call()
+    assert len(strategy.scatter(np.ones(2 * SIZE), number(0))) == 2
+
+
 def test_only_outside_of_replica_functions(strategy):
     for call in calls(strategy, np.ones(3), 0):
         with pytest.raises(RuntimeError, match="cross-replica"):
@@ -261,6 +268,9 @@ def test_one_wrong_rank_stops_all(strategy):
         lambda: strategy.scatter(np.ones(2), 0, RANK % 2),
         lambda: strategy.scatter(np.ones((2, 2)), RANK % 2),
         lambda: strategy.gather_object(1, RANK % 2),
+        lambda: strategy.gather_object(1 if RANK else lambda: 1),  # which cannot be pickled
+        lambda: strategy.gather_object(1 if RANK else lambda: 1, LAST),
+        lambda: strategy.broadcast_object(lambda: 1),
         lambda: strategy.barrier() if RANK else strategy.scatter(np.ones(3)),
     ]
     for way in ways:

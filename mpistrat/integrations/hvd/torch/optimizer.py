@@ -55,10 +55,14 @@ class _Distributed:
         if not self._process_set.included() or self._process_set.topology.size == 1:
             return
         parameters = self._updated()
+        were_sparse: dict[
+            Tensor, int
+        ] = {}  # gradients that are sent dense, with their numbers of sparse axes
         for p in parameters:
             if p.grad is None:  # another rank may have computed it
                 p.grad = torch.zeros_like(p)
             if p.grad.is_sparse and self._sparse_as_dense:
+                were_sparse[p] = p.grad.sparse_dim()
                 p.grad = p.grad.to_dense()
         for p in parameters:
             if p.grad is not None and p.grad.is_sparse:
@@ -67,6 +71,9 @@ class _Distributed:
                 )()
         for group in grouped([p for p in parameters if not self._is_sparse(p)], self._groups):
             self._reduce(group)
+        for p, axes in were_sparse.items():  # an optimizer such as SparseAdam takes no others
+            assert p.grad is not None
+            p.grad = p.grad.to_sparse(axes)
 
     @staticmethod
     def _is_sparse(p: Tensor) -> bool:
@@ -207,7 +214,7 @@ def DistributedOptimizer(
     num_groups, groups : int or list of lists of Tensor, optional
         How many messages, or which parameters go together; by default all. The first is the former name.
     sparse_as_dense : bool
-        Whether sparse gradients are made dense.
+        Whether sparse gradients are sent as dense ones. The optimizer gets sparse ones again.
     process_set : ProcessSet
 
     Returns

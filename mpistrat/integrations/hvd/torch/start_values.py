@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from mpistrat import nest
-from mpistrat.collectives import broadcast, structures
+from mpistrat.collectives import broadcast
 from mpistrat.integrations.hvd import job, moves
 from mpistrat.integrations.hvd.all_reduce import copy_into
+from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.runtime import arrays
 
 
@@ -50,7 +51,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     >>> hvd.init()
     >>> hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)
     """
-    with structures.refusals("broadcast_parameters", job.topology()):
+    with refusals("broadcast_parameters", job.global_process_set):
         names, tensors = _named(params)
     _broadcast(tensors, root_rank, abbreviated(names))
 
@@ -83,10 +84,14 @@ def _named(params: Any) -> _Named:
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
     topology = job.topology()
-    with structures.refusals("broadcast_parameters", topology):
+    with refusals("broadcast_parameters", job.global_process_set):
         root = job.global_process_set.place_of(root_rank)
         hosts = [arrays.to_host(each) for each in tensors]
-    found = broadcast.broadcast(topology, hosts, f"named {name}", root=root)
+
+    def make() -> list[Any]:
+        return broadcast.broadcast(topology, hosts, f"named {name}", root=root)
+
+    found = collective(job.global_process_set, "broadcast_parameters", make)
     if topology.rank != root:
         with torch.no_grad():
             for tensor, host in zip(tensors, found, strict=True):
@@ -121,7 +126,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     >>> optimizer.param_groups[0]["lr"]
     0.1
     """
-    with structures.refusals("broadcast_optimizer_state", job.topology()):
+    with refusals("broadcast_optimizer_state", job.global_process_set):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("cannot broadcast torch.optim.LBFGS state: use broadcast_object(state_dict())")
     own, rebuild = nest.flatten(optimizer.state_dict())

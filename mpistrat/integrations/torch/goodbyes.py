@@ -1,0 +1,63 @@
+"""Which ranks have ended their programs: no message of theirs will come.
+
+A rank that ends tells all others, by messages without content on a communicator of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from mpistrat.runtime.process import failure, mpi
+
+_TAG = 0
+_PROBES = 2  # the first may only make progress, without reporting a message that came long ago
+_goodbyes: Goodbyes | None = None
+
+
+class Goodbyes:
+    """The goodbyes of all ranks of a job. Collective over them when it is made.
+
+    Parameters
+    ----------
+    world : mpi4py.MPI.Intracomm
+        The communicator of all ranks.
+    """
+
+    def __init__(self, world: Any):
+        self._comm = world.Dup()
+        self._process = os.getpid()
+        self._ended: set[int] = set()
+        self._sent: list[Any] = []
+        atexit.register(self._say)
+
+    def _say(self) -> None:
+        if os.getpid() == self._process and mpi.running() and not failure.pending():
+            others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+            self._sent = [self._comm.Isend(np.empty(0, np.uint8), rank, _TAG) for rank in others]
+
+    def came_from(self, ranks: set[int]) -> bool:
+        """Return whether all of these ranks have said goodbye."""
+        MPI = mpi.start()
+        status = MPI.Status()
+        while any(self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status) for _ in range(_PROBES)):
+            self._comm.Recv(np.empty(0, np.uint8), status.source, _TAG)
+            self._ended.add(status.source)
+        return ranks <= self._ended
+
+
+def begin(world: Any) -> None:
+    """Let the ranks of the job say goodbye when they end. Collective over them; further calls do nothing."""
+    global _goodbyes
+    if _goodbyes is None:
+        _goodbyes = Goodbyes(world)
+
+
+def have_ended(ranks: Iterable[int]) -> bool:
+    """Return whether these ranks of the job have all ended their programs, as far as is known; False for no ranks."""
+    wanted = set(ranks)
+    return _goodbyes is not None and bool(wanted) and _goodbyes.came_from(wanted)
