@@ -289,7 +289,7 @@ def _values(named: Mapping[str, Any], topology: Topology) -> dict[str, np.ndarra
     """Return the values to save on replica 0, as views where possible, and an empty dict on other replicas."""
     found = {}
     for name, leaf in named.items():
-        value = leaf._read() if isinstance(leaf, Variable) else leaf  # of some, collective
+        value = arrays.numpy_or_cupy(leaf) if isinstance(leaf, Variable) else leaf  # of some, collective
         if topology.rank == 0:
             found[name] = np.asarray(arrays.to_host(value), order="C")
     return found
