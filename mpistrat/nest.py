@@ -93,6 +93,22 @@ def take_apart(structure: Any) -> Parts:
     return Parts(leaves, _builder(spec), f"in {words}")
 
 
+def paths(structure: Any) -> list[tuple[Any, ...]]:
+    """Return the keys, field names and positions that lead to each leaf, in the order of `flatten`.
+
+    Examples
+    --------
+    >>> paths({"a": 1, "b": [2, None, 3]})
+    [('a',), ('b', 0), ('b', 2)]
+    """
+    if _is_flat(structure):
+        return [(place,) for place in range(len(structure))]
+    import optree
+
+    _register_classes(structure)
+    return optree.tree_paths(structure, namespace=_NAMESPACE)
+
+
 def holds(leaves: list[Any], kind: type) -> bool:
     """Return whether a leaf is an instance of ``kind``."""
     return any(issubclass(each, kind) for each in set(map(type, leaves)))

@@ -171,6 +171,25 @@ def copied(value: Any) -> Any:
     return value
 
 
+def can_be_filled(value: Any) -> bool:
+    """Return whether `fill` can change the elements of an array. It cannot those of JAX, and of read-only arrays."""
+    if isinstance(value, np.ndarray):
+        return value.flags.writeable and not _is_masked(type(value))
+    library = library_of(value)
+    if library is not None:
+        return library.shares_buffers
+    return on_gpu(value) and isinstance(value, _cupy().ndarray)
+
+
+def fill(target: Any, value: np.ndarray) -> None:
+    """Set the elements of an array that `can_be_filled` to those of an array of its shape and dtype."""
+    library = library_of(target)
+    if library is not None:
+        target.detach().copy_(library.from_host(value, target))
+    else:
+        target[...] = from_host(value, target)
+
+
 def refuse_masked(value: Any) -> None:
     """Raise for a masked array: NumPy's conversions drop the mask, and the masked values would count.
 

@@ -77,6 +77,7 @@ def plan(
     machine: Machine,
     environ: Mapping[str, str],
     bind: bool = False,
+    tag: bool = False,
 ) -> Job:
     """Return the job that starts ``ranks`` processes of a program on this machine.
 
@@ -94,6 +95,8 @@ def plan(
         The environment. Variables that it already has keep their values.
     bind : bool, default False
         Whether each rank is bound to a core.
+    tag : bool, default False
+        Whether each line of a rank begins with its number.
     """
     family = _FAMILIES[launcher.family]
     settings = [
@@ -102,14 +105,16 @@ def plan(
         Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where"),
         Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
     ]
-    if machine.terminal:
+    if tag:
+        settings.append(Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe"))
+    elif machine.terminal:
         settings.append(
             Setting(Options.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
         )
     return Job(
         (launcher.path, *family.arguments(launcher, ranks, machine, bind)),
         tuple(program),
-        tuple(setting for setting in settings if setting.name not in environ),
+        tuple({setting.name: setting for setting in settings if setting.name not in environ}.values()),
         launcher,
         ranks,
     )

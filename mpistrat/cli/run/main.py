@@ -46,6 +46,7 @@ class _PythonLike(click.Command):
 @click.option(
     "--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d."
 )
+@click.option("--tag", is_flag=True, help="Begin each line with the number of its rank.")
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
@@ -57,6 +58,7 @@ def command(
     module: str | None,
     mpi: str | None,
     output: str | None,
+    tag: bool,
     bind: bool,
     trace: str | None,
     dry_run: bool,
@@ -86,6 +88,8 @@ def command(
     else:
         raise click.UsageError("give a program to run: `mpistrat run -n 4 prog.py` or `-m module`", ctx)
     if output is not None:
+        if tag:
+            raise click.UsageError("give --tag or --output: a file of one rank needs no tags", ctx)
         if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
             raise click.UsageError(
                 f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
@@ -102,12 +106,14 @@ def command(
         shared=machine.shared_memory_free(),
         reads=machine.reads_other_processes(),
     )
-    job = plan(launcher.find(mpi), ranks or here.cores, [sys.executable, *program], here, environ, bind=bind)
+    job = plan(
+        launcher.find(mpi), ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag
+    )
     if dry_run:
         _show(job)
         return
     sys.stdout.flush()
-    sys.exit(running_job.run(job, environ, output))
+    sys.exit(running_job.run(job, environ, output, tag=tag))
 
 
 def _names_python(argument: str, ctx: click.Context) -> bool:

@@ -21,6 +21,7 @@ from mpistrat.cli.run.banners import Death
 from mpistrat.cli.run.forwarded import Forwarded
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
+from mpistrat.cli.run.tagged_lines import TaggedLines
 from mpistrat.runtime.record import layout
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -34,7 +35,7 @@ _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
-def run(job: Job, environ: dict[str, str], output: str | None = None) -> int:
+def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> int:
     """Run a job to its end.
 
     Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
@@ -47,6 +48,8 @@ def run(job: Job, environ: dict[str, str], output: str | None = None) -> int:
         The environment, to which the job's own settings are added.
     output : str, optional
         The name of a file for the output of each rank, as `Streams` takes it.
+    tag : bool, default False
+        Whether each line of a rank begins with its number.
 
     Returns
     -------
@@ -61,7 +64,7 @@ def run(job: Job, environ: dict[str, str], output: str | None = None) -> int:
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
         environ[_SESSIONS] = folder
-        running = _RunningJob(job, environ, Path(folder), output)
+        running = _RunningJob(job, environ, Path(folder), output, tag)
         status = running.run()
     if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
         status = running.status_by_records(started, status)
@@ -79,7 +82,7 @@ class _RunningJob:
         The ranks that were found: process id -> rank.
     """
 
-    def __init__(self, job: Job, environ: dict[str, str], folder: Path, output: str | None):
+    def __init__(self, job: Job, environ: dict[str, str], folder: Path, output: str | None, tag: bool):
         self._job = job
         self._folder = folder
         self.ranks: dict[int, int] = {}
@@ -88,8 +91,13 @@ class _RunningJob:
         self._released = False
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
+        self._tagged = TaggedLines(folder, job.ranks) if tag else None
         self._streams = Streams(
-            folder, forwarded=family != "mpich", terminals=self._open_mpi * job.ranks, output=output
+            folder,
+            forwarded=family != "mpich",
+            terminals=self._open_mpi * job.ranks,
+            output=output,
+            tagged=self._tagged,
         )
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
@@ -112,6 +120,8 @@ class _RunningJob:
 
     def run(self) -> int:
         self._streams.copy()
+        if self._tagged is not None:
+            self._tagged.start(self._process.terminate)
         with _handlers(self._pass_on, self._stop):
             # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
             end = threading.Thread(target=self._process.wait, daemon=True)
@@ -125,6 +135,8 @@ class _RunningJob:
                 else:
                     end.join(_TICK)
                     self._watch_end()
+        if self._tagged is not None:
+            self._tagged.finish()
         for each in self._forwarded:
             each.join(_DRAINED)
         code = self._process.returncode

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpistrat.cli.run.tagged_lines import TO_PIPES, TaggedLines
+
 RANK = "%(rank)d"  # in the name of a file for the output of each rank
 # The command of each rank: $0 is the input of rank 0. $1 and $2 are the descriptors of its output, or the parts of the
 # name of its file before and after the number of the rank.
@@ -47,6 +49,8 @@ class Streams:
         The number of ranks to which the launcher gives a terminal, even if this process has none.
     output : str, optional
         The name of a file for each rank, with `RANK` in the place of its number. Its output goes there.
+    tagged : TaggedLines, optional
+        Takes the output of ranks.
 
     Attributes
     ----------
@@ -54,20 +58,28 @@ class Streams:
         The descriptors that the launcher must hand on to the ranks.
     """
 
-    def __init__(self, folder: Path, *, forwarded: bool, terminals: int = 0, output: str | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        forwarded: bool,
+        terminals: int = 0,
+        output: str | None = None,
+        tagged: TaggedLines | None = None,
+    ):
         self._copier = (
             shutil.which("cat", path=os.defpath)
-            if terminals and output is None and not os.isatty(1)
+            if terminals and output is None and tagged is None and not os.isatty(1)
             else None
         )
         self._pipes = folder / "stdout"
         for rank in range(terminals if self._copier else 0):
             os.mkfifo(f"{self._pipes}.{rank}", 0o600)
-        self._output = output
+        self._output, self._tagged = output, tagged
         self._pipe = folder / "stdin" if _has_input() else None
         if self._pipe is not None:
             os.mkfifo(self._pipe, 0o600)
-        self.inherited = () if forwarded or output else (os.dup(1), os.dup(2))
+        self.inherited = () if forwarded or output or tagged else (os.dup(1), os.dup(2))
         if max(self.inherited, default=0) > 9:  # a shell knows descriptors of one digit only
             self.inherited = ()
 
@@ -75,6 +87,8 @@ class Streams:
         """Return the command that the ranks run instead of this program."""
         if self._output is not None:
             first, parts = _TO_FILE, self._output.split(RANK, 1)
+        elif self._tagged is not None:
+            first, parts = TO_PIPES, self._tagged.names
         elif self._copier is not None:
             first, parts = _TO_PIPE, [str(self._pipes), self._copier]
         else:

@@ -11,6 +11,7 @@ HDF5 keeps checksums of its index, in the format that `FORMAT` chooses.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -34,6 +35,19 @@ def stored(dtype: np.dtype) -> np.dtype:
     dtype('float32')
     """
     return _BY_BITS.get(dtype.name, dtype)
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Return the dtype of a name.
+
+    Examples
+    --------
+    >>> dtype_of("float32")
+    dtype('float32')
+    """
+    if name in _BY_BITS:
+        importlib.import_module("ml_dtypes")  # lets NumPy know the name
+    return np.dtype(name)
 
 
 def checksum(data: memoryview, name: str) -> int:

@@ -20,6 +20,7 @@ from mpistrat.training.checkpoint.format import (
     DTYPE,
     FUNCTIONS,
     PIECE_BYTES,
+    dtype_of,
     stored,
 )
 
@@ -55,6 +56,24 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
                 pieces += _pieces(path, name, found, into, format)
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
+
+
+def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Return the names, dtypes and shapes of the arrays in a checkpoint file.
+
+    Raises
+    ------
+    FileNotFoundError, DataFileError
+        As `read`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    with opened(str(path)) as file:
+        try:
+            found = {name: _look_at(file[name]) for name in _datasets(file)}
+            return {name: (dtype_of(each.dtype), each.shape) for name, each in found.items()}
+        except Exception as error:  # h5py answers damage with errors of any kind
+            _refuse(path, None, f"its contents cannot be read: {error}")
 
 
 class _Found(NamedTuple):
@@ -198,6 +217,11 @@ def _refuse(path: Path, name: str | None, what: str) -> NoReturn:
 
 
 def _names(file: h5py.File) -> str:
+    found = _datasets(file)
+    return ", ".join(repr(name) for name in found[:10]) + (", ..." if len(found) > 10 else "") or "none"
+
+
+def _datasets(file: h5py.File) -> list[str]:
     found: list[str] = []
     file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return ", ".join(repr(name) for name in found[:10]) + (", ..." if len(found) > 10 else "") or "none"
+    return found

@@ -1,30 +1,33 @@
-"""Saving variables to a file, and loading them."""
+"""Saving variables and arrays to a file, and loading them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpistrat import context, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategy import Variable
+from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint import names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 from mpistrat.training.checkpoint.pending_save import PendingSave
 
 
-def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
-    """Save variables to an HDF5 file. Collective; replica 0 writes.
+def save(state: Any, path: str | os.PathLike[str]) -> None:
+    """Save variables and arrays to an HDF5 file. Collective; replica 0 writes.
 
     The file appears whole or not at all: it is written under another name, flushed to the disk, and then
     renamed. Variables that are combined when read are saved as their combined value. A pending `save_async` is
@@ -32,8 +35,9 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
 
     Parameters
     ----------
-    variables : mapping of name to Variable, or iterable of Variable
-        An iterable takes the names from the variables.
+    state : nested mappings, sequences and dataclasses, or iterable of Variable
+        Variables, arrays of any library and numbers. The name of each is its path, as ``"dense/kernel"``. A variable
+        in a sequence has its own name. Of an array, the value of replica 0 is saved.
     path : path
         Path of the file. An existing file is replaced. The directory is created if it does not exist.
 
@@ -41,9 +45,9 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     ------
     ValueError
         If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
-        replica, if the names or their order differ between replicas.
+        replica, if names, shapes or dtypes differ between replicas.
     TypeError
-        If an element is not a Variable.
+        If an element is neither a Variable, an array of numbers nor a number.
     RuntimeError
         In a replica context, or while another strategy is current.
     OSError
@@ -63,15 +67,14 @@ def save(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named, topology = _prepared(variables, "save")
+    named = names.named(names.as_structure(state))
+    topology = _prepared(named, "save")
     values = _values(named, topology)
     topology.on_first(lambda: _write(values, Path(path)))
 
 
-def save_async(
-    variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]
-) -> PendingSave:
-    """Copy variables, and save the copies to an HDF5 file in a thread. Collective; replica 0 writes.
+def save_async(state: Any, path: str | os.PathLike[str]) -> PendingSave:
+    """Copy variables and arrays, and save the copies to an HDF5 file in a thread. Collective; replica 0 writes.
 
     It corresponds to ``tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)``, and to the
     ``AsyncCheckpointer`` of Orbax. The variables can be changed as soon as it returns: a thread of replica 0 writes
@@ -90,8 +93,9 @@ def save_async(
 
     Parameters
     ----------
-    variables : mapping of name to Variable, or iterable of Variable
-        An iterable takes the names from the variables.
+    state : nested mappings, sequences and dataclasses, or iterable of Variable
+        Variables, arrays of any library and numbers. The name of each is its path, as ``"dense/kernel"``. A variable
+        in a sequence has its own name. Of an array, the value of replica 0 is saved.
     path : path
         Path of the file. An existing file is replaced. The directory is created if it does not exist.
 
@@ -104,9 +108,9 @@ def save_async(
     ------
     ValueError
         If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
-        replica, if the names or their order differ between replicas.
+        replica, if names, shapes or dtypes differ between replicas.
     TypeError
-        If an element is not a Variable.
+        If an element is neither a Variable, an array of numbers nor a number.
     RuntimeError
         In a replica context, or while another strategy is current.
     OSError
@@ -127,30 +131,33 @@ def save_async(
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named, topology = _prepared(variables, "save_async")
+    named = names.named(names.as_structure(state))
+    topology = _prepared(named, "save_async")
     return pending_save.begin(topology, _values(named, topology), Path(path))
 
 
-def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.PathLike[str]) -> None:
-    """Load variables from a file that `save` wrote. Collective; replica 0 reads.
+def load(state: Any, path: str | os.PathLike[str]) -> None:
+    """Load a file that `save` wrote into variables and arrays. Collective; replica 0 reads.
 
     Every variable gets its value as by ``assign`` in cross-replica context: a variable that is summed when
-    read gets its share for the current number of replicas. No variable changes if one does not fit, or if
-    the file is damaged.
+    read gets its share for the current number of replicas. Every array of NumPy, CuPy or PyTorch is filled in place,
+    on each replica. Nothing changes if one does not fit, or if the file is damaged.
 
     Parameters
     ----------
-    variables : mapping of name to Variable, or iterable of Variable
-        The variables to load. The file may have more.
+    state : nested mappings, sequences and dataclasses, or iterable of Variable
+        The variables and arrays to load, under the names that `save` gives them. The file may have more.
     path : path
 
     Raises
     ------
     FileNotFoundError
         If the file does not exist.
+    TypeError
+        If an array cannot be changed: one of JAX, a read-only one, a number. Use `load_arrays`.
     ValueError
-        On every replica, if the file lacks a variable or has it with another shape or dtype. Also if the names or
-        their order differ between replicas.
+        On every replica, if the file lacks a variable or has it with another shape or dtype. Also if names, shapes or
+        dtypes differ between replicas.
     mpistrat.data.DataFileError
         On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError
@@ -174,103 +181,115 @@ def load(variables: Mapping[str, Variable] | Iterable[Variable], path: str | os.
     array([1., 2.])
     >>> folder.cleanup()
     """
-    named, topology = _prepared(variables, "load")
-    likes = {name: np.empty(variable.shape, variable.dtype) for name, variable in named.items()}
-    values = SaveBuffer().arrays(likes) if topology.rank == 0 else likes
+    named = names.named(names.as_structure(state))
+    names.require_fillable(named)
+    topology = _prepared(named, "load")
     sequence = topology.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        damage = topology.on_first(lambda: _read(values, Path(path)))
-        if damage is not None:
-            what, is_checksum = damage
-            raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
-        loaded = list(values.values())
-        if topology.size > 1:
-            loaded = broadcast(topology, loaded, "of a checkpoint", *values)
-        for variable, value in zip(named.values(), loaded, strict=True):
-            variable.assign(value)
+        for leaf, value in zip(named.values(), _loaded(topology, _likes(named), Path(path)), strict=True):
+            leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except BaseException as error:
         topology.left_call("load", type(error), sequence)
         raise
 
 
-def named_variables(variables: Mapping[str, Variable] | Iterable[Variable]) -> dict[str, Variable]:
-    """Return variables by their names in a file. Raise ValueError or TypeError for names that cannot be used."""
-    if isinstance(variables, Mapping):
-        pairs = [(str(name), variable) for name, variable in variables.items()]
-        places_given = [f"the value of {name!r}" for name, _ in pairs]
-    elif isinstance(variables, Variable):
-        raise TypeError(
-            f"variables must be a list or a dict of variables, not the variable {variables.name!r}"
-        )
-    else:
-        pairs = [(getattr(variable, "name", ""), variable) for variable in variables]
-        places_given = [f"element {number}" for number in range(len(pairs))]
-    if not pairs:
-        raise ValueError("there are no variables")
-    named: dict[str, Variable] = {}
-    places: dict[tuple[str, ...], str] = {}
-    for where, (name, variable) in zip(places_given, pairs, strict=True):
-        if not isinstance(variable, Variable):
-            raise TypeError(
-                f"{where} is {_described(variable)}, not a Variable: make mpistrat.Variable of arrays in the scope of "
-                "a strategy, and give a flat dict or list of them"
-            )
-        # As HDF5 reads it: "/a//./b" is "a/b".
-        place = tuple(part for part in name.split("/") if part not in ("", "."))
-        if not place or "\0" in name:
-            raise ValueError(
-                f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own"
-            )
-        if place in places:
-            both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
-            raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
-        named["/".join(place)], places[place] = variable, name
-    for place, name in places.items():
-        for above in (place[:i] for i in range(1, len(place))):
-            if above in places:
-                raise ValueError(
-                    f"the names {places[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
-                    "give a dict with names of your own"
-                )
-    return named
+def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
+    """Return the arrays of a file that `save` wrote. Collective; replica 0 reads.
+
+    Parameters
+    ----------
+    path : path
+    like : nested structure, optional
+        A structure as it was saved. The result has its form, and its arrays are of the same libraries on the same
+        devices. Its values are not changed. The file may have more.
+
+    Returns
+    -------
+    nested structure
+        Without ``like``, all of the file as nested dicts of NumPy arrays. The elements of a sequence are then in a
+        dict, under ``"0"``, ``"1"``, ... The same on every replica.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, DataFileError, ChecksumError, OSError, RuntimeError
+        As `load`.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "params.h5"
+    >>> params = {"dense": {"kernel": np.ones(2)}, "steps": (3, 4)}
+    >>> save(params, path)
+    >>> load_arrays(path)
+    {'dense': {'kernel': array([1., 1.])}, 'steps': {'0': array(3), '1': array(4)}}
+    >>> load_arrays(path, params)
+    {'dense': {'kernel': array([1., 1.])}, 'steps': (3, 4)}
+    >>> folder.cleanup()
+    """
+    named = {} if like is None else names.named(like)
+    topology = _prepared(named, "load_arrays")
+    sequence = topology.sequence
+    try:
+        if like is None:
+            likes = _contents(topology, Path(path))
+            return names.nested(dict(zip(likes, _loaded(topology, likes, Path(path)), strict=True)))
+        values = _loaded(topology, _likes(named), Path(path))
+    except BaseException as error:
+        topology.left_call("load_arrays", type(error), sequence)
+        raise
+    rebuild = nest.flatten(like)[1]
+    return rebuild([_like(value, leaf) for value, leaf in zip(values, named.values(), strict=True)])
 
 
-def _described(thing: Any) -> str:
-    """Return the type of an object, and the shape of an array, without its content."""
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
-    shape = getattr(thing, "shape", None)
-    if shape is not None:
-        return f"a {kind} of shape {tuple(shape)}"
-    return f"a {kind} of {len(thing)}" if isinstance(thing, (Mapping, list, tuple)) else f"a {kind}"
+def _like(value: np.ndarray, leaf: Any) -> Any:
+    return value.item() if type(leaf) in (bool, int, float, complex) else arrays.from_host(value, leaf)
 
 
-def _prepared(
-    variables: Mapping[str, Variable] | Iterable[Variable], what: str
-) -> tuple[dict[str, Variable], Topology]:
-    """Return the variables by name, and their topology, after pending saves are finished."""
-    named = named_variables(variables)
-    strategies = {id(v.distribute_strategy): v.distribute_strategy for v in named.values()}
+def _prepared(named: Mapping[str, Any], what: str) -> Topology:
+    """Return the topology of variables and arrays, after it is compared and pending saves are finished."""
+    variables = [leaf for leaf in named.values() if isinstance(leaf, Variable)]
+    strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables}
     if len(strategies) > 1:
         raise ValueError(
             f"the variables belong to {len(strategies)} strategies: save and load those of one at a time"
         )
-    (strategy,) = strategies.values()
+    strategy = next(iter(strategies.values()), get_strategy())
     require_cross_replica(strategy, what, "call it outside of strategy.run")
-    topology: Topology = strategy.extended.engine.topology
+    if strategies or not context.is_default():
+        topology: Topology = strategy.extended.engine.topology
+    else:  # arrays outside of any scope: all ranks of the job
+        topology = Topology.of(mpi.start().COMM_WORLD)
+        watchdog.start(topology)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, what, "of", tuple(named))
-    kinds = tuple((v.synchronization.name, v.aggregation.name) for v in named.values())
-    likes = tuple((v.dtype, tuple(v.shape)) for v in named.values())
+    kinds = tuple(
+        (leaf.synchronization.name, leaf.aggregation.name) if isinstance(leaf, Variable) else "array"
+        for leaf in named.values()
+    )
+    likes = tuple((like.dtype, like.shape) for like in _likes(named).values())
     structures.agree(topology, what, "of", likes, kinds)
     pending_save.finish(topology)
-    return named, topology
+    return topology
 
 
-def _values(named: Mapping[str, Variable], topology: Topology) -> dict[str, np.ndarray]:
+def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return arrays of the dtypes and shapes of variables and arrays, whose pages are never touched."""
+    found = {}
+    for name, leaf in named.items():
+        if isinstance(leaf, Variable):
+            found[name] = np.empty(leaf.shape, leaf.dtype)
+        else:
+            dtype, shape = arrays.dtype_and_shape(leaf)
+            found[name] = np.empty(shape, dtype)
+    return found
+
+
+def _values(named: Mapping[str, Any], topology: Topology) -> dict[str, np.ndarray]:
     """Return the values to save on replica 0, as views where possible, and an empty dict on other replicas."""
     found = {}
-    for name, variable in named.items():
-        value = variable._read()  # of some, collective
+    for name, leaf in named.items():
+        value = arrays.numpy_or_cupy(leaf) if isinstance(leaf, Variable) else leaf  # of some, collective
         if topology.rank == 0:
             found[name] = np.asarray(arrays.to_host(value), order="C")
     return found
@@ -283,12 +302,35 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
         write(values, path)
 
 
-def _read(values: Mapping[str, np.ndarray], path: Path) -> tuple[str, bool] | None:
-    """Fill the arrays from a file. Return a description of its damage and whether a checksum found it, or None."""
+def _loaded(topology: Topology, likes: Mapping[str, np.ndarray], path: Path) -> list[np.ndarray]:
+    """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective."""
     from mpistrat.training.checkpoint.read import read
 
-    try:
-        read(values, path)
-    except DataFileError as error:
-        return str(error), isinstance(error, ChecksumError)
-    return None
+    values = SaveBuffer().arrays(likes) if topology.rank == 0 else dict(likes)
+    _of_file(topology, lambda: read(values, path))
+    loaded = list(values.values())
+    return broadcast(topology, loaded, "of a checkpoint", *values) if topology.size > 1 else loaded
+
+
+def _contents(topology: Topology, path: Path) -> dict[str, np.ndarray]:
+    """Return new arrays of the names, shapes and dtypes in a file. Collective."""
+    from mpistrat.training.checkpoint.read import contents
+
+    found = _of_file(topology, lambda: contents(path))
+    return {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
+
+
+def _of_file(topology: Topology, fn: Callable[[], Any]) -> Any:
+    """Return what a function of rank 0 finds in a file. Raise its DataFileError or ChecksumError on every rank."""
+
+    def outcome() -> tuple[Any, tuple[str, bool] | None]:
+        try:
+            return fn(), None
+        except DataFileError as error:
+            return None, (str(error), isinstance(error, ChecksumError))
+
+    found, damage = topology.on_first(outcome)
+    if damage is not None:
+        what, is_checksum = damage
+        raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
+    return found

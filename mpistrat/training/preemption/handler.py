@@ -19,8 +19,9 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
+from mpistrat.training.checkpoint.names import named_variables
 from mpistrat.training.checkpoint.pending_save import finish_all
-from mpistrat.training.checkpoint.variables import load, named_variables, save
+from mpistrat.training.checkpoint.variables import load, save
 from mpistrat.training.preemption import exit as preemption_exit
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.durations import StepTimes

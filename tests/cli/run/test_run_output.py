@@ -44,10 +44,48 @@ def test_other_patterns_are_refused(tmp_path, output):
     assert "give one %(rank)d" in result.output
 
 
+PIECES = """
+import os, subprocess, sys
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+for i in range(300):
+    os.write(1, b"a line of ")
+    os.write(1, b"rank %d\\n" % rank)
+print("to errors", file=sys.stderr)
+if rank == 1:
+    subprocess.Popen([sys.executable, "-c", "import time; print('left behind', flush=True); time.sleep(60)"])
+os.write(1, b"no end")
+sys.exit(3 * rank)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.mpich
+def test_lines_with_the_number_of_the_rank(tmp_path):
+    (tmp_path / "prog.py").write_text(PIECES)
+    command = [sys.executable, "-m", "mpistrat", "run", "-n", "2", "--tag", tmp_path / "prog.py"]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 3
+    expected = [f"[{rank}] a line of rank {rank}" for rank in range(2) for _ in range(300)]
+    lines = ended.stdout.decode().splitlines()
+    left = {"[0] no end", "[1] no end", "[1] left behind", "[1] no endleft behind"}
+    assert sorted(line for line in lines if line not in left) == expected
+    assert any(line.startswith("[1] no end") for line in lines)
+    assert {"[0] to errors", "[1] to errors"} <= set(ended.stderr.decode().splitlines())
+
+
+def test_tags_are_for_one_output(tmp_path):
+    (tmp_path / "x.py").touch()
+    options = ["--tag", "--output", "log.%(rank)d", str(tmp_path / "x.py")]
+    result = CliRunner().invoke(commands, ["run", *options])
+    assert result.exit_code == 2
+    assert "give --tag or --output" in result.output
+
+
 TELLS = """
 import sys
 from mpi4py import MPI
-print("terminal:", sys.stdout.isatty())
+sys.stdout.write(f"terminal: {sys.stdout.isatty()}\\n")  # in one piece, also unbuffered
 """
 
 

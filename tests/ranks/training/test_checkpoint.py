@@ -68,8 +68,6 @@ def test_what_cannot_be_saved_raises(strategy, tmp_path):
         save([v, w], tmp_path / "v.h5")
     with pytest.raises(ValueError, match="no variables"):
         save([], tmp_path / "v.h5")
-    with pytest.raises(TypeError, match="ndarray"):
-        save({"a": np.ones(3)}, tmp_path / "v.h5")
     with pytest.raises(TypeError, match="list or a dict"):
         save(v, tmp_path / "v.h5")
     with pytest.raises(ValueError, match="NONE"):
@@ -111,21 +109,22 @@ def test_the_folder_is_made(strategy, tmp_path):
     assert sorted(os.listdir(tmp_path / "a")) == ["b", "c"]
 
 
-def test_what_is_not_a_variable_is_named_without_its_content(strategy, tmp_path):
-    array = np.full(1000, 7)
+def test_what_cannot_be_saved_is_named_without_its_content(strategy, tmp_path):
+    array = np.full(1000, "7")
     for given, message in (
-        ({"w": array}, "the value of 'w' is a numpy.ndarray of shape"),
-        ([variable(strategy, 1.0), array], "element 1 is a numpy.ndarray of shape"),
         (
-            {"layer": {"w": array}},
-            "the value of 'layer' is a dict of 1, not a Variable: make mpistrat.Variable",
+            {"layer": [{"w": array}]},
+            "'layer/0/w' is a numpy.ndarray of <U1 and shape (1000,), not a variable",
         ),
-        ([1.5], "element 0 is a float"),
+        ([variable(strategy, 1.0), array.astype(object)], "'1' is a numpy.ndarray of object and shape"),
+        ({"name": "7" * 1000}, "'name' is a str, not a variable"),
+        ({"count": 2**70}, "'count' is an int, not a variable"),
+        (array, "a list or a dict, not a numpy.ndarray of <U1"),
     ):
         with pytest.raises(TypeError) as caught:
             save(given, tmp_path / "v.h5")
         assert message in str(caught.value)
-        assert " 7 " not in str(caught.value)
+        assert "77" not in str(caught.value).replace(" ", "")
 
 
 def test_in_a_replica_context_there_is_no_one_value(strategy, tmp_path):
@@ -151,7 +150,7 @@ def test_names_that_hdf5_reads_otherwise(strategy, tmp_path):
         with pytest.raises(ValueError, match="cannot be the name of a variable in a file") as caught:
             save({name: v}, tmp_path / "v.h5")
         assert repr(name) in str(caught.value)
-    for one, other in (("/a", "a"), ("a//b", "a/b"), ("./a", "a/"), ("a/./b", "/a/b")):
+    for one, other in (("/a", "a"), ("a//b", "a/b"), ("./a", "a/"), ("/a/b", "a/./b")):
         with pytest.raises(ValueError, match=f"two variables have the name '{one}' or '{other}'"):
             save({one: v, other: w}, tmp_path / "v.h5")
     with pytest.raises(ValueError, match="'/a' and 'a//b' cannot both be in a file"):

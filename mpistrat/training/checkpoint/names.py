@@ -1,0 +1,131 @@
+"""The names in a file of the variables and arrays of a nested structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mpistrat import nest
+from mpistrat.runtime import arrays
+from mpistrat.strategy import Variable
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def named(state: Any) -> dict[str, Any]:
+    """Return the leaves of a structure by their names, in the order of `mpistrat.nest.flatten`.
+
+    A name is the path to a leaf: keys of mappings, names of fields and positions in sequences, with "/" between them.
+    A variable in a sequence has its own name in place of its position.
+
+    Raises
+    ------
+    TypeError
+        If the structure is a leaf, or a leaf is neither a variable, an array nor a number.
+    ValueError
+        If there are no leaves, or two of them cannot be in one file under their names.
+
+    Examples
+    --------
+    >>> named({"step": 3, "layers": [{"w": 0.5}, {"w": 1.5}]})
+    {'layers/0/w': 0.5, 'layers/1/w': 1.5, 'step': 3}
+    """
+    if not nest.is_nested(state):
+        raise TypeError(f"give variables and arrays in a list or a dict, not {_described(state)} alone")
+    leaves = nest.flatten(state)[0]
+    if not leaves:
+        raise ValueError("there are no variables and no arrays")
+    found: dict[str, Any] = {}
+    places: dict[tuple[str, ...], str] = {}
+    for path, leaf in zip(nest.paths(state), leaves, strict=True):
+        keys = [str(key) for key in path]
+        if isinstance(leaf, Variable) and isinstance(path[-1], int):
+            keys[-1] = leaf.name
+        name = "/".join(keys)
+        _require_storable(leaf, name)
+        # As HDF5 reads it: "/a//./b" is "a/b".
+        place = tuple(part for part in name.split("/") if part not in ("", "."))
+        if not place or "\0" in name:
+            raise ValueError(
+                f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own"
+            )
+        if place in places:
+            both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
+            raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
+        found["/".join(place)], places[place] = leaf, name
+    for place, name in places.items():
+        for above in (place[:i] for i in range(1, len(place))):
+            if above in places:
+                raise ValueError(
+                    f"the names {places[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
+                    "give a dict with names of your own"
+                )
+    return found
+
+
+def as_structure(state: Any) -> Any:
+    """Return variables as a structure: the list of another iterable, such as a generator."""
+    is_array = isinstance(state, Variable) or hasattr(state, "shape") or isinstance(state, (str, bytes))
+    if nest.is_nested(state) or is_array or not isinstance(state, Iterable):
+        return state
+    return list(state)
+
+
+def named_variables(state: Any) -> dict[str, Variable]:
+    """Return the variables of a structure as `named`. Raise TypeError for any other leaf."""
+    found = named(as_structure(state))
+    for name, leaf in found.items():
+        if not isinstance(leaf, Variable):
+            raise TypeError(
+                f"{name!r} is {_described(leaf)}, not a Variable: make mpistrat.Variable of arrays in the scope of a "
+                "strategy"
+            )
+    return found
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name as nested dicts, as HDF5 has groups.
+
+    Examples
+    --------
+    >>> nested({"a/b": 1, "a/c": 2, "d": 3})
+    {'a': {'b': 1, 'c': 2}, 'd': 3}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, last = name.split("/")
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return found
+
+
+def require_fillable(leaves: Mapping[str, Any]) -> None:
+    """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, Variable) and not arrays.can_be_filled(leaf):
+            raise TypeError(
+                f"{name!r} is {_described(leaf)}, which cannot be changed: use load_arrays(path, like), which returns "
+                "a new structure"
+            )
+
+
+def _require_storable(leaf: Any, name: str) -> None:
+    if isinstance(leaf, Variable):
+        return
+    if isinstance(leaf, _NUMBERS) or hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
+        arrays.refuse_masked(leaf)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else arrays.dtype_and_shape(leaf)[0]
+        if getattr(dtype, "kind", "f") in "biufc" or str(dtype) == "bfloat16":
+            return
+    raise TypeError(f"{name!r} is {_described(leaf)}, not a variable, an array of numbers or a number")
+
+
+def _described(thing: Any) -> str:
+    """Return the type of an object, and the shape of an array, without its content."""
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+    shape = getattr(thing, "shape", None)
+    dtype = getattr(thing, "dtype", None)
+    article = "an" if kind[0] in "aeio" else "a"
+    return f"{article} {kind}" if shape is None else f"{article} {kind} of {dtype} and shape {tuple(shape)}"

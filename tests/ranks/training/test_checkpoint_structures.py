@@ -1,0 +1,144 @@
+"""Nested structures of arrays to a file and back."""
+
+import collections
+import os
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mpistrat
+from mpistrat.data import ChecksumError
+from mpistrat.training import load, load_arrays, save, save_async
+
+Moments = collections.namedtuple("Moments", "mu nu")
+
+
+def state_of(seed):
+    """A structure with arrays of several kinds and shapes, as of parameters and an optimizer."""
+    random = np.random.default_rng(seed)
+    return {
+        "params": [{"w": random.normal(size=(3, 5)), "b": np.float32(random.normal(size=0))}, None],
+        "opt": Moments(random.normal(size=7).astype(ml_dtypes.bfloat16), (random.integers(9, size=(2, 1)),)),
+        "layer.0.weight": np.asfortranarray(random.normal(size=(4, 3))),
+        "step": np.array(seed),
+        2: random.normal(size=8)[::2],
+    }
+
+
+def leaves(state):
+    return mpistrat.nest.flatten(state)[0]
+
+
+def assert_equal(one, other):
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_arrays_are_filled_in_place(strategy, tmp_path, in_scope):
+    rank = strategy.comm.rank
+    state, expected = state_of(rank), state_of(0)
+
+    def there_and_back():
+        save(state, tmp_path / "new" / "state.h5")
+        for leaf in leaves(state):
+            leaf[...] = 0
+        load(state, tmp_path / "new" / "state.h5")
+
+    if in_scope:
+        with strategy.scope():
+            there_and_back()
+    else:
+        there_and_back()
+    assert_equal(state, expected)
+    strategy.barrier()
+    assert os.listdir(tmp_path / "new") == ["state.h5"]
+
+
+def test_a_new_structure(strategy, tmp_path):
+    expected = {**state_of(0), "rate": 0.5, "count": 3, "on": True}
+    save_async(expected, tmp_path / "state.h5").wait()
+    like = {**state_of(1), "rate": 0.0, "count": 0, "on": False}
+    for leaf in leaves(like):
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
+    found = load_arrays(tmp_path / "state.h5", like)
+    assert type(found["opt"]) is Moments
+    assert found["params"][1] is None
+    assert [found.pop(key) for key in ("rate", "count", "on")] == [0.5, 3, True]
+    assert_equal(found, {key: value for key, value in expected.items() if key in found})
+
+
+def test_all_of_a_file(strategy, tmp_path):
+    with strategy.scope():
+        v = mpistrat.Variable([1.0, 2.0], name="dense/kernel")
+    expected = state_of(0)
+    save({"model": [v], **expected}, tmp_path / "state.h5")
+    found = load_arrays(tmp_path / "state.h5")
+    np.testing.assert_array_equal(found["model"]["dense"]["kernel"], [1.0, 2.0])
+    np.testing.assert_array_equal(found["params"]["0"]["w"], expected["params"][0]["w"])
+    np.testing.assert_array_equal(found["2"], expected[2])
+    assert found["opt"]["0"].dtype == ml_dtypes.bfloat16
+    assert found["step"].shape == ()
+
+
+def test_variables_and_arrays_together(strategy, tmp_path):
+    with strategy.scope():
+        v = mpistrat.Variable([1.0, 2.0], name="v")
+    array = np.arange(3.0)
+    save({"a": (v, array)}, tmp_path / "state.h5")
+    v.assign([0.0, 0.0])
+    array[:] = 9
+    load({"a": (v, array)}, tmp_path / "state.h5")
+    np.testing.assert_array_equal(v.read_value(), [1.0, 2.0])
+    np.testing.assert_array_equal(array, [0.0, 1.0, 2.0])
+
+
+def test_what_does_not_fit_changes_nothing(strategy, tmp_path):
+    save({"a": np.ones(3), "b": np.ones(2)}, tmp_path / "state.h5")
+    a, other = np.zeros(3), np.zeros(4)
+    for state, message in (
+        ({"a": a, "b": other}, "variable 'b' is float64 of shape"),
+        ({"a": a, "c": other}, "has no variable 'c': it has 'a', 'b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(state, tmp_path / "state.h5")
+        with pytest.raises(ValueError, match=message):
+            load_arrays(tmp_path / "state.h5", state)
+    read_only = np.zeros(2)
+    read_only.flags.writeable = False
+    for leaf in (read_only, 1.0, np.float64(1.0)):
+        with pytest.raises(TypeError, match=r"'b' is a .*float.*, which cannot be changed: use load_arrays"):
+            load({"a": a, "b": leaf}, tmp_path / "state.h5")
+    assert not a.any()
+    with pytest.raises(FileNotFoundError):
+        load_arrays(tmp_path / "none.h5")
+    strategy.barrier()
+    if strategy.is_chief:
+        with h5py.File(tmp_path / "state.h5", "r+") as file:
+            file["b"][1] = 7
+    strategy.barrier()
+    with pytest.raises(ChecksumError, match="'b'"):
+        load({"a": a, "b": np.zeros(2)}, tmp_path / "state.h5")
+    with pytest.raises(ChecksumError, match="'b'"):
+        load_arrays(tmp_path / "state.h5")
+    assert not a.any()
+
+
+def test_shapes_that_differ_between_ranks(strategy, tmp_path):
+    if strategy.num_replicas_in_sync == 1:
+        pytest.skip("for several ranks")
+    state = {"a": np.ones(3 + strategy.comm.rank)}
+    for call in (lambda: save(state, tmp_path / "x.h5"), lambda: load(state, tmp_path / "x.h5")):
+        with pytest.raises(RuntimeError, match="do not fit together"):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+def test_in_a_replica_context_there_is_no_file(strategy, tmp_path):
+    for call in (lambda: save([np.ones(3)], tmp_path / "x.h5"), lambda: load_arrays(tmp_path / "x.h5")):
+        with pytest.raises(RuntimeError, match=r"outside of strategy\.run"):
+            strategy.run(call)
