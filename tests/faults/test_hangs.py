@@ -86,16 +86,19 @@ def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
 
 
 @pytest.mark.parametrize("name", ["killed", "exits"])
-def test_the_last_record_names_a_rank_that_is_gone(jobs, name, monkeypatch):
+def test_the_last_record_names_a_rank_that_is_gone(jobs, name):
     ended, folder = jobs[name,].result()
     assert ended.status, str(ended)
     if name == "exits":
         ended.shows(
             f"mpistrat run: rank {CULPRIT} (", "ended by os._exit(0) without telling the others; its last"
         )
-    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(folder))
+    (record,) = folder.glob("last-*.json")
     shown = subprocess.run(
-        [sys.executable, "-m", "mpistrat", "top", "--last"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mpistrat", "top", "--last", record],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert shown.returncode == 0, shown.stderr
     assert (f"rank {CULPRIT}", ENDS[name]) in told(shown.stdout), shown.stdout
