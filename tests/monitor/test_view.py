@@ -72,6 +72,24 @@ def test_two_nodes_with_different_clocks_and_equal_processes():
     assert "for 10 s" in text
 
 
+def test_of_two_orders_the_rank_that_differs_is_named_first():
+    """Though it has waited for longer than the others."""
+
+    def waits(each, token, entered):
+        entry = Entry(token, 1, f"barrier {token}", "a.py:1 in f", 0, entered, 0.0, 0.0)
+        both = tuple(Membership(i, SIZE, each.rank, entry if i == token else None) for i in (8, 9))
+        return dataclasses.replace(each, memberships=both, entries=(entry,))
+
+    both = view.joined([view_of(0), view_of(1)])
+    records = [waits(each, *((9, 40.0) if each.rank == 2 else (8, 50.0))) for each in both.records]
+    seen = dataclasses.replace(both, records=tuple(records))
+    lines = report.causes(seen, report.waits_in(seen))
+    assert lines[0].startswith("ranks 0-1, 3 of 4 wait for rank 2 since")
+    assert [line for line in lines if "cause: " in line] == [
+        "  cause: other order. Use two strategies in the same order on all ranks."
+    ]
+
+
 @pytest.mark.parametrize(("answered", "cause"), [(True, "node"), (False, "on another node")])
 def test_a_node_that_does_not_answer(answered, cause):
     seen = view_of(0)
