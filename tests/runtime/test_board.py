@@ -1,4 +1,4 @@
-"""The board on which the nodes of a job leave notices for each other."""
+"""The board on which the nodes of a job leave notices for each other, and its patience with file systems."""
 
 import os
 import tempfile
@@ -8,6 +8,7 @@ import time
 import pytest
 
 from mpistrat.runtime.process.board import Board
+from mpistrat.runtime.process.patience import within
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +119,16 @@ def test_a_damaged_notice_is_none(places):
     for path in places.rglob("first.json"):
         path.write_text("{")
     assert board.read("first") is None
+
+
+def test_a_result_or_an_error_comes_back():
+    assert within(60.0, lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        within(60.0, lambda: 1 / 0)
+
+
+def test_a_call_that_does_not_return_is_left_alone():
+    release = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        within(0.05, release.wait)
+    release.set()
