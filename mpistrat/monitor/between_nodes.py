@@ -1,24 +1,31 @@
 """How watchdogs of several nodes tell each other what they see: by notices on a board, since they never call MPI.
 
 The lowest rank of each node that waits too long *asks*: it posts what its node sees. The other nodes see that and
-*say* what they see. The lowest rank that asks collects it all.
+*say* what they see. A node that *looks* at its processes meanwhile is waited for: that takes seconds. The lowest rank
+that asks collects it all.
+
+Another job may have the same key, where the processes of containers have equal numbers, say. Only what shares a
+communicator with this job counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpistrat.monitor import view
 from mpistrat.monitor.view import View
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process.board import Board
 
-_ASKS, _SAYS, _LEFT = "asks", "says", "left"
+_ASKS, _SAYS, _LOOKS, _LEFT = "asks", "says", "looks", "left"
 _POLL = 0.1  # seconds between two looks for answers
-_LOOK = 3.5  # seconds that a node may take to look at its processes
+_LOOK = 3.5  # seconds that a node takes to look at its processes
+_LONGEST_LOOK = 15.0  # seconds more on a busy machine
 
 
 class Notices:
@@ -41,11 +48,23 @@ class Notices:
         self._board = Board(key, (Path(rc.record_dir),) if rc.record_dir else ())
         self._rank = rank
         self._posted: set[str] = set()
+        self._changes = threading.Lock()  # the main thread ends while the watchdog posts
+        self._ended = False
         self.searched = self._board.folders
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Context in which this node looks at its processes, until it has asked or said."""
+        name = f"{_LOOKS}.{_LOOKS}.{self._rank}"
+        self._post(name, None)
+        try:
+            yield
+        finally:
+            self._take_down({name})
 
     def ask(self, call: str, seen: View) -> None:
         """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
-        self._post(f"{call}.{_ASKS}.{self._rank}", seen)
+        self._post(f"{call}.{_ASKS}.{self._rank}", view.as_json(seen))
 
     def any(self) -> bool:
         """Return whether any node has posted a notice."""
@@ -64,16 +83,17 @@ class Notices:
 
     def say(self, call: str, seen: View) -> None:
         """Post what this node sees, for another one that asks."""
-        self._post(f"{call}.{_SAYS}.{self._rank}", seen)
+        self._post(f"{call}.{_SAYS}.{self._rank}", view.as_json(seen))
 
     def say_that_it_leaves(self, seen: View) -> None:
         """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
         self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", view.as_json(seen))
 
-    def collects(self) -> bool:
-        """Return whether no lower rank asks."""
-        asks = [rank for _, kind, rank in map(_parts, self._board.names()) if kind == _ASKS]
-        return min(asks, default=self._rank) >= self._rank
+    def collects(self, own: View) -> bool:
+        """Return whether no lower rank asks. ``own`` is what this node sees."""
+        names = [name for name in self._board.names() if _parts(name)[1] == _ASKS]
+        lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
+        return len(_of_one_job(own, lower)) == 1
 
     def collect(self, call: str, own: View, size: int, seconds: float, beat: Callable[[], object]) -> View:
         """Return what all nodes see, as soon as all ``size`` ranks are seen, or after a time.
@@ -81,20 +101,23 @@ class Notices:
         ``beat`` is called now and then.
         """
         views: dict[str, View] = {}
+        job = [own]
         end = time.monotonic() + seconds + _LOOK
+        looks = False  # whether another node looks at its processes
         while (
-            len(own.ranks.union(*(each.ranks for each in views.values()))) < size and time.monotonic() < end
+            len(set().union(*(each.ranks for each in job))) < size
+            and time.monotonic() < end + _LONGEST_LOOK * looks
         ):
             beat()
             time.sleep(_POLL)
-            for name in sorted(self._board.names() - views.keys()):
+            names = self._board.names()
+            looks = any(kind == _LOOKS and rank != self._rank for _, kind, rank in map(_parts, names))
+            for name in sorted(names - views.keys()):
                 of, _, rank = _parts(name)
-                if of in (call, _LEFT) and rank != self._rank:
-                    with contextlib.suppress(
-                        KeyError, TypeError, ValueError
-                    ):  # of another version, or damaged
-                        views[name] = view.from_json(self._board.read(name))
-        return view.joined([own, *views.values()])
+                if of in (call, _LEFT) and rank != self._rank and (found := self._view(name)) is not None:
+                    views[name] = found
+            job = _of_one_job(own, views.values())
+        return view.joined(job)
 
     def claim(self, call: str) -> bool:
         """Return whether this rank is the first that reports on a call."""
@@ -102,15 +125,50 @@ class Notices:
 
     def take_down(self) -> None:
         """Remove what this rank has posted: it is not true any more."""
-        for name in self._posted:
-            self._board.take_down(name)
-        self._posted.clear()
-        if not self._board.names():
-            self._board.remove()
+        self._take_down(set(self._posted))
 
-    def _post(self, name: str, seen: View) -> None:
-        self._board.post(name, view.as_json(seen))
-        self._posted.add(name)
+    def leave(self) -> None:
+        """Remove what this rank has posted, and post nothing any more: the program ends."""
+        with self._changes:
+            self._ended = True
+        self._board.take_down(self._posted, lambda name: _parts(name)[0] == _LEFT)
+
+    def remove(self) -> None:
+        """Remove the notices of all ranks: the job ends."""
+        with self._changes:
+            self._ended = True
+        self._board.take_down(self._posted, lambda name: True)
+
+    def _post(self, name: str, value: Any) -> None:
+        with self._changes:
+            if not self._ended:
+                self._board.post(name, value)
+                self._posted.add(name)
+
+    def _take_down(self, names: set[str]) -> None:
+        with self._changes:
+            self._board.take_down(names)
+            self._posted -= names
+
+    def _view(self, name: str) -> View | None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # removed, of another version, or damaged
+            return view.from_json(self._board.read(name))
+        return None
+
+
+def _of_one_job(own: View, others: Iterable[View]) -> list[View]:
+    """Return a view and those others that share a communicator with it, directly or through others."""
+    job, rest = [own], list(others)
+    tokens = _tokens(own)
+    while more := [each for each in rest if tokens & _tokens(each)]:
+        rest = [each for each in rest if not tokens & _tokens(each)]
+        tokens = tokens.union(*map(_tokens, more))
+        job += more
+    return job
+
+
+def _tokens(seen: View) -> set[int]:
+    return {each.token for record in seen.records for each in record.memberships}
 
 
 def _parts(name: str) -> tuple[str, str, int]:

@@ -119,12 +119,28 @@ def _remove_old(of: Path) -> None:
             path.unlink()
 
 
-def latest() -> Ended | None:
-    """Return the job that ended last: one whose records are still in memory, or that of the newest file."""
-    gone = [each for each in read.records() if not each.lives]
+def latest(job: str = "") -> Ended | None:
+    """Return the job that ended last: one whose records are still in memory, or that of the newest file.
+
+    Parameters
+    ----------
+    job : str, optional
+        The number of a batch job: other jobs do not count.
+
+    Raises
+    ------
+    OSError
+        If there is no directory for files.
+    ValueError
+        If a file is damaged.
+    """
+    gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
-    files = sorted(folder.folder().glob(f"{_PREFIX}*.json"))
-    kept = load(files[-1]) if files else None
+    files = sorted(folder.folder().glob(f"{_PREFIX}*.json"), reverse=True)
+    of_job = (
+        ended for ended in map(load, files) if not job or any(each.job == job for each in ended.records)
+    )
+    kept = next(of_job, None)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
         return Ended(tuple(of_one_job(newest, gone)), (), max(times))

@@ -96,12 +96,18 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
     lines = []
     verdicts = judge(seen, found)
     told: set[str] = set()
-    for wait in found:
+    for wait in sorted(found, key=lambda each: _place_in_report(each, found)):
         lines += _head(wait, seen, {key: each for key, each in verdicts.items() if key not in told})
         told |= {each.key for each in wait.missing}
         if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
             told |= {each.key for each in wait.waiting}  # the other side of the same circle
     return lines
+
+
+def _place_in_report(wait: Wait, found: Sequence[Wait]) -> int:
+    """Return a number by which waits are sorted: of a circle first the one of most ranks, which names the others."""
+    in_circle = any(ends_in_itself(each, found) for each in wait.missing)
+    return -len(wait.waiting) if in_circle else 0
 
 
 def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:

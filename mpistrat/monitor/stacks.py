@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpistrat.runtime.record import process_facts, read
@@ -40,11 +40,11 @@ class Stacks(NamedTuple):
     others: tuple[tuple[Frame, ...], ...] = ()
 
 
-def ask(records: Sequence[Record]) -> dict[str, Stacks]:
+def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> dict[str, Stacks]:
     """Return the stacks of processes, by the keys of their records. Those that do not answer are left out.
 
     At the signal a process writes the stack of its main thread, also if that holds the interpreter's lock. Its watchdog
-    then writes the stacks of all threads, if it runs.
+    then writes the stacks of all threads, if it runs. ``beat`` is called now and then.
     """
     found, sizes = {}, {}
     for record in records:
@@ -55,7 +55,7 @@ def ask(records: Sequence[Record]) -> dict[str, Stacks]:
                 size = os.stat(record.path).st_size
                 os.kill(record.pid, record.signal)
                 sizes[record.path] = size
-    _wait_for_signals(sizes)
+    _wait_for_signals(sizes, beat)
     asked = {each.path: each.beat_every for each in records if each.path in sizes}
     for path in list(asked):
         with contextlib.suppress(OSError):
@@ -63,6 +63,7 @@ def ask(records: Sequence[Record]) -> dict[str, Stacks]:
     end = time.monotonic() + max(asked.values(), default=0.0) + _LONGEST
     while time.monotonic() < end and not all(map(read.have_stacks, asked)):
         time.sleep(_QUIET)
+        beat()
     for record in records:
         if record.path in sizes:
             stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
@@ -71,12 +72,13 @@ def ask(records: Sequence[Record]) -> dict[str, Stacks]:
     return found
 
 
-def _wait_for_signals(sizes: dict[str, int]) -> None:
+def _wait_for_signals(sizes: dict[str, int], beat: Callable[[], object]) -> None:
     """Wait until all files have grown beyond these sizes and grow no more, but not for long."""
     last = dict(sizes)
     end = time.monotonic() + _LONGEST
     while sizes and time.monotonic() < end:
         time.sleep(_QUIET)
+        beat()
         now = {path: _size(path) for path in sizes}
         if now == last and all(now[path] > sizes[path] for path in sizes):
             break

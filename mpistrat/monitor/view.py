@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,17 +63,21 @@ class View:
         return {key for key, facts in self.facts.items() if facts.state in "TtZX"}
 
 
-def look(records: Sequence[Record]) -> View:
-    """Look at the processes of records of this node: at their stacks, and at what the system says."""
+def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> View:
+    """Look at the processes of records of this node: at their stacks, and at what the system says.
+
+    That may take seconds. ``beat`` is called now and then.
+    """
     records = sorted(records, key=lambda each: (each.rank, each.pid))
     facts = {each.key: process.look(each.pid, each.started) for each in records}
-    found = stacks.ask(records)
+    found = stacks.ask(records, beat)
     records = [read.read(each.path) or each for each in records]
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
     before = {each.key: each.heartbeat for each in records}
     end = time.monotonic() + _SECOND_LOOK
     while silent and time.monotonic() < end:
         time.sleep(_POLL)
+        beat()
         records = [read.read(each.path) or each for each in records]
         silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     own = links.look([each.rank for each in records])

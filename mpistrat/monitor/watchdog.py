@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status
+from mpistrat.runtime.process.launchers import MPIRUN
+from mpistrat.runtime.process.patience import within
 from mpistrat.runtime.record import flight_record, read
 from mpistrat.runtime.record.flight_record import FlightRecord
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
 _LAST_WORD = 1.0  # seconds for the notice that this rank leaves
+_PATIENCE = 5.0  # seconds for the file of a report
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
@@ -45,7 +48,7 @@ _watchdog: Watchdog | None = None
 def start(topology: Topology) -> None:
     """Compare the speeds of these ranks, if there are several and this process has a record."""
     if _watchdog is not None and topology.size > 1:
-        _watchdog.topologies.add(topology)
+        _watchdog.add(topology)
 
 
 def _watch(record: FlightRecord) -> None:
@@ -77,7 +80,13 @@ class Watchdog(threading.Thread):
         self._writes = False  # whether this rank writes the reports
         self._notices: Notices | None = None
         self._answered: set[str] = set()
+        self._one_node = _launched_on_one_node(record.size)  # whether this node is known to have all ranks
         self._idle = 0  # naps while this rank was in no collective for long
+
+    def add(self, topology: Topology) -> None:
+        """Compare the speeds of these ranks, too."""
+        self.topologies.add(topology)
+        self._one_node |= len(topology.nodes) == 1 and topology.size == self._record.size
 
     def run(self) -> None:
         """Look from time to time, until the process ends."""
@@ -99,10 +108,8 @@ class Watchdog(threading.Thread):
 
     def say_that_it_leaves(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
-        if not self._one_node():
-            telling = threading.Thread(target=self._tell_that_it_leaves, daemon=True)
-            telling.start()
-            telling.join(_LAST_WORD)  # the file system may hang
+        if not self._one_node:
+            within(_LAST_WORD, self._tell_that_it_leaves)  # the file system may hang
 
     def _tell_that_it_leaves(self) -> None:
         from mpistrat.monitor import process, view
@@ -110,10 +117,6 @@ class Watchdog(threading.Thread):
         own = self._own()
         seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
         self._ready_notices(own).say_that_it_leaves(seen)
-
-    def _one_node(self) -> bool:
-        """Return whether this node is known to have all ranks of the job."""
-        return any(len(each.nodes) == 1 and each.size == self._record.size for each in list(self.topologies))
 
     def _beat(self) -> None:
         self._record.beat(self._every)
@@ -151,15 +154,20 @@ class Watchdog(threading.Thread):
         self._writes = _is_mine(own, job)
         if not self._writes:
             return
-        seen = view.look([*job, *without_record.find(own, job)])
-        wait = waits.wait_of(
-            next(each for each in seen.records if each.key == own.key), report.waits_in(seen)
-        )
-        if wait is None or self._record.in_collective() != since:
-            return  # it goes on
-        call = f"{wait.token:x}-{wait.entry.number}-{number}"
-        if len(seen.ranks) < own.size and not self._one_node():
-            seen = self._of_all_nodes(seen, own, call)
+        notices = None if self._one_node else self._ready_notices(own)
+        with notices.looking() if notices else contextlib.nullcontext():
+            seen = view.look([*job, *without_record.find(own, job)], self._beat)
+            wait = waits.wait_of(
+                next(each for each in seen.records if each.key == own.key), report.waits_in(seen)
+            )
+            if wait is None or self._record.in_collective() != since:
+                return  # it goes on
+            call = f"{wait.token:x}-{wait.entry.number}-{number}"
+            notices = notices if len(seen.ranks) < own.size else None
+            if notices:
+                notices.ask(call, seen)
+        if notices:
+            seen = self._of_all_nodes(notices, seen, own.size, call)
         found = report.waits_in(seen) if self._writes else []
         if not found or self._record.in_collective() != since:
             return  # another rank reports, or it goes on
@@ -167,7 +175,7 @@ class Watchdog(threading.Thread):
             return  # the missing rank and the chief are on other nodes, which report
         text = report.text(seen, found, own.rank)
         try:
-            path = folder.write_new(f"hang-{call}-{own.host}.txt", text)
+            path = within(_PATIENCE, lambda: folder.write_new(f"hang-{call}-{own.host}.txt", text))
             text += f"This report is in {path}.\n"
         except FileExistsError:
             return  # another rank of the node was faster
@@ -191,15 +199,13 @@ class Watchdog(threading.Thread):
         assert own is not None
         return own
 
-    def _of_all_nodes(self, seen: View, own: Record, call: str) -> View:
+    def _of_all_nodes(self, notices: Notices, own: View, size: int, call: str) -> View:
         """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
-        notices = self._ready_notices(own)
-        notices.ask(call, seen)
-        self._writes = notices.collects()
+        self._writes = notices.collects(own)
         if not self._writes:
-            return seen
-        seen = notices.collect(call, seen, own.size, 2 * self._every + rc.hang_seconds / 4, self._beat)
-        self._writes = notices.collects() and notices.claim(call)
+            return own
+        seen = notices.collect(call, own, size, 2 * self._every + rc.hang_seconds / 4, self._beat)
+        self._writes = notices.collects(own) and notices.claim(call)
         hosts = max((each.hosts for each in list(self.topologies)), key=len, default=())
         return dataclasses.replace(seen, hosts=hosts, searched=notices.searched)
 
@@ -216,7 +222,7 @@ class Watchdog(threading.Thread):
         """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
         from mpistrat.monitor import view, without_record
 
-        if self._one_node():
+        if self._one_node:
             return
         notices = self._notices or self._ready_notices(self._own())
         if not notices.any():
@@ -227,10 +233,11 @@ class Watchdog(threading.Thread):
             return
         new = [each for each in notices.unanswered(node) if each not in self._answered]
         if new:
-            seen = view.look([*job, *without_record.find(own, job)])
-            for each in new:
-                self._answered.add(each)
-                notices.say(each, seen)
+            with notices.looking():
+                seen = view.look([*job, *without_record.find(own, job)], self._beat)
+                for each in new:
+                    self._answered.add(each)
+                    notices.say(each, seen)
 
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
@@ -238,9 +245,11 @@ class Watchdog(threading.Thread):
             from mpistrat.monitor.between_nodes import Notices
             from mpistrat.runtime.process.launch_key import key_of
 
-            first = max(own.memberships, key=lambda each: each.size)
-            self._notices = Notices(key_of(os.environ, one_node=False) or f"{first.token:x}", own.rank)
-            atexit.register(self._notices.take_down)
+            key = key_of(os.environ, one_node=False)
+            if key is None:
+                key = f"{max(own.memberships, key=lambda each: each.size).token:x}"
+            self._notices = Notices(key, own.rank)
+            atexit.register(self._notices.leave)
         return self._notices
 
     def _compare_speeds(self) -> None:
@@ -275,8 +284,15 @@ class Watchdog(threading.Thread):
             time.sleep(_ABORTED)
             os._exit(exit_status.RESTART)
 
+        if self._notices is not None:
+            self._notices.remove()
         threading.Thread(target=leave, daemon=True).start()
         MPI.COMM_WORLD.Abort(exit_status.RESTART)
+
+
+def _launched_on_one_node(size: int) -> bool:
+    """Return whether the launcher says that it has started all ranks on this node."""
+    return any(os.environ.get(name) == str(size) for each in MPIRUN for name in each.local_size)
 
 
 def _node(topology: Topology) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,9 +19,14 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
     Raises
     ------
     FileExistsError
-        If ``path`` exists after the block and ``replace`` is false.
+        If ``path`` exists after the block and ``replace`` is false; before the block if it is a device, a pipe or a
+        socket, which a rename would remove.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise FileExistsError(
+            errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path)
+        )
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary

@@ -234,6 +234,10 @@ def test_directories_without_traces(tmp_path, name):
 def test_an_output_that_cannot_be_written(traced, tmp_path):
     ended = run(traced, "-o", tmp_path / "missing" / "out.json", status=1)
     assert "cannot be written: No such file" in ended.stderr
+    os.mkfifo(pipe := tmp_path / "pipe")  # as /dev/null, of which root could remove the name
+    ended = run(traced, "-o", pipe, status=1)
+    assert "cannot be written: it is a device, a pipe or a socket" in ended.stderr
+    assert pipe.is_fifo()
 
 
 def test_something_must_be_asked_for(traced):

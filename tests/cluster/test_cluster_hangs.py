@@ -20,13 +20,18 @@ def reports(folder):
 
 @pytest.fixture
 def start(cluster, tmp_path):
+    jobs = []
+
     def start(*names):
         environ = {"CULPRIT": "3", "MPISTRAT_HANG_SECONDS": "1", "MPISTRAT_RECORD_DIR": str(tmp_path)}
-        return cluster.start(LAYOUT, PROGRAM, *names, options=("-wdir", str(tmp_path)), **environ)
+        environ["HOME"] = str(tmp_path)
+        jobs.append(cluster.start(LAYOUT, PROGRAM, *names, options=("-wdir", str(tmp_path)), **environ))
+        return jobs[-1]
 
     yield start
     cluster.heal(2)
     cluster.clear()
+    assert None not in [each.wait(LIMIT) for each in jobs]
     for node in range(len(LAYOUT)):  # they remember for a while that the others could not be reached
         cluster.run_on(node, "ip", "neigh", "flush", "all")
 
@@ -39,6 +44,7 @@ def test_one_report_for_all_nodes(start, tmp_path):
         assert text.startswith("mpistrat, rank 0: ranks 0-2, 4 of 5 wait for rank 3 since"), text
         assert "rank 3 (node2 process " in text
         assert f"cause: {cause}." in text, text
+    assert not list(tmp_path.glob(".mpistrat-board-*"))
 
 
 @pytest.mark.parametrize(("name", "cause"), [("link", "network"), ("node", "node")])

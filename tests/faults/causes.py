@@ -58,6 +58,7 @@ def environ_of(name: str, folder: Path, culprit: int) -> dict[str, str]:
     return {
         **_ENVIRON,
         "CULPRIT": str(culprit),
+        "HOME": str(folder),
         "MPISTRAT_HANG_SECONDS": "1",
         "MPISTRAT_RECORD_DIR": str(folder),
         "MPISTRAT_HANG_ABORT_SECONDS": "8" if name == "order" else "0",
@@ -76,7 +77,10 @@ class OneNode:
         command = [sys.executable, "-m", "mpistrat", "run", "-n", "4", str(PROGRAM), *names]
         output = self._said(command, environ, LIMIT + 10 * len(names))
         if names[0] in END:
-            output += self._said([sys.executable, "-m", "mpistrat", "top", "--last"], environ, LIMIT)
+            for record in map(str, folder.glob("last-*")):
+                output += self._said(
+                    [sys.executable, "-m", "mpistrat", "top", "--last", record], environ, LIMIT
+                )
         return output
 
     @staticmethod

@@ -1,6 +1,7 @@
 """The files in which the last records of jobs are kept."""
 
 import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import mpistrat
 from mpistrat.monitor import folder, last
 from mpistrat.runtime.record import read
 
+JOB = secrets.token_hex(8)  # other programs of this user may be killed meanwhile
 PROGRAM = """
 import os, sys
 from mpistrat.runtime.agreement.operation import operation
@@ -37,7 +39,10 @@ def directory(tmp_path, monkeypatch):
 @pytest.fixture
 def killed():
     """The record of a process that was killed inside a collective."""
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    environ = {**os.environ, "SLURM_JOB_ID": JOB}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, env=environ
+    )
     if ended.returncode == 77:
         pytest.skip("this machine has no /dev/shm")
     path = ended.stdout.strip()
@@ -59,6 +64,7 @@ def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, dire
 def test_a_record_outlives_its_process(killed, directory):
     record = read.read(killed)
     assert not record.lives
+    assert [each.pid for each in last.latest(JOB).records] == [record.pid]
     assert stat.S_IMODE(os.stat(killed).st_mode) == 0o600
     (wait,) = record.waits
     assert (wait.last.number, wait.last.operation, wait.size) == (2, "all_reduce SUM", 2)
@@ -68,7 +74,12 @@ def test_a_record_outlives_its_process(killed, directory):
     kept = last.load(path)
     assert kept.notes == ("killed",)
     assert (kept.records[0].waits, kept.records[0].entries) == (record.waits, record.entries)
-    assert last.latest() == kept
+    assert last.latest(JOB) == kept
+    assert last.latest(JOB + "0") is None
+    ended = subprocess.run(
+        [sys.executable, "-m", "mpistrat", "top", "--last", path], capture_output=True, text=True, check=True
+    )
+    assert "killed\n" in ended.stdout
 
 
 def test_records_of_other_jobs_stay(killed, directory):

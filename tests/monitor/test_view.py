@@ -1,7 +1,9 @@
 """What several nodes see, as one view."""
 
+import concurrent.futures
 import dataclasses
 import json
+import time
 
 import pytest
 
@@ -70,6 +72,24 @@ def test_two_nodes_with_different_clocks_and_equal_processes():
     assert "for 10 s" in text
 
 
+def test_of_two_orders_the_rank_that_differs_is_named_first():
+    """Though it has waited for longer than the others."""
+
+    def waits(each, token, entered):
+        entry = Entry(token, 1, f"barrier {token}", "a.py:1 in f", 0, entered, 0.0, 0.0)
+        both = tuple(Membership(i, SIZE, each.rank, entry if i == token else None) for i in (8, 9))
+        return dataclasses.replace(each, memberships=both, entries=(entry,))
+
+    both = view.joined([view_of(0), view_of(1)])
+    records = [waits(each, *((9, 40.0) if each.rank == 2 else (8, 50.0))) for each in both.records]
+    seen = dataclasses.replace(both, records=tuple(records))
+    lines = report.causes(seen, report.waits_in(seen))
+    assert lines[0].startswith("ranks 0-1, 3 of 4 wait for rank 2 since")
+    assert [line for line in lines if "cause: " in line] == [
+        "  cause: other order. Use two strategies in the same order on all ranks."
+    ]
+
+
 @pytest.mark.parametrize(("answered", "cause"), [(True, "node"), (False, "on another node")])
 def test_a_node_that_does_not_answer(answered, cause):
     seen = view_of(0)
@@ -86,17 +106,18 @@ def directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
 
 def test_the_lowest_rank_that_asks_collects_what_all_nodes_say(directory):
     first, second = Notices("job", 1), Notices("job", 2)
     second.ask("call-1", view_of(1))
-    assert second.collects()
+    assert second.collects(view_of(1))
     assert first.unanswered([0, 1]) == ["call-1"]
     first.ask("call-1", view_of(0))
     assert first.unanswered([0, 1]) == []
-    assert first.collects()
-    assert not second.collects()
+    assert first.collects(view_of(0))
+    assert not second.collects(view_of(1))
     seen = first.collect("call-1", view_of(0), SIZE, 0.0, lambda: None)
     assert seen.ranks == {0, 1, 2, 3}
     assert first.claim("call-1")
@@ -109,8 +130,54 @@ def test_a_node_that_does_not_wait_says_what_it_sees_when_it_is_asked(directory)
     (call,) = other.unanswered([2, 3])
     other.say(call, view_of(1, missing=[2, 3]))
     assert other.unanswered([2, 3]) == []
-    assert waits.collects()
+    assert waits.collects(view_of(0))
     assert waits.collect(call, view_of(0), SIZE, 0.0, lambda: None).ranks == {0, 1, 2, 3}
     waits.take_down()
     other.take_down()
     assert other.unanswered([2, 3]) == []
+
+
+def test_a_node_that_still_looks_is_waited_for(directory, monkeypatch):
+    monkeypatch.setattr("mpistrat.monitor.between_nodes._LOOK", 0.0)
+    waits, other = Notices("job", 0), Notices("job", 3)
+    waits.ask("call-1", view_of(0))
+    (call,) = other.unanswered([2, 3])
+    with other.looking(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        beats = []
+        collected = pool.submit(waits.collect, call, view_of(0), SIZE, 0.3, lambda: beats.append(1))
+        while len(beats) < 6:  # at 0.1 s each: later than its limit
+            time.sleep(0.01)
+        other.say(call, view_of(1))
+        assert collected.result(60).ranks == {0, 1, 2, 3}
+
+
+def test_another_job_with_the_same_key_does_not_count(directory):
+    def elsewhere(seen):
+        records = [
+            dataclasses.replace(each, memberships=(dataclasses.replace(each.memberships[0], token=8),))
+            for each in seen.records
+        ]
+        return dataclasses.replace(seen, records=tuple(records))
+
+    own, other = Notices("job", 2), Notices("job", 0)
+    other.ask("call-1", elsewhere(view_of(0)))
+    own.ask("call-1", view_of(1))
+    assert own.collects(view_of(1))
+    assert own.collect("call-1", view_of(1), SIZE, -60.0, lambda: None).ranks == {2, 3}
+    other.leave()
+    own.leave()
+    assert not any(directory.rglob("*board*"))
+
+
+def test_what_a_rank_told_that_is_gone_goes_with_the_last_rank(directory):
+    waits, gone, other = Notices("job", 0), Notices("job", 2), Notices("job", 3)
+    gone.say_that_it_leaves(view_of(1))
+    waits.ask("call-1", view_of(0))
+    assert waits.collect("call-1", view_of(0), SIZE, 0.0, lambda: None).ranks == {0, 1, 2, 3}
+    waits.take_down()  # that hang is over
+    assert other.any()
+    waits.leave()
+    assert not other.any()
+    assert not any(directory.rglob("*board*"))
+    waits.ask("call-2", view_of(0))  # the watchdog was late
+    assert not any(directory.rglob("*board*"))

@@ -1,11 +1,14 @@
-"""The board on which the nodes of a job leave notices for each other."""
+"""The board on which the nodes of a job leave notices for each other, and its patience with file systems."""
 
 import os
+import tempfile
+import threading
 import time
 
 import pytest
 
 from mpistrat.runtime.process.board import Board
+from mpistrat.runtime.process.patience import within
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +20,41 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return tmp_path
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a second file system")
+def test_the_working_directory_is_used_if_it_is_on_a_file_system_of_its_own(places, monkeypatch):
+    Board("job").post("first", 1)
+    assert [each.parent for each in places.rglob(".mpistrat-board-*")] == [places / "home"]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        monkeypatch.chdir(other)
+        board = Board("job")
+        board.post("second", 2)
+        assert len(os.listdir(other)) == 1
+        board.take_down(["second"])
+        assert not os.listdir(other)
+    assert Board("job").names() == {"first"}
+
+
+def test_a_file_system_that_does_not_answer_is_given_up(places, monkeypatch):
+    release, hangs = threading.Event(), []
+    listdir = os.listdir
+
+    def hang(path):
+        if str(path).startswith(str(places / "home")):
+            hangs.append(path)
+            release.wait(60)
+        return listdir(path)
+
+    monkeypatch.setattr("mpistrat.runtime.process.board._PATIENCE", 0.2)
+    board = Board("job")
+    board.post("first", 1)
+    monkeypatch.setattr("os.listdir", hang)
+    assert board.names() == set()
+    assert board.names() == set()
+    release.set()
+    assert len(hangs) == 1
+    assert board.folders == ()
 
 
 def test_nodes_that_share_one_directory_only_read_each_others_notices(places, monkeypatch):
@@ -36,9 +74,11 @@ def test_a_board_leaves_nothing(places):
     board = Board("job")
     assert not any(places.rglob("*board*"))  # not before the first notice
     board.post("first", 1)
-    board.take_down("first")
+    board.post("second", 1)
+    board.take_down(["first"])
+    assert board.names() == {"second"}
+    board.take_down([], lambda name: name == "second")
     assert board.names() == set()
-    board.remove()
     assert not any(places.rglob("*board*"))
 
 
@@ -65,7 +105,7 @@ def test_places_that_cannot_be_written_are_passed_over(places):
 
 def test_old_boards_are_removed(places):
     Board("killed").post("first", 1)
-    old = list((places / "work").glob(".mpistrat-board-*"))
+    old = list(places.rglob(".mpistrat-board-*"))
     for folder in old:
         os.utime(folder, (time.time() - 1e6,) * 2)
     Board("job").post("first", 1)
@@ -79,3 +119,16 @@ def test_a_damaged_notice_is_none(places):
     for path in places.rglob("first.json"):
         path.write_text("{")
     assert board.read("first") is None
+
+
+def test_a_result_or_an_error_comes_back():
+    assert within(60.0, lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        within(60.0, lambda: 1 / 0)
+
+
+def test_a_call_that_does_not_return_is_left_alone():
+    release = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        within(0.05, release.wait)
+    release.set()

@@ -48,7 +48,8 @@ class Banner:
     last : bytes
         The end of the text.
     whole : re.Pattern
-        A pattern of the whole text. The groups ``signal``, ``rank``, ``pid`` and ``code`` describe a death.
+        A pattern of the whole text. The groups ``signal``, ``rank``, ``pid`` and ``code`` describe a death, and
+        ``left`` is a rank that has ended before the end of MPI.
     fails : bool
         Whether the banner means that the job has failed.
     starts_line : bool
@@ -100,7 +101,8 @@ def _open_mpi(host: bytes) -> tuple[Banner, ...]:
         b"\n" + _DASHES,
         re.compile(
             rb".* noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+"
-            rb"signal (?P<signal>\d+).*|.*",
+            rb"signal (?P<signal>\d+).*"
+            rb"|.* has exited due to process rank (?P<left>\d+) with PID \d+ on node \S+ exiting\s+improperly.*|.*",
             re.DOTALL,
         ),
     )
@@ -160,10 +162,13 @@ class Filter:
         The ranks that were killed, according to the banners.
     failed : bool
         Whether a banner said that the job failed.
+    left : bool
+        Whether a banner said that a rank has ended its process before the end of MPI.
     """
 
     def __init__(self, banners: tuple[Banner, ...]):
         self.deaths: list[Death] = []
+        self.left = False
         self.failed = False
         self._banners = banners
         self._held = b""
@@ -250,6 +255,7 @@ class Filter:
         match = banner.whole.fullmatch(dropped)
         groups = match.groupdict() if match is not None else {}
         numbers = {name: int(text) for name, text in groups.items() if text}
+        self.left = self.left or "left" in numbers
         if "signal" in numbers:
             self.deaths.append(_death(numbers))
 

@@ -154,7 +154,10 @@ class _RunningJob:
 
         records = last.left(started, self.ranks.keys())
         texts = last.unfinished(records)
-        if texts and (not status or any(each.exit_status is not None for each in records)):
+        left = any(each.found.left for each in self._forwarded)
+        if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
+            status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
+        if texts and (not status or left or any(each.exit_status is not None for each in records)):
             status = status or 1
             for text in texts:
                 self._say(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,15 @@ _EVERY = 2.0  # seconds
 @click.option("--once", is_flag=True, help="Show the table once; the default without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 @click.option("--stacks", is_flag=True, help="Show the Python stacks of all ranks, equal ones together.")
-@click.option("--last", is_flag=True, help="Show the last record of a job that has ended.")
+@click.option("--last", is_flag=True, help="Show the last record of JOB, which has ended, or of a FILE.")
 @click.option("--here", is_flag=True, help="Show only the ranks on this node.")
-@click.argument("job", metavar="[JOB | HOST...]", nargs=-1)
+@click.argument("job", metavar="[JOB | HOST... | FILE]", nargs=-1)
 def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job: tuple[str, ...]) -> None:
     """Show what each rank of a running job does.
 
     JOB is the number of a Slurm job or of a process: a rank, or what started it. Without it, the only job
     of this user on this node is shown. All nodes of a Slurm job are asked through srun, and each HOST through ssh.
+    --last shows the job that ended last; inside a batch job, that of this batch job.
 
     \b
     mpistrat top
@@ -41,7 +43,7 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
 
     try:
         if last:
-            _show_last(as_json)
+            _show_last(job, as_json)
         elif stacks:
             _show_stacks(job, here)
         else:
@@ -151,16 +153,21 @@ def _show_stacks(job: tuple[str, ...], here: bool) -> None:
     click.echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
 
 
-def _show_last(as_json: bool) -> None:
+def _show_last(given: tuple[str, ...], as_json: bool) -> None:
     from mpistrat.cli.top import jobs
     from mpistrat.monitor import last, record_json, report, waits
+    from mpistrat.runtime.record.process_facts import batch_job
 
+    if len(given) > 1:
+        raise click.UsageError("--last shows one job: give its number, or the file of its record")
+    job = given[0] if given else batch_job()
     try:
-        ended = last.latest()
+        ended = last.load(job) if os.path.isfile(job) else last.latest(job)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if ended is None:
-        raise jobs.NoJobError("there is no record of a job that has ended: see MPISTRAT_RECORD_DIR")
+        of = f"job {job} that" if job else "a job that"
+        raise jobs.NoJobError(f"there is no record of {of} has ended: see MPISTRAT_RECORD_DIR")
     if as_json:
         click.echo(json.dumps([record_json.as_json(each) for each in ended.records]))
         return

@@ -1,7 +1,8 @@
 """Notices that the nodes of a job leave for each other in shared directories, when MPI does not work.
 
-A notice lies in each directory that nodes may share, since it is not known which of them they do. The directories of
-a job are made with its first notice, so a job that never leaves one costs a look for each of them.
+A notice lies in one directory of each file system that nodes may share, since it is not known which of them they do.
+The directories of a job are made with its first notice, so a job that never leaves one costs a look for each of them.
+A file system that does not answer is given up.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpistrat.runtime.process.launch_key import hashed
 from mpistrat.runtime.process.mailbox import read_json, write_json
+from mpistrat.runtime.process.patience import within
+
+T = TypeVar("T")
 
 _PREFIX = ".mpistrat-board-"
 _KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed
+_PATIENCE = 3.0  # seconds for a file system to answer
+_ATTEMPTS = 3
 _ENDING = ".json"
 _CLAIM = "claim-"
 
@@ -33,13 +40,12 @@ class Board:
     key : str
         A text that only the ranks of this job know or can find.
     parents : sequence of path
-        Where to look in addition to the working directory, the home directory and that for temporary files.
+        Where to look first. The home directory follows, that for temporary files, and the working directory.
     """
 
     def __init__(self, key: str, parents: Sequence[Path] = ()):
         self._name = _PREFIX + hashed(key)
-        found = (*parents, Path.cwd(), Path.home(), Path(tempfile.gettempdir()))
-        self._folders = [each / self._name for each in dict.fromkeys(found)]
+        self._folders = [each / self._name for each in _one_of_each_file_system(parents)]
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -48,55 +54,94 @@ class Board:
 
     def post(self, name: str, value: Any) -> None:
         """Add a notice, or replace the one of this name."""
-        for folder in self._folders:
-            with contextlib.suppress(OSError):
+
+        def post(folder: Path) -> None:
+            for _ in range(_ATTEMPTS):
                 with contextlib.suppress(FileExistsError):
                     _remove_old(folder.parent)
                     folder.mkdir(mode=0o700)
-                if _is_own(folder):
-                    write_json(folder / f"{name}{_ENDING}", value)
+                with contextlib.suppress(FileNotFoundError):  # another rank has just removed the directory
+                    if _is_own(folder):
+                        write_json(folder / f"{name}{_ENDING}", value)
+                    return
+
+        self._in_each(post)
 
     def names(self) -> set[str]:
         """Return the names of the notices."""
-        found: set[str] = set()
-        for folder in self._folders:
-            if _is_own(folder):
-                with contextlib.suppress(OSError):
-                    found.update(
-                        each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)
-                    )
-        return found
+        return set().union(*self._in_each(_names))
 
     def read(self, name: str) -> Any:
         """Return a notice, or None if it was removed or is damaged."""
-        found = (read_json(each / f"{name}{_ENDING}") for each in self._folders if _is_own(each))
+        found = self._in_each(
+            lambda folder: read_json(folder / f"{name}{_ENDING}") if _is_own(folder) else None
+        )
         return next((each for each in found if each is not None), None)
 
-    def take_down(self, name: str) -> None:
-        """Remove a notice."""
-        for folder in self._folders:
+    def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
+        """Remove notices, and each directory with no notice but those that are ``useless`` to other ranks."""
+
+        def remove(folder: Path) -> None:
             if _is_own(folder):
-                with contextlib.suppress(OSError):
-                    (folder / f"{name}{_ENDING}").unlink()
+                for name in names:
+                    (folder / f"{name}{_ENDING}").unlink(missing_ok=True)
+                if all(map(useless, rest := _names(folder))):
+                    for path in (*folder.glob(f"{_CLAIM}*"), *(folder / f"{name}{_ENDING}" for name in rest)):
+                        path.unlink(missing_ok=True)
+                    folder.rmdir()  # not if another rank has just posted a notice
+
+        self._in_each(remove)
 
     def claim(self, name: str) -> bool:
         """Return whether no other process that shares one of the directories has claimed this name before."""
-        first = True
-        for folder in self._folders:
-            with contextlib.suppress(OSError):
-                if not _is_own(folder):
-                    continue
-                try:
-                    os.close(os.open(folder / (_CLAIM + name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                except FileExistsError:
-                    first = False
-        return first
 
-    def remove(self) -> None:
-        """Remove the directories of this job."""
-        for folder in self._folders:
-            if _is_own(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        def claim(folder: Path) -> bool:
+            try:
+                os.close(os.open(folder / (_CLAIM + name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                return False
+            return True
+
+        return all(self._in_each(lambda folder: not _is_own(folder) or claim(folder)))
+
+    def _in_each(self, do: Callable[[Path], T]) -> list[T]:
+        """Return what a function returns for each directory, and leave out those where it fails."""
+        found = []
+        for folder in list(self._folders):
+            try:
+                found.append(within(_PATIENCE, partial(do, folder)))
+            except TimeoutError:
+                self._folders.remove(folder)
+            except OSError:
+                pass
+        return found
+
+
+def _one_of_each_file_system(first: Sequence[Path]) -> list[Path]:
+    """Return directories in which notices may lie. The user's working directory is used if no other will do."""
+    found: dict[int, Path] = {}
+    for place in (
+        lambda: first,
+        lambda: [Path.home()],
+        lambda: [Path(tempfile.gettempdir())],
+        lambda: [Path.cwd()],
+    ):
+        with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
+            for path in place():
+                device = within(_PATIENCE, partial(_device_of_writable, path))
+                if device is not None:
+                    found.setdefault(device, path)
+    return list(found.values())
+
+
+def _device_of_writable(path: Path) -> int | None:
+    return path.stat().st_dev if os.access(path, os.W_OK | os.X_OK) else None
+
+
+def _names(folder: Path) -> set[str]:
+    if not _is_own(folder):
+        return set()
+    return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
 
 
 def _is_own(folder: Path) -> bool:

@@ -31,7 +31,6 @@ from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
 _KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 class Described(Protocol):
@@ -118,8 +117,7 @@ class FlightRecord:
         self._write(
             layout.PROGRAM, " ".join(getattr(sys, "argv", [])[:4])
         )  # an embedded interpreter has none
-        job = next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
-        self._write(layout.JOB, job)
+        self._write(layout.JOB, process_facts.batch_job())
         self._note_launch(size)
         self.join, self.step, self.phase, self._detach = self._writers()
         self._stacks = descriptor

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
+
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+
+
+def batch_job() -> str:
+    """Return the number of the batch job that this process is in, or an empty string."""
+    return next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
 
 
 def started(process: int) -> int:
