@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.collectives import all_gather, broadcast, reduce_scatter, structures
+from mpistrat.collectives import reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.movement import all_gather, broadcast
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.collectives import CommunicationOptions, broadcast, gather, scatter, structures
+from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
+from mpistrat.collectives.movement import broadcast, gather, scatter
 from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole

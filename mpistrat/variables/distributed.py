@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.collectives.all_gather import checked_axis, lengths_by_mpi
 from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.movement.all_gather import checked_axis, lengths_by_mpi
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu.kernels import as_bits, copy_each

@@ -11,7 +11,7 @@ import numpy as np
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import COMBINE, Op
-from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.ops.base import CrossDeviceOps
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import all_gather, all_to_all, structures
-from mpistrat.collectives import broadcast as broadcasts
+from mpistrat.collectives import structures
+from mpistrat.collectives.movement import all_gather, all_to_all
+from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.integrations.hvd.all_reduce import copy_into
 from mpistrat.integrations.hvd.handles import Handle
 from mpistrat.integrations.hvd.job import global_process_set

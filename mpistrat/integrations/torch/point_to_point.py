@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpistrat.collectives.exchange import messages
+from mpistrat.collectives.movement.exchange import messages
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, write
 from mpistrat.integrations.torch.work import InFlight

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from mpistrat.collectives import CommunicationOptions, all_gather, broadcast, structures
-from mpistrat.collectives.exchange import exchange
+from mpistrat.collectives import CommunicationOptions, structures
+from mpistrat.collectives.movement import all_gather, broadcast
+from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
 from mpistrat.integrations.torch.described_group import DescribedGroup

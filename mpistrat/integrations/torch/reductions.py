@@ -9,14 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpistrat.collectives import (
-    CollectiveAllReduce,
-    CommunicationOptions,
-    all_gather,
-    reduce_scatter,
-    structures,
-)
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, reduce_scatter, structures
 from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.movement import all_gather
 from mpistrat.integrations.torch.reduce_ops import reduction
 from mpistrat.integrations.torch.tensors import host_array, write
 from mpistrat.runtime.agreement.operation import operation

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat import context, nest
 from mpistrat.collectives import structures
-from mpistrat.collectives.broadcast import broadcast
+from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays

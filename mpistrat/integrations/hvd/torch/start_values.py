@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mpistrat import nest
-from mpistrat.collectives import broadcast
+from mpistrat.collectives.movement import broadcast
 from mpistrat.integrations.hvd import job, moves
 from mpistrat.integrations.hvd.all_reduce import copy_into
 from mpistrat.integrations.hvd.joining import collective, refusals

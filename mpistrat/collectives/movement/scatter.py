@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.all_gather import checked_axis
-from mpistrat.collectives.exchange import exchange
+from mpistrat.collectives.movement.all_gather import checked_axis
+from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.arrays import as_bytes

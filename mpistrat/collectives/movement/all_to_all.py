@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.all_gather import Gathered
-from mpistrat.collectives.exchange import exchange
+from mpistrat.collectives.movement.all_gather import Gathered
+from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.topology import Topology

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.all_gather import Gathered, checked_axis, lengths_by_mpi
-from mpistrat.collectives.exchange import exchange
+from mpistrat.collectives.movement.all_gather import Gathered, checked_axis, lengths_by_mpi
+from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.process import mpi
