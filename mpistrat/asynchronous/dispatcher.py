@@ -210,6 +210,9 @@ class Dispatcher:
         if task.take(worker.rank, value, error):
             self._clock.note()
             self._ended.append(task)
+            if task.ranks is not None and task.error is not None:
+                for rank in task.workers:  # MPI has some thousands of communicators: free that of the call
+                    self._post.send(rank, "ended", (number,))
         elif error is not None:
             self._failed.append(task)
 
