@@ -19,7 +19,7 @@ from mpistrat.asynchronous.remote_value import (
 from mpistrat.asynchronous.statistics import Statistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.data import Dataset
-from mpistrat.messages.functions import SentFunction
+from mpistrat.messages.functions import SentFunction, pack_arguments
 from mpistrat.messages.pickling import Packed, is_plain, pack, refer, refuse
 from mpistrat.strategies.parameter_server import DatasetOfWorkers, ParameterServerStrategy
 
@@ -125,7 +125,7 @@ class ClusterCoordinator:
         given = (tuple(args or ()), kwargs or {})
         self._check(given)
         function = self._functions.packed(fn)
-        arguments, references = pack(given, copy=True)
+        arguments, references = pack_arguments(*given)
         self._raise_kept()
         if self._dispatcher.queued >= _LONGEST_QUEUE:
             self._dispatcher.wait(lambda: self._dispatcher.queued < _LONGEST_QUEUE)

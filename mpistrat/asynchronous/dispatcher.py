@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ class Dispatcher:
         self._open: Counter[int] = Counter()
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
+        self._telling: set[int] = set()  # threads that tell owners
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
         self.lock = contact.post.lock
@@ -90,7 +92,11 @@ class Dispatcher:
             self._clock.start()
             self._open[id(task.owner)] += 1
             self._queue.append(task)
-        self.progress()
+        # An owner that is told may add a task. Telling others meanwhile could go on without an end, and too deep.
+        if threading.get_ident() in self._telling:
+            self._advance()
+        else:
+            self.progress()
 
     def tell_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
         """Send a letter to every worker, which acts on it before later tasks."""
@@ -99,6 +105,12 @@ class Dispatcher:
 
     def progress(self) -> bool:
         """Take the results that have arrived, and hand out tasks. Return whether a result arrived."""
+        arrived = self._advance()
+        self._tell_owners()
+        return arrived
+
+    def _advance(self) -> bool:
+        """Do as `progress`, but tell no owner."""
         if self._post.closed:
             return False
         with self.lock:
@@ -119,19 +131,23 @@ class Dispatcher:
                 self._take_back()
             if self._failed:
                 self._check_failed()
-        self._tell_owners()
         return arrived
 
     def _tell_owners(self) -> None:
         """Tell the owners of tasks that have ended, without the lock: they may hold locks of their own."""
+        thread = threading.get_ident()
         while self._ended:
             try:
                 task = self._ended.popleft()
             except IndexError:  # another thread was faster
                 return
+            nested = thread in self._telling  # the owner waits for another task
+            self._telling.add(thread)
             try:
                 task.ended(task.value, task.error)
             finally:
+                if not nested:
+                    self._telling.discard(thread)
                 with self.lock:
                     self._open[id(task.owner)] -= 1
                     if not self._open[id(task.owner)]:
@@ -210,6 +226,9 @@ class Dispatcher:
         if task.take(worker.rank, value, error):
             self._clock.note()
             self._ended.append(task)
+            if task.ranks is not None and task.error is not None:
+                for rank in task.workers:  # MPI has some thousands of communicators: free that of the call
+                    self._post.send(rank, "ended", (number,))
         elif error is not None:
             self._failed.append(task)
 

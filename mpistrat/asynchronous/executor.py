@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.statistics import Statistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
-from mpistrat.messages.functions import SentFunction
-from mpistrat.messages.pickling import pack
+from mpistrat.messages.functions import SentFunction, pack_arguments
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
@@ -34,7 +34,8 @@ class Executor(concurrent.futures.Executor):
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
     its scope.
 
-    A function runs in the main thread of its worker. A thread of rank 0 takes the results.
+    A function runs in the main thread of its worker. A thread of rank 0 takes the results. An exception that leaves
+    the block cancels the calls that have not begun. The block is entered once.
 
     Parameters
     ----------
@@ -54,7 +55,8 @@ class Executor(concurrent.futures.Executor):
     TypeError
         If ``where`` is something else.
     RuntimeError
-        If MPI was started without support for several threads.
+        If MPI was started without support for several threads. In a function on a worker, if other ranks of the
+        communicator do not run it, too.
 
     Examples
     --------
@@ -83,6 +85,7 @@ class Executor(concurrent.futures.Executor):
         if isinstance(where, ParameterServerStrategy):
             self._strategy, self._contact = where, where.contact
         elif isinstance(where, MPI.Intracomm):
+            on_worker.require_together(where)
             self._contact = meet_on(where)
         else:
             raise TypeError(f"an Executor takes a communicator or a ParameterServerStrategy, not {where!r}")
@@ -103,6 +106,8 @@ class Executor(concurrent.futures.Executor):
             atexit.register(self._serve_at_end)
 
     def __enter__(self) -> Executor | None:  # type: ignore[override]  # None on the ranks that serve
+        if self._closed:
+            raise RuntimeError("the Executor was shut down: make another for each with block")
         if not self._serves:
             _entered.append(self)
             return self
@@ -110,6 +115,7 @@ class Executor(concurrent.futures.Executor):
         return None
 
     def _serve(self) -> None:
+        self._closed = True
         atexit.unregister(self._serve_at_end)
         serve(self._contact)
         self._contact.post.close()
@@ -119,10 +125,10 @@ class Executor(concurrent.futures.Executor):
         if mpi.running() and not failure.pending():
             self._serve()
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if not self._serves:
             _entered.remove(self)
-            self.shutdown(wait=True)
+            self.shutdown(wait=True, cancel_futures=kind is not None)
 
     @property
     def workers(self) -> int:
@@ -190,7 +196,7 @@ class Executor(concurrent.futures.Executor):
         kwargs: dict[str, Any],
         ranks: int | None = None,
     ) -> concurrent.futures.Future[Any]:
-        arguments, references = pack((args, kwargs), copy=True)
+        arguments, references = pack_arguments(args, kwargs)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._change:
             if self._closed:

@@ -1,8 +1,9 @@
-"""What a worker keeps between tasks: its number, and its parts of per-worker values."""
+"""What a worker knows of itself: its number, its parts of per-worker values, and the call that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -46,19 +47,43 @@ class Parts:
 
 _parts: Parts | None = None
 _number: int | None = None
+_comm: Any = None  # of the call that runs, if it has several ranks
 
 
-def begin(number: int) -> Parts:
-    """Make this process worker ``number``."""
+@contextmanager
+def worker(number: int) -> Iterator[Parts]:
+    """Make this process worker ``number`` in the block. It may be one of another farm already, and is again later."""
     global _parts, _number
+    before = _parts, _number
     _parts, _number = Parts(), number
-    return _parts
+    try:
+        yield _parts
+    finally:
+        _parts, _number = before
 
 
-def end() -> None:
-    """Make this process a worker no more."""
-    global _parts, _number
-    _parts = _number = None
+@contextmanager
+def call_on(comm: Any) -> Iterator[None]:
+    """Note that the block is a call of these ranks; None: of this one."""
+    global _comm
+    before, _comm = _comm, comm
+    try:
+        yield
+    finally:
+        _comm = before
+
+
+def require_together(comm: Any) -> None:
+    """Raise RuntimeError in a call that some ranks of a communicator do not take part in."""
+    if _number is None:
+        return
+    group, ranks = comm.Get_group(), None if _comm is None else _comm.Get_group()
+    here = ranks is not None and type(group).Intersection(group, ranks).size == group.size
+    if not here:
+        raise RuntimeError(
+            f"a function that runs on a worker makes an Executor of {group.size} ranks, which do not all run the "
+            "function: submit it with ranks=, and give the Executor the communicator that it gets"
+        )
 
 
 def part_here(key: int) -> Any:

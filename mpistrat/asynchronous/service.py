@@ -36,10 +36,8 @@ def serve(contact: Contact) -> None:
         if job == "ps":
             _serve_variables(contact)
             return
-        try:
-            _Worker(contact, number).serve()
-        finally:
-            on_worker.end()
+        with on_worker.worker(number) as parts:
+            _Worker(contact, parts).serve()
 
 
 def _serve_variables(contact: Contact) -> None:
@@ -64,11 +62,12 @@ def _say_goodbye(contact: Contact, letter: Letter) -> None:
 class _Worker:
     """A worker: does what letters ask for, one after the other, in the order in which they arrive."""
 
-    def __init__(self, contact: Contact, number: int):
+    def __init__(self, contact: Contact, parts: on_worker.Parts):
         self._contact, self._post = contact, contact.post
         self._functions = FunctionKeeper()
         self._letters: deque[Letter] = deque()
-        self._parts = on_worker.begin(number)
+        self._parts = parts
+        self._failed: dict[int, Any] = {}  # communicators of tasks of several ranks that raised here
         self._running: object = None  # the task that runs; another object for each
 
     def serve(self) -> None:
@@ -135,27 +134,34 @@ class _Worker:
                 )
         elif letter.kind == "free":
             self._parts.free(letter.head[0])
+        elif letter.kind == "ended":
+            comm = self._failed.pop(letter.head[0], None)
+            if comm is not None:
+                comm.Free()
 
     def _run(self, letter: Letter) -> None:
         number, digest, strategy, together, seconds = letter.head
         self._running = letter
         start = time.perf_counter()
+        comm = None
         try:
             function = self._functions.function(letter.source, digest)
             args, kwargs = unpack(letter.body)
             comm = None if together is None else self._post.communicator(together, number)
             if comm is not None:
                 args = (comm, *args)
-            with _in_scope(strategy), time_limit(seconds, self._post):
+            with _in_scope(strategy), on_worker.call_on(comm), time_limit(seconds, self._post):
                 result = function(*args, **kwargs)
             if comm is not None:
                 result = result if comm.rank == 0 else None
-                comm.Free()  # not after an error: another rank may still use it
+                comm.Free()  # not yet after an error: another rank may still use it
             body, kind = pack(_without_variables(result))[0], "result"
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() in a task must not end the worker
             body, kind = pack(failure_of(error, self._contact.role))[0], "failed"
+            if comm:
+                self._failed[number] = comm
         self._post.send(letter.source, kind, (number, time.perf_counter() - start), body)
         if body.buffers:
             self._post.flush()  # the next task may change the arrays

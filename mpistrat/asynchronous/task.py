@@ -37,7 +37,6 @@ class Task:
     """
 
     __slots__ = (
-        "_first",
         "arguments",
         "began",
         "ended",
@@ -52,6 +51,7 @@ class Task:
         "seconds",
         "strategy",
         "value",
+        "workers",
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class Task:
         self.ranks, self.seconds = ranks, seconds
         self.number = -1
         self.running: list[int] = []  # ranks that have not told how it ended
-        self._first = -1
+        self.workers: tuple[int, ...] = ()
         self.value: Any = None
         self.error: BaseException | None = None
         self.failed_at: float | None = None
@@ -83,8 +83,8 @@ class Task:
 
     def hand_to(self, number: int, ranks: list[int]) -> tuple[Any, ...]:
         """Note which ranks get it. Return what they are told."""
-        self.number, self.running, self._first = number, ranks, ranks[0]
-        together = None if self.ranks is None else tuple(ranks)
+        self.number, self.running, self.workers = number, ranks, tuple(ranks)
+        together = None if self.ranks is None else self.workers
         return number, self.function.digest, self.strategy, together, self.seconds
 
     def take(self, rank: int, value: Any, error: BaseException | None) -> bool:
@@ -92,6 +92,6 @@ class Task:
         self.running.remove(rank)
         if error is not None and self.error is None:
             self.value, self.error, self.failed_at = None, error, time.monotonic()
-        elif self.error is None and rank == self._first:
+        elif self.error is None and rank == self.workers[0]:
             self.value = value
         return not self.running

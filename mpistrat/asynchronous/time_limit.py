@@ -10,6 +10,7 @@ from typing import Any
 
 from mpistrat.messages.post import Post
 
+_LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
 _AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
 
 
@@ -29,7 +30,7 @@ def time_limit(seconds: float | None, post: Post) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
     before: Any = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST))
     try:
         try:
             yield

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 _SPIN = 0.0005  # seconds in which a waiting rank only gives its core to others
-_LONGEST = 0.002  # seconds; a poll costs about 10 us, so an idle rank uses less than 1 % of a core
+_SHORT, _LONGEST = 0.002, 0.01  # seconds; a poll and its sleep cost up to 50 us of a core
 # time.sleep(0) sleeps for the timer slack of Linux, 50 us, since CPython 3.11.
 _give_way: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
@@ -16,8 +16,8 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep,
 class Backoff:
     """Pauses that grow with the time for which a rank has waited.
 
-    The first pauses are short, because an answer is usually near. Later ones are a tenth of the time waited, and at
-    most 2 ms.
+    The first pauses are short, because an answer is usually near. Later ones are a tenth of the time waited, up to
+    2 ms. After a second they grow to 10 ms, as a 500th of the time waited.
     """
 
     __slots__ = ("_start",)
@@ -34,7 +34,7 @@ class Backoff:
         if waited < _SPIN:
             _give_way()
         else:
-            time.sleep(min(_LONGEST, waited / 10))
+            time.sleep(min(waited / 10, max(_SHORT, waited / 500), _LONGEST))
 
     def reset(self) -> None:
         """Begin again with short pauses: something arrived."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from types import FunctionType
+from collections.abc import Iterator
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import xxhash
@@ -62,7 +64,9 @@ class FunctionSender:
         try:
             packed, references = pack(function, copy=True)
         except TypeError as error:
-            raise TypeError(f"{_name_of(function)} cannot be sent{_culprit(function)}: {error}") from error
+            raise TypeError(
+                f"{_name_of(function)} cannot be sent{_culprit(function)}: {_reason(error)}"
+            ) from error
         digest = xxhash.xxh3_128()
         for part in packed:
             for each in [part] if part is packed.stream else part:
@@ -111,22 +115,69 @@ def _name_of(function: Any) -> str:
     return f"function {getattr(function, '__qualname__', None) or repr(function)}"
 
 
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:
+    """Return the arguments of a call as bytes, and the objects that they refer to. Large arrays are copied.
+
+    Raises
+    ------
+    TypeError
+        If an argument cannot be sent. The message names it.
+    """
+    try:
+        return pack((args, kwargs), copy=True)
+    except TypeError as error:
+        for name, value in [*enumerate(args), *kwargs.items()]:
+            reason = _refusal(value)
+            if reason:
+                raise TypeError(
+                    f"argument {name!r} of the call, a {type(value).__name__}, cannot be sent: {reason}"
+                ) from error
+        raise
+
+
+def _refusal(value: Any) -> str:
+    """Return why a value cannot be sent, or an empty text if it can."""
+    try:
+        pack(value)
+    except TypeError as error:
+        return _reason(error)
+    return ""
+
+
+def _reason(error: TypeError) -> str:
+    return str(error).removeprefix("cannot be sent: ")
+
+
 def _culprit(function: Any) -> str:
     """Return the name that a function captures and that cannot be sent, in words."""
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType):
-        return ""
-    code = function.__code__
-    captured: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            captured[name] = cell.cell_contents
-        except ValueError:  # a cell that is not filled yet
-            continue
-    captured |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    for name, value in captured.items():
-        try:
-            pack(value)
-        except TypeError:
+    for name, value in _captured(function):
+        if _refusal(value):
             return f", because of {name!r}, a {type(value).__name__} that it captures"
     return ""
+
+
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function captures: the object of a method, cells, defaults, and globals, with their names."""
+    if isinstance(function, MethodType):
+        yield "self", function.__self__
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        return
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell that is not filled yet
+            yield name, cell.cell_contents
+    positional, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in _names(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global names of a function, and of the functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

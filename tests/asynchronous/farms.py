@@ -1,7 +1,9 @@
 """Task farms on 4 ranks: ``python farms.py NAME`` runs the function of that name with an executor, on rank 0."""
 
+import contextlib
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +31,15 @@ def farm():
             statistics(executor)
             more_functions_than_workers_keep(executor)
             maps(executor)
+            executors_in_calls(executor)
+            communicators_of_failed_calls(executor)
+            what_cannot_be_sent(executor)
+    left, waiting = Executor(MPI.COMM_WORLD), []
+    with contextlib.suppress(KeyError), left as executor:
+        if executor is not None:
+            an_error_in_the_block(executor, waiting)
+    assert all(each.cancelled() for each in waiting)
+    assert "make another" in str(raised(left.__enter__))
     with Executor(MPI.COMM_WORLD, time_limit=0.2) as executor:
         if executor is not None:
             time_limits(executor)
@@ -84,6 +95,72 @@ def fails_on_last(comm):
     if comm.rank == comm.size - 1:
         raise ZeroDivisionError
     return lambda: comm  # cannot be sent
+
+
+def executors_in_calls(executor):
+    """One that other ranks would have to make, too, is refused; on the ranks of the call it works."""
+    for ranks in (None, 2):
+        error = raised(executor.submit(farm_on_all, ranks=ranks).result)
+        assert "do not all run the function" in str(error)
+    assert executor.submit(farm_within, ranks=2).result() == [1, 2]
+    assert {*executor.map(worker_number, range(20))} <= {0, 1, 2}
+
+
+def farm_on_all(*_):
+    Executor(MPI.COMM_WORLD)
+
+
+def farm_within(comm):
+    with Executor(comm) as executor:
+        return None if executor is None else [*executor.map(abs, [-1, -2])]
+
+
+def worker_number(_):
+    time.sleep(0.002)
+    return mpistrat.coordinator.experimental_get_current_worker_index()
+
+
+def communicators_of_failed_calls(executor):
+    """MPI libraries have about 2000: each is freed when its call has ended on all ranks."""
+    for _ in range(3):
+        assert type(raised(executor.submit(marks_and_fails, ranks=executor.workers).result)) is OSError
+    assert executor.submit(lambda comm: comm.allreduce(freed()), ranks=executor.workers).result() == 3 * 3
+
+
+def marks_and_fails(comm):
+    import builtins
+
+    noted = builtins.__dict__.setdefault("freed_communicators", [])  # this function is a copy on its worker
+    comm.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: noted.append(1)), None)
+    raise OSError
+
+
+def freed():
+    import builtins
+
+    return len(builtins.freed_communicators)
+
+
+def what_cannot_be_sent(executor):
+    """The error names the part: an argument, what a method or a function captures, or a default."""
+    lock = threading.Lock()
+    holder = type("Holder", (), {"method": lambda self: None})()
+    holder.lock = lock
+    for call, text in {
+        (abs, 1, (lock,)): "argument 1 of the call, a tuple",
+        (holder.method,): "'self', a Holder",
+        (lambda x=lock: x,): "'x', a lock",
+        (lambda: [(lambda: lock) for _ in range(1)],): "'lock', a lock",
+    }.items():
+        assert text in str(raised(executor.submit, *call))
+
+
+def an_error_in_the_block(executor, waiting):
+    """What has not begun is cancelled: the program ends without it."""
+    futures = [executor.submit(time.sleep, 0.2) for _ in range(20 * executor.workers)]
+    futures[0].result()
+    waiting += futures[10 * executor.workers :]
+    raise KeyError
 
 
 def wrong_numbers_of_ranks(executor):

@@ -29,6 +29,14 @@ def raised(function, *args):
     raise AssertionError("no error was raised")
 
 
+def refusals(strategy):
+    updates_that_cannot_be_answered(strategy)
+    parts_that_cannot_be_made(strategy)
+    functions_that_use_the_machinery(strategy)
+    strategies_that_are_dropped(strategy)
+    late_calls(strategy)
+
+
 # --- functions that a server or a worker runs ----------------------------------------------------------
 
 
@@ -154,9 +162,11 @@ def _slowly(v):
     return np.zeros(v.shape)
 
 
-def reads_after_an_interrupted_update(strategy):
+def interruptions(strategy):
+    """Other calls work after one, and the program ends after one."""
     v = an_interrupted_update(strategy)
     assert ClusterCoordinator(strategy).schedule(lambda: float(v.read_value().sum())).fetch() == 0.0
+    an_interrupted_update(strategy)
 
 
 def calls_after_the_goodbye():
@@ -191,7 +201,7 @@ def main(name):
         spec = resolver.cluster_spec()
         mpistrat.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id).join()
         return
-    if name == "late_calls":
+    if name == "refusals":
         atexit.register(calls_after_the_goodbye)
     globals()[name](mpistrat.ParameterServerStrategy(resolver))
     say(name, "passed")

@@ -7,7 +7,9 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def test_digits_are_recognised_asynchronously(run_ranks, tmp_path):
-    ended = run_ranks(4, EXAMPLES / "train_digits_async.py", limit=100, cwd=tmp_path).check()
+    ended = run_ranks(
+        4, EXAMPLES / "train_digits_async.py", "--steps=200", "--lr=0.006", limit=100, cwd=tmp_path
+    ).check()
     (accuracy,) = re.findall(r"^test accuracy (0\.\d{3})  360 images", ended.output, re.MULTILINE)
     assert float(accuracy) >= 0.96
 

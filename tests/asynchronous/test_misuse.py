@@ -6,13 +6,8 @@ import pytest
 
 PROGRAMS = Path(__file__).with_name("misuse.py")
 SHOWN = {
-    "updates_that_cannot_be_answered": [],
-    "parts_that_cannot_be_made": [],
-    "functions_that_use_the_machinery": [],
-    "strategies_that_are_dropped": [],
-    "an_interrupted_update": ["interrupted"],
-    "reads_after_an_interrupted_update": ["interrupted"],
-    "late_calls": ["refused at the end"],
+    "refusals": ["refused at the end"],
+    "interruptions": ["interrupted"],
     "a_farm_without_a_block": [],
 }
 

@@ -8,8 +8,6 @@ PROGRAMS = Path(__file__).with_name("programs.py")
 
 
 @pytest.mark.mpich
-@pytest.mark.parametrize(
-    ("name", "n"), [("training", 4), ("schedules", 4), ("farm", 2), ("farm", 3), ("retried", 2)]
-)
+@pytest.mark.parametrize(("name", "n"), [("training", 4), ("schedules", 4), ("farm", 2)])
 def test_program(run_ranks, name, n):
     run_ranks(n, PROGRAMS, name, limit=90).check().shows("all checks passed")

@@ -14,7 +14,7 @@ import mpistrat.integrations.joblib  # noqa: F401 - registers the backend
 from mpistrat.coordinator import Executor
 
 X, Y = load_iris(return_X_y=True)
-GRID = {"C": [0.01, 1.0, 100.0], "fit_intercept": [True, False]}
+GRID = {"C": [0.01, 1.0], "fit_intercept": [True, False]}
 
 
 def raised(function):
