@@ -25,7 +25,7 @@ class Task:
     kept : object
         What must live until the task has ended.
     ended : callable
-        Called with the result and the error, of which one is None.
+        Called with the result and the error; one of them has the value None.
     began : callable, optional
         Called when the task is handed to a worker. Returns False if it was cancelled: ``ended`` is then called with
         None and None.

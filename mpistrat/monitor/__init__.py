@@ -1,1 +1,1 @@
-"""Who waits for whom: what flight records, stacks and the system tell about a job that does not go on."""
+"""Which ranks wait for which: what flight records, stacks and the system tell about a job that does not go on."""

@@ -72,7 +72,7 @@ def checked_replica(name: str, replica: object, size: int) -> int:
     TypeError
         If it is not an int.
     ValueError
-        If there is no such replica.
+        If the strategy does not have this replica.
     """
     if isinstance(replica, bool) or not isinstance(replica, (int, np.integer)):
         raise TypeError(f"{name} must be the number of a replica, not {replica!r}")

@@ -48,7 +48,7 @@ class StreamedSource(StreamSource):
         Raises
         ------
         ValueError
-            If there is none.
+            If it has no element.
         """
         if self._first is None:
             stream = self.open()

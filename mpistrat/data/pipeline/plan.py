@@ -310,7 +310,7 @@ class PipelinePlan:
         return self._stack(self._probe_rows(count))
 
     def _probe_rows(self, count: int) -> list[Any]:
-        """Return the first row so many times, or rows of zeros if there is none."""
+        """Return the first row so many times, or rows of zeros without rows."""
         if self._source.length == 0:
             rows = [*elements.rows_of(spec.zeros(self._source.element_spec(), count))]
         else:

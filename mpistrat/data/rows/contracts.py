@@ -171,7 +171,7 @@ class StreamSource(Protocol):
         """Return an iterator over the elements of an iteration, with leaves as NumPy arrays or scalars."""
 
     def first(self) -> Any:
-        """Return an element, from which the structure of all is known. Raise ValueError if there is none."""
+        """Return an element, from which the structure of all is known. Raise ValueError for no elements."""
 
     def element_spec(self) -> Any:
         """Return the structure of an element: that of the first one, if nothing else is known."""

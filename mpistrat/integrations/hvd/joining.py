@@ -31,7 +31,7 @@ def collective(
     Raises
     ------
     RuntimeError
-        If a rank has joined and there is no substitute.
+        If a rank has joined and the call has no substitute.
     MismatchError
         On every rank, if the ranks disagree for another reason.
     """

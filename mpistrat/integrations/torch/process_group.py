@@ -44,7 +44,7 @@ class ProcessGroup(DescribedGroup):
     name : str
         Torch's name of the group.
     timeout : datetime.timedelta
-        How long collectives wait for other ranks. Torch's default of 30 minutes is no limit for collectives: MPI ends
+        How long collectives wait for other ranks. Torch's default of 30 minutes does not limit collectives: MPI ends
         the job of a rank that fails.
     options : CommunicationOptions, optional
         Of all reductions.

@@ -108,7 +108,7 @@ class TraceRing:
         return found
 
     def text(self, number: int, text_of: Callable[[int], str]) -> int:
-        """Return the number in this trace of a text of the flight record; 0 if there is no more room."""
+        """Return the number in this trace of a text of the flight record; 0 if the file is full."""
         found = self._of_record.get(number)
         if found is None:
             if len(self._of_record) >= _MOST_KNOWN:

@@ -37,7 +37,7 @@ _INDEX_BLOCK = 64 << 10
 
 
 def write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write contiguous arrays to a file, whole or not at all. Make its directory if there is none.
+    """Write contiguous arrays to a file, whole or not at all. Make its directory if needed.
 
     Raises
     ------
