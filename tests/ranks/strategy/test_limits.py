@@ -158,6 +158,7 @@ CALLS = {
     "Metric.add_weight": lambda case: in_scope(case, lambda: case.mean.add_weight("more")),
     "Metric.result": lambda case: in_scope(case, case.mean.result),
     "training.load": lambda case: training.load([case.mirrored], case.path),
+    "training.load_arrays": lambda case: training.load_arrays(case.path, [case.mirrored]),
     "training.save": lambda case: training.save([case.mirrored], case.path),
     "training.save_async": lambda case: training.save_async([case.mirrored], case.path),
     "PreemptionCheckpointHandler.save_checkpoint_if_preempted": preempted,
