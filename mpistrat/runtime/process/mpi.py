@@ -51,7 +51,6 @@ def running() -> bool:
     return _mpi is not None and not _mpi.Is_finalized()
 
 
-@atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
 def among_several() -> bool:
     """Return whether other ranks run the same program. Does not start MPI."""
     if running():
@@ -60,6 +59,7 @@ def among_several() -> bool:
     return started is not None and started.tasks > 1
 
 
+@atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
 def _finalize() -> None:
     """Finalize MPI if this library started it: mpi4py finalizes only if mpi4py started MPI."""
     if os.getpid() == _starter and running() and not failure.pending():
