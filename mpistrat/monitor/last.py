@@ -17,6 +17,7 @@ from mpistrat.runtime.record import read
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
+_TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
 
@@ -92,13 +93,13 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
 def unfinished(records: Sequence[Record]) -> list[str]:
     """Return a text for each rank that has ended its process without ending its program, and that others missed.
 
-    Ranks that have failed told so themselves. Without a rank that waits, all others are meant, but if all ranks have
-    ended by ``os._exit(0)``.
+    Ranks that have failed, or finalized MPI, told so themselves. Without a rank that waits, all others are meant, but
+    if all ranks have ended by ``os._exit(0)``.
     """
     if all(each.exit_status == 0 for each in records):
         return []
     behind = [each for wait in waits(records, ()) for each in wait.missing] or records
-    several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase is not Phase.FAILED]
+    several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase not in _TOLD]
     return [_end_of(each) for each in several]
 
 

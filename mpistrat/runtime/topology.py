@@ -499,6 +499,9 @@ def _refuse_after_finalize(comm: Any, keyval: int, value: None) -> None:
     _refuse_all(_AFTER_FINALIZE)
     for topology in list(_topologies):
         topology.world = topology.node = topology.rail = _Finalized()
+    record = flight_record.current()
+    if record is not None:
+        record.finish()
 
 
 def _refuse_in_child() -> None:

@@ -231,11 +231,15 @@ class FlightRecord:
                 since = min(since, max(seconds[place + layout.ENTERED], seconds[place + layout.LEFT]))
         return since
 
+    def finish(self) -> None:
+        """Note that this rank has told the others of its end."""
+        self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)
+
     def close(self) -> None:
         """Remove the record of a program that ends as it should. That of one that failed stays."""
         if os.getpid() != self._process:
             return
-        self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)
+        self.finish()
         end_trace()
         if self.path is not None and not failure.pending():
             with contextlib.suppress(OSError):

@@ -82,7 +82,9 @@ def test_a_call_that_was_left_by_an_error_is_noted(strategy):
 def test_the_ranks_of_a_node_read_each_other(strategy):
     strategy.barrier()
     pids = strategy.comm.allgather(os.getpid())
-    found = {each.pid: each for each in read.records() if each.lives}  # not of an ended process of this number
+    found = {
+        each.pid: each for each in read.records() if each.lives
+    }  # not of an ended process of this number
     assert set(pids) <= set(found)
     tokens = [{each.token for each in found[pid].memberships} for pid in pids]
     assert set.intersection(*tokens)
