@@ -53,20 +53,17 @@ class ShortSteps(NamedTuple):
 
     Attributes
     ----------
-    lay_down : callable
-        Writes the values to memory that other ranks read after the meeting.
-    meet : callable
-        Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
-    give_back : callable
-        Gets the values. Combines those of all ranks, divides for a mean, and returns the results.
-    meets_again : bool
-        Whether `give_back` writes to memory that other ranks read, so that they meet once more.
+    exchange : callable
+        Gets the values and the word of the meeting. Writes the values to memory that other ranks read, waits for all
+        ranks, combines the values of all, divides for a mean, and returns the results; None if the ranks gave
+        different words.
+    meet_again : callable, optional
+        Waits for all ranks where `exchange` writes, after its meeting, to memory that other ranks read. Gets a word;
+        returns whether all ranks gave the same word.
     """
 
-    lay_down: Callable[[Sequence[Any]], object]
-    meet: Callable[[int], bool]
-    give_back: Callable[[Sequence[Any]], Any]
-    meets_again: bool = False
+    exchange: Callable[[Sequence[Any], int], Any]
+    meet_again: Callable[[int], bool] | None = None
 
 
 def short_steps(topology: Topology, message: Message, algorithm: Algorithm) -> ShortSteps | None:
@@ -90,14 +87,14 @@ def short_steps(topology: Topology, message: Message, algorithm: Algorithm) -> S
     new = np.empty if length <= SMALL else new_array
     is_flat = shape is not None and len(shape) == 1
 
-    def lay_down(values: Sequence[np.ndarray]) -> None:
+    def exchange(values: Sequence[np.ndarray], word: int) -> list[Any] | None:
         slot = slots[memory.generation]
         if shape is None:
             np.concatenate(values, axis, slot)
         else:
             slot[...] = values[0]
-
-    def give_back(values: Sequence[np.ndarray]) -> list[Any]:
+        if not meet(word):
+            return None
         total = new(length, dtype)
         ignoring_float_errors(take[memory.generation ^ 1], out=total)
         if divisor != 1:
@@ -110,7 +107,7 @@ def short_steps(topology: Topology, message: Message, algorithm: Algorithm) -> S
         unpack(message, total, out)
         return out
 
-    return ShortSteps(lay_down, meet, give_back)
+    return ShortSteps(exchange)
 
 
 class Reduction:
@@ -163,14 +160,11 @@ class Reduction:
         if short is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)
         topology = self._topology
-        lay_down, meet, give_back, meets_again = short
+        exchange, meet_again = short
         word = topology.begin(self._operation)
         try:
-            lay_down(values)
-            if not meet(word):
-                topology.disagree(self._operation)
-            out = give_back(values)
-            if meets_again and not meet(topology.later_word(word, 1)):
+            out = exchange(values, word)
+            if out is None or (meet_again is not None and not meet_again(topology.later_word(word, 1))):
                 topology.disagree(self._operation)
             topology.end()
             return out

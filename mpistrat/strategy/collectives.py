@@ -78,10 +78,12 @@ class Collectives:
             op = parse_op(reduce_op)
         if context.local.stack:
             require_cross_replica(self, "reduce", "use all_reduce of the replica context")
-        if axis is None and type(value) in NUMBERS:
-            return self._extended.engine.all_reduce_number(op, value)
-        if axis is None and type(value) is np.ndarray:  # fast path: skips the structure
-            return self._extended.engine.all_reduce(op, [value])[0]
+        if axis is None:
+            engine = self._extended.engine
+            if type(value) is np.ndarray:  # fast path: skips the structure
+                return engine.ops.all_reduce(op, [value], engine.options)[0]
+            if type(value) in NUMBERS:
+                return engine.all_reduce_number(op, value)
         return self._reduce(op, value, axis)
 
     def all_reduce(

@@ -130,15 +130,17 @@ class _InSharedMemory:
         if len(topology.nodes) > 1 or topology.memory is None:
             return None
 
-        def lay_down(values: object) -> None:
+        meet = topology.memory.meet_saying
+
+        def exchange(values: Sequence[np.ndarray], word: int) -> list[np.ndarray] | None:
             if not self.views:
                 self.make_views()
-
-        def give_back(values: Sequence[np.ndarray]) -> list[np.ndarray]:
+            if not meet(word):
+                return None
             topology.ignoring_float_errors(self._combine_on_node)
             return list(values)
 
-        return ShortSteps(lay_down, topology.memory.meet_saying, give_back, meets_again=True)
+        return ShortSteps(exchange, meet)
 
     def reduce(self) -> None:
         topology = self._topology
@@ -214,17 +216,17 @@ class _ThroughCopies:
         steps = short_steps_of(self._topology, message, route)
         if steps is None:
             return None
-        lay_down_own, meet, take, _ = steps
+        exchange_own = steps.exchange
 
-        def lay_down(values: object) -> None:
+        def exchange(values: Sequence[np.ndarray], word: int) -> list[np.ndarray] | None:
             self.make_views()
-            lay_down_own(self.views)
-
-        def give_back(values: Sequence[np.ndarray]) -> list[np.ndarray]:
-            self.views[0][...] = take(self.views)[0]
+            totals = exchange_own(self.views, word)
+            if totals is None:
+                return None
+            self.views[0][...] = totals[0]
             return list(values)
 
-        return ShortSteps(lay_down, meet, give_back)
+        return ShortSteps(exchange)
 
     def reduce(self) -> None:
         for mine, (_, message, route) in zip(self.views, self.parts, strict=True):

@@ -81,8 +81,8 @@ class CollectiveAllReduce(CrossDeviceOps):
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
-        if len(values) == 1 and type(values[0]) is np.ndarray:  # each further function takes 60 ns
-            (value,) = values
+        value = values[0] if len(values) == 1 else None
+        if type(value) is np.ndarray:  # each further function takes 60 ns
             algorithm = self._algorithm or options.algorithm
             key = (op, form, algorithm, options.bytes_per_pack, self._num_packs, value.dtype, value.shape)
             found = self._known.get(key)

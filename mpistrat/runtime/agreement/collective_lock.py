@@ -244,12 +244,15 @@ class CollectiveLock:
         return word
 
     def end(self) -> None:
-        """Release the lock: this rank has completed the collective."""
-        self._pending = self._in_mpi = False
-        self._frame = None
+        """Release the lock that `begin` took: this rank has completed the collective."""
         self.taken = False
         if self.flight is not None:
             self.flight.leave()
+
+    def _end_turn(self) -> None:
+        self._pending = self._in_mpi = False
+        self._frame = None
+        self.end()
 
     def failed(self, kind: type[BaseException]) -> None:
         """Release the lock after an error of class ``kind``: this rank has not completed the collective.
@@ -261,7 +264,7 @@ class CollectiveLock:
             if self.size > 1 and self._has_met() and not self._given_up:
                 self._leave(kind.__name__, noticed=self.only_meets and len(self.nodes) == 1)
             self.sequence -= 1
-        self.end()
+        self._end_turn()
         flight_record.note(f"{self._operation.name}{call_site()} was left by {kind.__name__}")
 
     def _has_met(self) -> bool:
@@ -385,7 +388,7 @@ class CollectiveLock:
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if kind is None:
-            self.end()
+            self._end_turn()
         else:
             self.failed(kind)
 

@@ -121,7 +121,7 @@ class NodeMemory:
         self.generation ^= 1
         self.meetings += 1
         self._barrier()
-        return said.tolist() == [word] * self.size
+        return said.tolist().count(word) == self.size
 
     def agreed(self) -> bool:
         """Return whether all ranks gave the same number in the last `meet_saying`."""
