@@ -31,3 +31,18 @@ def console() -> Console:
     if columns:
         return Console(highlight=False)
     return Console(width=140, highlight=False, force_terminal=False, no_color=True)
+
+
+def amount(nbytes: float) -> str:
+    """Return a number of bytes in three digits and its unit.
+
+    Examples
+    --------
+    >>> amount(1_234_567)
+    '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"

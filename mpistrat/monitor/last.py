@@ -131,7 +131,7 @@ def latest(job: str = "") -> Ended | None:
     Raises
     ------
     OSError
-        If there is no directory for files.
+        If the directory for files does not exist.
     ValueError
         If a file is damaged.
     """

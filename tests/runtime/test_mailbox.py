@@ -35,8 +35,9 @@ def test_key_of_ranks_of_one_parent():
 
 def test_key_of_ranks_on_several_nodes_of_mpich():
     """Each node has a process that started its ranks, and that knows where mpiexec listens."""
-    program = [sys.executable, "-c", "input()", "--control-port", "node0:4711", "--rmk", "user"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as proxy:
+    program = [sys.executable, "-c", "input('started\\n')", "--control-port", "node0:4711", "--rmk", "user"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as proxy:
+        proxy.stdout.readline()  # the kernel has no arguments of a program until it has loaded it
         assert key_of({"PMI_SIZE": "4"}, one_node=False, parent=proxy.pid) == "mpiexec node0:4711"
         proxy.communicate(b"\n")
 

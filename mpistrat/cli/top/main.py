@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpistrat.cli import table
+from mpistrat.cli.table import amount
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,18 +129,10 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             row["phase"],
             f"{row['for_seconds']:.3g} s",
             row["collective"],
-            _amount(row["bytes_per_second"]),
-            _amount(row["resident_bytes"]),
+            amount(row["bytes_per_second"]),
+            amount(row["resident_bytes"]),
         )
     return shown
-
-
-def _amount(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _show_stacks(job: tuple[str, ...], here: bool) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.cli.table import amount
 from mpistrat.cli.trace.spans import MEET, PHASES, Span, Track, shares
 
 _MOST_COLLECTIVES = 10
@@ -112,8 +113,8 @@ def lines(told: dict[str, Any]) -> list[str]:
     for row in told["collectives"]:
         shown.append(
             f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "
-            f"{_seconds(row['waited_per_call']):>10} {_amount(row['bytes']):>10} "
-            f"{_amount(row['bytes_per_second']) if row['bytes_per_second'] else '':>10}  "
+            f"{_seconds(row['waited_per_call']):>10} {amount(row['bytes']):>10} "
+            f"{amount(row['bytes_per_second']) if row['bytes_per_second'] else '':>10}  "
             f"{row['operation']} at {row['place'] or '?'}"
         )
     if len(ranks) > 1:
@@ -133,11 +134,3 @@ def _seconds(seconds: float) -> str:
         if seconds * factor >= 1 or unit == "us":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError
-
-
-def _amount(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

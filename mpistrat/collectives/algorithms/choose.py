@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -78,14 +79,14 @@ class Choice(Slot):
         The measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
     """
 
-    candidates: Mapping[str, Candidate] | None = None
+    candidates: Mapping[str, Candidate] = MappingProxyType({})
     measured: costs.Points | None = None
 
     @classmethod
     def of(cls, topology: Topology) -> Choice:
         """Return the choice of a topology. Does not communicate."""
         choice = topology.slot(cls)
-        if choice.candidates is None:
+        if not choice.candidates:
             works = [ALGORITHMS["identity"]] if topology.size == 1 else ALGORITHMS.values()
             choice.candidates = {
                 each.name: Candidate(each, each.cost(topology), each.piece_bytes(topology))
@@ -115,20 +116,13 @@ class Choice(Slot):
             If the algorithm of this name, or every algorithm, does not support this dtype on these ranks.
         """
         able = self._able(dtype, name)
-        if len(able) == 1:
-            return able[0]
-        if self.measured:
-            return min(able, key=lambda each: self._seconds(each, nbytes))
-        return min(able, key=lambda each: each.seconds(nbytes))
+        return min(able, key=lambda each: self._seconds(each, nbytes))
 
     def in_place_is_faster(self, nbytes: int, algorithm: Algorithm) -> bool:
         """Return whether buffers of a node are predicted to be reduced faster in place than by ``algorithm``."""
-        candidates = self.candidates
-        assert candidates is not None
-        in_place = candidates.get(IN_PLACE)
-        return in_place is not None and in_place.seconds_in_place(nbytes) < candidates[
-            algorithm.name
-        ].seconds(nbytes)
+        in_place = self.candidates.get(IN_PLACE)
+        other = self.candidates[algorithm.name].seconds(nbytes)
+        return in_place is not None and in_place.seconds_in_place(nbytes) < other
 
     def piece_bytes(self, dtype: np.dtype, name: str | None = None) -> int:
         """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""
@@ -136,7 +130,6 @@ class Choice(Slot):
 
     def _able(self, dtype: np.dtype, name: str | None) -> list[Candidate]:
         candidates = self.candidates
-        assert candidates is not None
         if "identity" in candidates:
             return [candidates["identity"]]
         if name is None:

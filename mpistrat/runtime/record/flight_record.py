@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import faulthandler
 import itertools
+import math
 import mmap
 import os
 import signal
@@ -17,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Protocol
 
@@ -208,28 +209,24 @@ class FlightRecord:
 
     def in_collective(self) -> float:
         """Return since when this process is in a collective of several ranks, by the monotonic clock; else infinity."""
-        words, seconds = self._words, self._seconds
-        since = float("inf")
-        for i in range(layout.MOST_COMMUNICATORS):
-            at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
-            entry = words[at + 3] - 1
-            if words[at] and words[at + 1] > 1 and entry >= 0:
-                place = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
-                if not seconds[place + layout.LEFT]:
-                    since = min(since, seconds[place + layout.ENTERED])
-        return since
+        return min((entered for entered, left in self._last_times() if not left), default=math.inf)
 
     def idle_since(self) -> float:
         """Return when this process last used the communicator that it has used least recently."""
+        return min(map(max, self._last_times()), default=math.inf)
+
+    def _last_times(self) -> Iterator[tuple[float, float]]:
+        """Return when the last collective of each communicator was entered and left, 0 if it was not.
+
+        Communicators of one rank are left out.
+        """
         words, seconds = self._words, self._seconds
-        since = float("inf")
         for i in range(layout.MOST_COMMUNICATORS):
             at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
             entry = words[at + 3] - 1
             if words[at] and words[at + 1] > 1 and entry >= 0:
                 place = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
-                since = min(since, max(seconds[place + layout.ENTERED], seconds[place + layout.LEFT]))
-        return since
+                yield seconds[place + layout.ENTERED], seconds[place + layout.LEFT]
 
     def finish(self) -> None:
         """Note that this rank has told the others of its end."""

@@ -170,7 +170,10 @@ def test_a_manifest_on_some_ranks_alone(files, tmp_path, replica_errors):
         ),
     )
     assert [type(error) for error in errors] == [ValueError] * 2
-    assert "with the manifest 'm.json'" in str(errors[0])
+    with_manifest, without = str(errors[0]).split(" on rank 1 and ")
+    assert "with the manifest 'm.json'" in with_manifest
+    assert "manifest" not in without
+    assert without.partition(" on rank 0: ")[2].startswith("build it in the same way on all ranks")
 
 
 # --- states ---------------------------------------------------------------------------------
