@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +12,11 @@ from mpistrat.data.combine.methods import Combining
 from mpistrat.data.distribute.autoshard import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Division,
-    divide,
 )
-from mpistrat.data.distribute.until_all_end import divide_until_all_end
 from mpistrat.data.from_files import FromFiles
-from mpistrat.data.options import AUTOTUNE, PREFETCH, AutoShardPolicy
+from mpistrat.data.options import AUTOTUNE, PREFETCH
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
-from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
-from mpistrat.data.pipeline.seeds import with_drawn_seeds
-from mpistrat.data.pipeline.stream import StreamPlan
-from mpistrat.data.pipeline.transforms import Shard, Shuffle, before_batch, length_of
-from mpistrat.data.rows.contracts import ranks_of_node
 from mpistrat.data.rows.elements import lists_to_arrays, one_row
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
@@ -32,7 +24,7 @@ from mpistrat.data.sources.sequence import SequenceSource
 if TYPE_CHECKING:
     from mpistrat.data.options import Options
     from mpistrat.data.pipeline.transforms import Transform
-    from mpistrat.data.rows.contracts import Peers, Seed, Source
+    from mpistrat.data.rows.contracts import Source
     from mpistrat.data.sources.iterable import IterableSource
 
 
@@ -64,7 +56,7 @@ class Dataset(FromFiles, Combining):
         options: Options | None = None,
     ):
         super().__init__(source, transforms, options)
-        self._iterations = itertools.count()
+        self.epochs = itertools.count()
         self._making = MakingLock()
 
     # --- making one -----------------------------------------------------------------------
@@ -293,7 +285,7 @@ class Dataset(FromFiles, Combining):
         return self._plan.length
 
     def __iter__(self) -> NextAsOptional:
-        elements = self._plan.elements(next(self._iterations))
+        elements = self._plan.elements(next(self.epochs))
         prefetch = self.options().prefetch
         if not prefetch:
             return Elements(elements)
@@ -307,45 +299,7 @@ class Dataset(FromFiles, Combining):
 
     @cached_property
     def _plan(self) -> Any:
-        return self._planned(self._for_shuffle())
-
-    def _planned(self, source: Any) -> Any:
-        """Return the plan by which the rows of a source are read with the transforms of this dataset."""
-        return PipelinePlan(source, self._transforms)
-
-    def _with_drawn(self, seeds: Sequence[Seed]) -> Dataset:
-        """Return the dataset with the seeds of another rank where the program gave none."""
-        return type(self)(*with_drawn_seeds(self._source, self._transforms, seeds), self._options)
-
-    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Source:
-        """Return the source, ready for the shuffle of this dataset if it has one.
-
-        Parameters
-        ----------
-        ranks : int, optional
-            How many ranks of this node share the memory for it, if that is known.
-        peers : Peers, optional
-            The replicas, if all have this dataset. Collective over them if given.
-        """
-        of_rows = before_batch(self._transforms)
-        memory = self.options().shuffle_memory
-        source = self._source.ready(memory, ranks, peers)
-        if not any(isinstance(each, Shuffle) for each in of_rows):
-            return source
-        if peers is not None:  # which together read all shards
-            of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
-        return source.for_shuffle(memory, length_of(source.length, of_rows), ranks, peers)
-
-    def _divided(self, peers: Peers) -> Division:
-        """Return the division of this dataset over the replicas."""
-        distribute = self.options().experimental_distribute
-        source = self._for_shuffle(ranks_of_node(peers), peers)
-        return divide(distribute.auto_shard_policy, source, self._transforms, peers, distribute.balance)
-
-    def _own_length(self) -> int | None:
-        """Return the number of elements, or None for an endless dataset."""
-        length: int | None = self._plan.length
-        return length
+        return self._definition.ready().plan
 
 
 class IterableDataset(Dataset):
@@ -375,22 +329,3 @@ class IterableDataset(Dataset):
 
     def __len__(self) -> int:
         raise TypeError("the length of a dataset that is made of an iterable is unknown before its end")
-
-    def _planned(self, source: Any) -> Any:
-        return StreamPlan(source, self._transforms)
-
-    def _for_shuffle(self, ranks: int | None = None, peers: Peers | None = None) -> Any:
-        return self._source.ready(self.options().shuffle_memory, ranks, peers)
-
-    def _divided(self, peers: Peers) -> Division:
-        policy = self.options().experimental_distribute.auto_shard_policy
-        if policy is AutoShardPolicy.FILE:
-            raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {self._source}: "
-                "use AutoShardPolicy.DATA"
-            )
-        source = self._for_shuffle(ranks_of_node(peers), peers)
-        return divide_until_all_end(policy, source, self._transforms, peers)
-
-    def _own_length(self) -> int:
-        return UNKNOWN_CARDINALITY

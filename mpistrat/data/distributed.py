@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.distribute.autoshard import Division, divide
 from mpistrat.data.distribute.iterator import DistributedIterator
 from mpistrat.data.distribute.passes import Passes
-from mpistrat.data.options import InputOptions, InputReplicationMode, check_input_options
-from mpistrat.data.pipeline.seeds import seeds_of
+from mpistrat.data.distribute.until_all_end import divide_until_all_end
+from mpistrat.data.options import AutoShardPolicy, InputOptions, InputReplicationMode, check_input_options
+from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
-from mpistrat.data.rows.contracts import Peers
+from mpistrat.data.rows.contracts import Peers, ranks_of_node
 from mpistrat.runtime.device import Device
 
 
@@ -150,18 +151,32 @@ class DistributedDataset(Distributed):
             )
         distribute = dataset.options().experimental_distribute
         policy = distribute.auto_shard_policy
-        source = dataset._source
+        definition = dataset.definition
         mine = {
-            "source": source.fingerprint(),
-            "pipeline": [_description(each) for each in dataset._transforms],
+            "source": definition.source.fingerprint(),
+            "pipeline": [_description(each) for each in definition.transforms],
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
-        everyone = topology.all_gather_object((mine, seeds_of(source, dataset._transforms)))
+        everyone = topology.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
-        source.agree(topology)
-        dataset = dataset._with_drawn(everyone[0][1])
-        super().__init__(dataset._divided(topology), topology, dataset.options().prefetch, options, device)
+        definition.source.agree(topology)
+        division = _division(definition.with_drawn(everyone[0][1]), topology)
+        super().__init__(division, topology, definition.options.prefetch, options, device)
+
+
+def _division(definition: Definition, peers: Peers) -> Division:
+    distribute = definition.options.experimental_distribute
+    policy = distribute.auto_shard_policy
+    if definition.streamed and policy is AutoShardPolicy.FILE:
+        raise ValueError(
+            f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {definition.source}: "
+            "use AutoShardPolicy.DATA"
+        )
+    ready = definition.ready(ranks_of_node(peers), peers)
+    if definition.streamed:
+        return divide_until_all_end(policy, ready.source, ready.transforms, peers)
+    return divide(policy, ready.source, ready.transforms, peers, distribute.balance)
 
 
 def _description(transform: Transform) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import UNKNOWN_CARDINALITY, Division, OwnDataset
+from mpistrat.data.distribute.autoshard import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Division, OwnDataset
 from mpistrat.data.distribute.until_all_end import OwnUntilAllEnd
 from mpistrat.data.distributed import Distributed, DistributedDataset
 from mpistrat.data.options import InputContext, InputOptions, check_input_options
-from mpistrat.data.pipeline.seeds import seeds_of
 from mpistrat.data.rows.contracts import Peers, ranks_of_node
 from mpistrat.runtime.device import Device
 
@@ -68,9 +67,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         try:
             dataset = dataset_fn(InputContext(topology.size, topology.rank, topology.size))
             if isinstance(dataset, Dataset):
-                report["length"] = dataset._own_length()
+                report["length"] = dataset.cardinality()
                 report["batched"] = dataset.batch_size is not None
-                report["seeds"] = seeds_of(dataset._source, dataset._transforms)
+                report["seeds"] = dataset.definition.seeds()
             else:
                 report["kind"] = type(dataset).__name__
         except Exception as error:
@@ -81,14 +80,14 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        dataset = dataset._with_drawn(reports[0]["seeds"])
-        source, transforms = dataset._for_shuffle(ranks_of_node(topology)), dataset._transforms
+        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(topology))
         own: Division
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(source, transforms, topology, dataset._planned(source))
+            own = OwnUntilAllEnd(ready.source, ready.transforms, topology, ready.plan)
         else:
-            own = OwnDataset(source, transforms, topology, None if None in lengths else max(lengths))
-        Distributed.__init__(self, own, topology, dataset.options().prefetch, options, device)
+            length = None if INFINITE_CARDINALITY in lengths else max(lengths)
+            own = OwnDataset(ready.source, ready.transforms, topology, length)
+        Distributed.__init__(self, own, topology, ready.options.prefetch, options, device)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.part import Part
+from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
@@ -20,7 +20,7 @@ class CachedSource(CombinedSource):
 
     word = "cache"
 
-    def __init__(self, parts: Sequence[Part]):
+    def __init__(self, parts: Sequence[DatasetPart]):
         super().__init__(parts)
         (self._part,) = parts
         self._lock = MakingLock()

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.part import Part
+from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.contracts import Peers
@@ -89,7 +89,7 @@ class ChosenSource(CombinedSource):
             made.append(out)
         return rebuild(made)
 
-    def _divided(self, rows: np.ndarray) -> list[tuple[Part, np.ndarray, np.ndarray]]:
+    def _divided(self, rows: np.ndarray) -> list[tuple[DatasetPart, np.ndarray, np.ndarray]]:
         """Return each part that has some of the rows, their places, and their numbers in the part."""
         found = []
         for number, part in enumerate(self.parts):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.data.combine.part import Part, ready_parts, seeds_of_parts, with_seeds_of_parts
+from mpistrat.data.combine.dataset_part import DatasetPart, ready_parts, seeds_of_parts, with_seeds_of_parts
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Seed, Source
 
@@ -20,10 +20,10 @@ class CombinedSource(Source):
 
     word: str
 
-    def __init__(self, parts: Sequence[Part]):
+    def __init__(self, parts: Sequence[DatasetPart]):
         self.parts = parts
 
-    def of_parts(self, parts: Sequence[Part]) -> CombinedSource:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> CombinedSource:
         """Return the same combination of other parts."""
         return type(self)(parts)
 

@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
@@ -13,12 +14,13 @@ from mpistrat.data.combine import streamed
 from mpistrat.data.combine.cached import CachedSource
 from mpistrat.data.combine.concatenated import ConcatenatedSource
 from mpistrat.data.combine.count import CountSource
+from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.combine.mixed import MixedSource
-from mpistrat.data.combine.part import Part
 from mpistrat.data.combine.zipped import ZippedSource
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.chain import Chain
-from mpistrat.data.pipeline.transforms import Batch, Transform, integer
+from mpistrat.data.pipeline.definition import Definition
+from mpistrat.data.pipeline.transforms import Batch, Transform, before_batch, integer
 from mpistrat.data.rows.contracts import Seed
 
 if TYPE_CHECKING:
@@ -57,9 +59,11 @@ class Combining(Chain):
         """
         if not callable(predicate):
             raise TypeError(f"filter() needs a function, not {predicate!r}")
-        part = _part(self, "filter")
+        part = _part(self._definition, "filter")
         return self._of(
-            streamed.StreamedSource("filter", [part], streamed.filtered(predicate)), (), self._options
+            streamed.StreamedSource("filter", [part], streamed.filtered(predicate)),
+            (),
+            self._definition.options,
         )
 
     @classmethod
@@ -97,17 +101,18 @@ class Combining(Chain):
         if _has_list(structure):
             raise TypeError("zip() takes datasets, or a tuple or dict of them, not a list: use a tuple")
         after: tuple[Transform, ...] = ()
-        ends = [each._transforms[-1:] if isinstance(each, Chain) else () for each in leaves]
+        definitions = [_definition(each, "zip") for each in leaves]
+        ends = [each.transforms[-1:] for each in definitions]
         if ends[0] and isinstance(ends[0][0], Batch) and all(end == ends[0] for end in ends):
             after = ends[0]
-            leaves = [type(each)(each._source, each._transforms[:-1], each._options) for each in leaves]
-        parts = [_part(each, "zip") for each in leaves]
+            definitions = [replace(each, transforms=each.transforms[:-1]) for each in definitions]
+        parts = [_part(each, "zip") for each in definitions]
         source: Any
         if any(part.streamed for part in parts):
             source = streamed.StreamedSource("zip", parts, streamed.zipped(rebuild))
         else:
             source = ZippedSource(parts, structure=rebuild([*range(len(leaves))]))
-        return cls._of(source, after, _merged(leaves))
+        return cls._of(source, after, _merged(definitions))
 
     def concatenate(self, dataset: Combining) -> Self:
         """Append the elements of another dataset.
@@ -132,13 +137,14 @@ class Combining(Chain):
         >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(7, 9))]
         [0, 1, 7, 8]
         """
-        parts = [_part(self, "concatenate"), _part(dataset, "concatenate")]
+        definitions = [self._definition, _definition(dataset, "concatenate")]
+        parts = [_part(each, "concatenate") for each in definitions]
         source: Any
         if any(part.streamed for part in parts):
             source = streamed.StreamedSource("concatenate", parts, streamed.concatenated)
         else:
             source = ConcatenatedSource(parts)
-        return self._of(source, (), _merged([self, dataset]))
+        return self._of(source, (), _merged(definitions))
 
     def enumerate(self, start: int = 0) -> Self:
         """Return a dataset of pairs: the number of an element, and the element.
@@ -159,13 +165,13 @@ class Combining(Chain):
         [(0, 5), (1, 6), (2, 7)]
         """
         start = integer(start, "the start of enumerate()", -(2**62))
-        part = _part(self, "enumerate")
+        part = _part(self._definition, "enumerate")
         source: Any
         if part.streamed:
             source = streamed.StreamedSource(f"enumerate({start})", [part], streamed.numbered(start))
         else:
-            source = ZippedSource([Part(CountSource(start), ()), part], (0, 1))
-        return self._of(source, (), self._options)
+            source = ZippedSource([DatasetPart(CountSource(start), ()), part], (0, 1))
+        return self._of(source, (), self._definition.options)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Keep the elements in memory after they were made once.
@@ -203,23 +209,21 @@ class Combining(Chain):
                 f"cache() keeps rows in memory, not in {os.fspath(filename)!r}: use cache(), or write_hdf5() and "
                 "from_hdf5()"
             )
-        at = next(
-            (i for i, each in enumerate(self._transforms) if isinstance(each, Batch)), len(self._transforms)
-        )
-        after = self._transforms[at:]
+        own = self._definition
+        at = len(before_batch(own.transforms))
+        after = own.transforms[at:]
         if len(after) > 1:
             raise ValueError(
                 f"cache() keeps single rows, but {after[1]} follows batch(): call cache() before batch(), or directly "
                 "after it"
             )
-        rows = type(self)(self._source, self._transforms[:at], self._options)
-        part = _part(rows, "cache")
+        part = _part(replace(own, transforms=own.transforms[:at]), "cache")
         source: Any
         if part.streamed:
             source = streamed.CachedStream([part])
         else:
             source = CachedSource([part])
-        return self._of(source, after, self._options)
+        return self._of(source, after, own.options)
 
     @classmethod
     def sample_from_datasets(
@@ -278,26 +282,31 @@ class Combining(Chain):
         number = (
             secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
         )
-        parts = [_part(each, "sample_from_datasets") for each in datasets]
+        definitions = [_definition(each, "sample_from_datasets") for each in datasets]
+        parts = [_part(each, "sample_from_datasets") for each in definitions]
         kind = streamed.MixedStream if any(part.streamed for part in parts) else MixedSource
         source = kind(parts, given, Seed(number, not drawn), bool(stop_on_empty_dataset))
-        return cls._of(source, (), _merged(datasets))
+        return cls._of(source, (), _merged(definitions))
 
 
-def _part(dataset: Any, what: str) -> Part:
+def _definition(dataset: Any, what: str) -> Definition:
     if not isinstance(dataset, Combining):
         raise TypeError(f"{what}() takes datasets (mpistrat.data.Dataset), not {type(dataset).__name__}")
-    if dataset.batch_size is not None:
+    return dataset.definition
+
+
+def _part(definition: Definition, what: str) -> DatasetPart:
+    if definition.batch_size is not None:
         raise ValueError(
-            f"{what}() takes datasets of single rows, but {dataset} has batches: call batch() after it"
+            f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it"
         )
-    return Part(dataset._source, dataset._transforms)
+    return DatasetPart(definition.source, definition.transforms)
 
 
-def _merged(datasets: Sequence[Chain]) -> Options:
+def _merged(definitions: Sequence[Definition]) -> Options:
     options = Options()
-    for each in datasets:
-        options = options.merge(each._options)
+    for each in definitions:
+        options = options.merge(each.options)
     return options
 
 

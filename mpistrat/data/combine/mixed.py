@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat.data.combine.choices import Choices
 from mpistrat.data.combine.chosen import ChosenSource
-from mpistrat.data.combine.part import Part
+from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.rows.contracts import Seed
 
 
@@ -19,7 +19,7 @@ class MixedSource(ChosenSource):
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of DatasetPart
     weights : sequence of float
     seed : Seed
     stop : bool
@@ -28,7 +28,7 @@ class MixedSource(ChosenSource):
 
     word = "sample_from_datasets"
 
-    def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: Seed, stop: bool):
+    def __init__(self, parts: Sequence[DatasetPart], weights: Sequence[float], seed: Seed, stop: bool):
         super().__init__(parts)
         self._weights, self._seed, self._stop = weights, seed, stop
 
@@ -46,7 +46,7 @@ class MixedSource(ChosenSource):
         """Return the number of the part of each row, and the number of the row in that part."""
         return self._choices(ks)
 
-    def of_parts(self, parts: Sequence[Part]) -> MixedSource:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> MixedSource:
         """Return the same mixture of other parts."""
         return MixedSource(parts, self._weights, self._seed, self._stop)
 

@@ -11,7 +11,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.combine.choices import Draws
 from mpistrat.data.combine.chosen import common_spec
-from mpistrat.data.combine.part import Part, ready_parts, seeds_of_parts, with_seeds_of_parts
+from mpistrat.data.combine.dataset_part import DatasetPart, ready_parts, seeds_of_parts, with_seeds_of_parts
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Peers, Seed, StreamSource
 
@@ -26,11 +26,11 @@ class StreamedSource(StreamSource):
     ----------
     word : str
         The kind of combination.
-    parts : sequence of Part
+    parts : sequence of DatasetPart
     combine : callable
     """
 
-    def __init__(self, word: str, parts: Sequence[Part], combine: Combine):
+    def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
         self.word, self.parts, self._combine = word, parts, combine
         self._first: Any = None
         self._begun: Iterator[Any] | None = None
@@ -58,7 +58,7 @@ class StreamedSource(StreamSource):
             self._begun = itertools.chain([self._first], stream)
         return self._first
 
-    def of_parts(self, parts: Sequence[Part]) -> StreamedSource:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> StreamedSource:
         """Return the same combination of other parts."""
         return StreamedSource(self.word, parts, self._combine)
 
@@ -95,14 +95,14 @@ class StreamedSource(StreamSource):
 class CachedStream(StreamedSource):
     """The elements of the first iteration of a part, which are kept once all of them were made."""
 
-    def __init__(self, parts: Sequence[Part]):
+    def __init__(self, parts: Sequence[DatasetPart]):
         super().__init__("cache", parts, Keeper())
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over the elements, the same in every iteration."""
         return super().open(0)
 
-    def of_parts(self, parts: Sequence[Part]) -> CachedStream:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> CachedStream:
         """Return a cache of other parts, which has kept nothing yet."""
         return CachedStream(parts)
 
@@ -110,11 +110,11 @@ class CachedStream(StreamedSource):
 class MixedStream(StreamedSource):
     """Elements of the parts, drawn by weight."""
 
-    def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: Seed, stop: bool):
+    def __init__(self, parts: Sequence[DatasetPart], weights: Sequence[float], seed: Seed, stop: bool):
         super().__init__("sample_from_datasets", parts, self._mix)
         self._weights, self._seed, self._stop = weights, seed, stop
 
-    def of_parts(self, parts: Sequence[Part]) -> MixedStream:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> MixedStream:
         """Return the same mixture of other parts."""
         return MixedStream(parts, self._weights, self._seed, self._stop)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.part import Part
+from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 
@@ -21,19 +21,19 @@ class ZippedSource(CombinedSource):
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of DatasetPart
     structure : nested structure
         Its leaves stand for the parts, in order.
     """
 
     word = "zip"
 
-    def __init__(self, parts: Sequence[Part], structure: Any):
+    def __init__(self, parts: Sequence[DatasetPart], structure: Any):
         super().__init__(parts)
         self._structure = structure
         _, self._rebuild = nest.flatten(structure)
 
-    def of_parts(self, parts: Sequence[Part]) -> ZippedSource:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> ZippedSource:
         """Return the same structure of other parts."""
         return ZippedSource(parts, self._structure)
 
@@ -75,6 +75,6 @@ class ZippedSource(CombinedSource):
     def _ends(self) -> list[int]:
         return [0, *np.cumsum([part.numbers_of_row for part in self.parts]).tolist()]
 
-    def _divided(self, rows: np.ndarray) -> list[tuple[Part, np.ndarray]]:
+    def _divided(self, rows: np.ndarray) -> list[tuple[DatasetPart, np.ndarray]]:
         cuts = pairwise(self._ends)
         return [(part, rows[:, first:last]) for part, (first, last) in zip(self.parts, cuts, strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
+from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.padding import PaddedBatch
 from mpistrat.data.pipeline.transforms import (
     Batch,
@@ -29,9 +30,7 @@ class Chain:
     """A source of rows and a chain of transforms: the base of all datasets."""
 
     def __init__(self, source: Any, transforms: tuple[Transform, ...] = (), options: Options | None = None):
-        self._source = source
-        self._transforms = transforms
-        self._options = options or Options()
+        self._definition = Definition(source, transforms, options or Options())
 
     def map(
         self, fn: Callable[..., Any], num_parallel_calls: int | None = None, deterministic: bool | None = None
@@ -369,7 +368,8 @@ class Chain:
         """
         if not isinstance(options, Options):
             raise TypeError(f"with_options() needs an Options object, not {options!r}")
-        return type(self)(self._source, self._transforms, self._options.merge(options))
+        own = self._definition
+        return type(self)(own.source, own.transforms, own.options.merge(options))
 
     # --- questions ------------------------------------------------------------------------
 
@@ -380,18 +380,24 @@ class Chain:
         -------
         Options
         """
-        return Options().merge(self._options)
+        return Options().merge(self._definition.options)
+
+    @property
+    def definition(self) -> Definition:
+        """Source of the rows, transforms and options, for code that reads the rows in a way of its own."""
+        return self._definition
 
     @property
     def batch_size(self) -> int | None:
         """Number of rows of a batch. None if the elements are single rows."""
-        return next((each.size for each in self._transforms if isinstance(each, Batch)), None)
+        return self._definition.batch_size
 
     def __bool__(self) -> bool:
         return True
 
     def __repr__(self) -> str:
-        return "<Dataset: " + ", ".join(map(str, (self._source, *self._transforms))) + ">"
+        return str(self._definition)
 
     def _then(self, transform: Transform) -> Self:
-        return type(self)(self._source, (*self._transforms, transform), self._options)
+        own = self._definition
+        return type(self)(own.source, (*own.transforms, transform), own.options)

@@ -48,7 +48,7 @@ class Ranks(Peers, Protocol):
         """Return ``fn()``, called on rank 0, on every rank; or raise its error on every rank. Collective."""
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """What a rank gives: its rows, and the file as it names it."""
 
     target: Path
@@ -70,7 +70,7 @@ class _Description(NamedTuple):
     options: tuple[Any, ...]
 
 
-def write_together(ranks: Ranks, prepare: Callable[[], Part]) -> None:
+def write_together(ranks: Ranks, prepare: Callable[[], Contribution]) -> None:
     """Write the rows of all ranks to one file. Collective.
 
     Parameters

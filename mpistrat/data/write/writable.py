@@ -104,11 +104,11 @@ def _of_dataset(dataset: Dataset) -> WritableRows:
     columns = {
         name: NewColumn(each.dtype, tuple(each.shape)) for name, each in named(dataset.element_spec).items()
     }
-    epoch = next(dataset._iterations)
+    epoch = next(dataset.epochs)
 
     def read(first: int, stop: int) -> dict[str, np.ndarray]:
         part = dataset.skip(first).batch(stop - first)
-        return named(part._plan.element(0, epoch))
+        return named(part.definition.ready().plan.element(0, epoch))
 
     return WritableRows(len(dataset), columns, read)
 

@@ -19,7 +19,7 @@ from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.split import piece
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
-from mpistrat.data.write.together import Part, write_together
+from mpistrat.data.write.together import Contribution, write_together
 from mpistrat.data.write.writable import (
     NewColumn,
     WritableRows,
@@ -122,7 +122,9 @@ def write_hdf5(
         ) from None
 
 
-def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool) -> Part:
+def _checked(
+    targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool
+) -> Contribution:
     """Return what a rank gives to a file that all ranks write. Raise if an argument is wrong."""
     if len(targets) > 1:
         raise ValueError(
@@ -134,7 +136,7 @@ def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: 
             "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length "
             "without batch()"
         )
-    return Part(targets[0], random_access(rows), Storage(chunk, compress), overwrite)
+    return Contribution(targets[0], random_access(rows), Storage(chunk, compress), overwrite)
 
 
 def write_rows(

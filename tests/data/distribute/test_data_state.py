@@ -58,7 +58,10 @@ def divided(dataset, policy, replicas, balance=False):
     """Return the division of every replica."""
     peers = [SimpleNamespace(size=replicas, rank=rank) for rank in range(replicas)]
     return [
-        divide(AutoShardPolicy[policy], dataset._source, dataset._transforms, peer, balance) for peer in peers
+        divide(
+            AutoShardPolicy[policy], dataset.definition.source, dataset.definition.transforms, peer, balance
+        )
+        for peer in peers
     ]
 
 
@@ -98,8 +101,8 @@ def test_every_sample_once(lengths, replicas, batch, drop, policy, turns, balanc
             with pytest.raises(ValueError, match="FILE needs"):
                 divide(
                     AutoShardPolicy.FILE,
-                    dataset._source,
-                    dataset._transforms,
+                    dataset.definition.source,
+                    dataset.definition.transforms,
                     SimpleNamespace(size=replicas, rank=rank),
                     balance,
                 )

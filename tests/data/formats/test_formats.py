@@ -34,7 +34,7 @@ def test_rows_in_order_and_shuffled(form, files):
         assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(40))
     assert numbers(dataset.skip(11).take(5).batch(5)) == [11, 12, 13, 14, 15]
     assert numbers(
-        Dataset(pickle.loads(pickle.dumps(dataset._source)), dataset._transforms).batch(9)
+        Dataset(pickle.loads(pickle.dumps(dataset.definition.source)), dataset.definition.transforms).batch(9)
     ) == list(range(40))
 
 

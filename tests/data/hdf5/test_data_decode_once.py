@@ -64,8 +64,8 @@ def epoch(dataset, epoch, replicas=1, policy="DATA"):
     for rank in range(replicas):
         division = divide(
             AutoShardPolicy[policy],
-            dataset._source,
-            dataset._transforms,
+            dataset.definition.source,
+            dataset.definition.transforms,
             SimpleNamespace(size=replicas, rank=rank),
             False,
         )
@@ -103,7 +103,9 @@ def test_once_by_each_replica(tmp_path, decodes, replicas, chunk):
     for rank in range(replicas):
         dataset = Dataset.from_hdf5(pattern, "x").shuffle(seed=3).batch(15)
         peer = SimpleNamespace(size=replicas, rank=rank)
-        division = divide(AutoShardPolicy.DATA, dataset._source, dataset._transforms, peer, False)
+        division = divide(
+            AutoShardPolicy.DATA, dataset.definition.source, dataset.definition.transforms, peer, False
+        )
         decodes.clear()
         orders.append([[float(row[0]) for row in division.batch(k, 0)] for k in range(division.steps)])
         assert max(decodes.values()) == 1
@@ -118,7 +120,7 @@ def test_chunks_of_several_datasets_and_of_parts_of_rows(tmp_path, decodes):
     written(tmp_path, [480, 240], 2, "z", shape=(16, 16), across=(16, 8), compression="gzip")
     pattern = written(tmp_path, [480, 240], 240, "y", shape=(), compression="gzip")
     dataset = Dataset.from_hdf5(pattern, ("x", "z", "y"))
-    assert dataset._source.blocks()[:2] == (6, 1)  # 240 rows would be too many
+    assert dataset.definition.source.blocks()[:2] == (6, 1)  # 240 rows would be too many
     seen = [int(y) for *_, labels in dataset.shuffle(seed=0).batch(7) for y in labels]
     assert sorted(seen) == list(range(720))
     assert sum(decodes.values()) == 720 // 3 + 2 * 720 // 2 + 3
@@ -149,7 +151,13 @@ def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
         for policy in ("DATA", "FILE"):
             peers = [SimpleNamespace(size=2, rank=rank) for rank in range(2)]
             made = [
-                divide(AutoShardPolicy[policy], dataset._source, dataset._transforms, peer, False)
+                divide(
+                    AutoShardPolicy[policy],
+                    dataset.definition.source,
+                    dataset.definition.transforms,
+                    peer,
+                    False,
+                )
                 for peer in peers
             ]
             states = [state_of(each, Position(each, 0, 3)) for each in made]

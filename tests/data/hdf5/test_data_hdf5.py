@@ -64,7 +64,7 @@ def layouts(tmp_path_factory):
 @given(rows=st.lists(st.integers(0, 40), max_size=30))
 def test_any_rows_in_any_order(layouts, layout, rows):
     paths, expected = layouts[layout]
-    source = Dataset.from_hdf5(paths, ("x", "inner/y"))._source
+    source = Dataset.from_hdf5(paths, ("x", "inner/y")).definition.source
     x, y = source.read(np.array(rows, np.int64))
     np.testing.assert_array_equal(x, expected[rows].reshape(-1, 3))
     assert (x.dtype, x.shape, y.tolist()) == (np.float32, (len(rows), 3), rows)
@@ -151,7 +151,7 @@ def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
             return [str(tmp_path / "a.h5")], None
 
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x")
-    record = dataset._source._manifests.first()
+    record = dataset.definition.source._manifests.first()
     list(DistributedDataset(dataset.batch(8).prefetch(0), Second()))
     assert seen == {0: [(k + 4, k + 8) for k in range(0, 40, 8)]}
 
@@ -217,14 +217,14 @@ def test_many_files_with_few_open(tmp_path, monkeypatch):
     for i in range(12):
         write(tmp_path / f"{i:02}.h5", 2, 2 * i)
     dataset = Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y")
-    dataset._source._reader = reader = Reader(most_open=3)
+    dataset.definition.source._reader = reader = Reader(most_open=3)
     for _ in range(2):
         assert sorted(int(i) for b in dataset.shuffle(seed=1).batch(5) for i in b) == list(range(24))
     assert len(reader._descriptors) == 3
     reader.close()
     assert len(reader._descriptors) == 0
     assert [int(i) for i in dataset.take(3)] == [0, 1, 2]
-    copy = pickle.loads(pickle.dumps(dataset._source))
+    copy = pickle.loads(pickle.dumps(dataset.definition.source))
     assert copy.read(np.array([3])).tolist() == [3]
 
 
@@ -233,7 +233,7 @@ def test_a_forked_child_opens_its_own_files(tmp_path):
     write(tmp_path / "a.h5", 5)
     dataset = Dataset.from_hdf5(tmp_path / "a.h5", "inner/y")
     assert [int(i) for i in dataset] == list(range(5))
-    reader = dataset._source._reader
+    reader = dataset.definition.source._reader
     before = reader._descriptors
     child = os.fork()
     if child == 0:

@@ -115,7 +115,7 @@ def read(path, name, rows):
     """Read the rows in batches of a dataset, and check that they equal those of h5py bit by bit."""
     with h5py.File(path, "r") as f:
         expected = f[name][:]
-    source = Dataset.from_hdf5(path, name)._source
+    source = Dataset.from_hdf5(path, name).definition.source
     found = source.read(np.array(rows, np.int64))
     same_bits(found, expected[rows])
 

@@ -74,7 +74,8 @@ def test_how_far_ahead_follows_from_the_batch_size(tmp_path, policy):
         rows = rows.repeat(2).shuffle(seed=0) if shuffled else rows
         peers = [SimpleNamespace(size=2, rank=rank) for rank in range(2)]
         made = [
-            divide(AutoShardPolicy[policy], rows._source, rows._transforms, peer, False) for peer in peers
+            divide(AutoShardPolicy[policy], rows.definition.source, rows.definition.transforms, peer, False)
+            for peer in peers
         ]
         assert len({each.ahead(AUTOTUNE) for each in made}) == 1
         return made[0].ahead(AUTOTUNE)

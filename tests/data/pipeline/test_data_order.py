@@ -141,7 +141,7 @@ def test_modes():
 def test_windows_are_announced_before_their_rows_are_read(take):
     announced, asked = [], []
 
-    class Spied(type(Dataset.range(1)._source)):
+    class Spied(type(Dataset.range(1).definition.source)):
         def blocks(self):
             return Blocks(5, 8, starts([333, 667]))
 
@@ -156,11 +156,12 @@ def test_windows_are_announced_before_their_rows_are_read(take):
 
     dataset = Dataset(Spied(range(1000))).shuffle(seed=1)
     dataset = (dataset if take is None else dataset.take(take)).batch(7)
+    plan = dataset.definition.ready().plan
     for epoch in range(2):
         announced.clear()
         asked.clear()
         for step in range(len(dataset)):
-            dataset._plan.element(step, epoch)
+            plan.element(step, epoch)
             # Rows are announced one window ahead, and no further.
             assert sum(map(len, announced)) - len(asked) <= 2 * 40 + 7
         told = [row for window in announced for row in window]

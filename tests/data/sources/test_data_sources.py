@@ -88,7 +88,7 @@ def test_arrays_of_other_libraries(tmp_path):
     values = np.arange(40, dtype=">i4").reshape(20, 2)
     rows = np.array([7, 3, 4, 7, 19])
     array = Zarr(values)
-    source = Dataset.from_sequence(array)._source
+    source = Dataset.from_sequence(array).definition.source
     assert source.read(rows).tolist() == values[rows].tolist()
     assert array.asked.pop().tolist() == [3, 4, 7, 19]
     assert source.read(np.arange(3, 6)).tolist() == values[3:6].tolist()
@@ -99,7 +99,7 @@ def test_arrays_of_other_libraries(tmp_path):
     with h5py.File(tmp_path / "h.h5", "w") as file:
         file["x"] = values
         for other in (memory, file["x"], values):
-            source = Dataset.from_sequence(other)._source
+            source = Dataset.from_sequence(other).definition.source
             found = source.read(rows)
             assert found.tolist() == values[rows].tolist()
             assert (type(found), found.dtype.isnative) == (np.ndarray, True)

@@ -19,7 +19,7 @@ def test_rows_of_a_zarr_array(tmp_path):
     (shuffled,) = dataset.shuffle(seed=1).batch(20)
     assert sorted(shuffled.tolist()) == values.tolist() != shuffled.tolist()
     rows = np.array([7, 3, 4, 7, 19])
-    assert dataset._source.read(rows).tolist() == values[rows].tolist()
+    assert dataset.definition.source.read(rows).tolist() == values[rows].tolist()
 
 
 def test_zarr_arrays_without_rows(tmp_path):

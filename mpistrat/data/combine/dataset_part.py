@@ -16,7 +16,7 @@ from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import Peers, Seed
 
 
-class Part:
+class DatasetPart:
     """A source with its transforms, of single rows.
 
     Parameters
@@ -79,16 +79,16 @@ class Part:
         """Return the seeds of all shuffles."""
         return seeds_of(self.source, self.transforms)
 
-    def with_seeds(self, seeds: Sequence[int]) -> Part:
+    def with_seeds(self, seeds: Sequence[int]) -> DatasetPart:
         """Return the part with other seeds."""
-        return Part(*with_seeds(self.source, self.transforms, seeds))
+        return DatasetPart(*with_seeds(self.source, self.transforms, seeds))
 
-    def ready(self, memory: int, ranks: int | None, peers: Peers | None) -> Part:
+    def ready(self, memory: int, ranks: int | None, peers: Peers | None) -> DatasetPart:
         """Return the part with its source ready for its shuffles; see `Source.for_shuffle`."""
         source = self.source.ready(memory, ranks, peers)
         if not self.streamed and any(isinstance(each, Shuffle) for each in self.transforms):
             source = source.for_shuffle(memory, self.length, ranks, peers)
-        return self if source is self.source else Part(source, self.transforms)
+        return self if source is self.source else DatasetPart(source, self.transforms)
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal to restore a state."""
@@ -107,20 +107,20 @@ class Part:
         return ", ".join(map(str, (self.source, *self.transforms)))
 
 
-def seeds_of_parts(parts: Sequence[Part]) -> list[Seed]:
+def seeds_of_parts(parts: Sequence[DatasetPart]) -> list[Seed]:
     """Return the seeds of all parts, one part after another."""
     return [seed for part in parts for seed in part.seeds()]
 
 
 def ready_parts(
-    parts: Sequence[Part], memory: int, ranks: int | None, peers: Peers | None
-) -> list[Part] | None:
+    parts: Sequence[DatasetPart], memory: int, ranks: int | None, peers: Peers | None
+) -> list[DatasetPart] | None:
     """Return the parts ready for their shuffles, or None if they are so already."""
     found = [part.ready(memory, ranks, peers) for part in parts]
     return None if all(a is b for a, b in zip(found, parts, strict=True)) else found
 
 
-def with_seeds_of_parts(parts: Sequence[Part], seeds: Sequence[int]) -> list[Part]:
+def with_seeds_of_parts(parts: Sequence[DatasetPart], seeds: Sequence[int]) -> list[DatasetPart]:
     """Return the parts with other seeds, in the order of `seeds_of_parts`."""
     left = iter(seeds)
     return [part.with_seeds([next(left) for _ in part.seeds()]) for part in parts]

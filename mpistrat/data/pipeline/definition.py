@@ -1,0 +1,77 @@
+"""What a dataset is made of: a source of rows, transforms and options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from mpistrat.data.options import Options
+from mpistrat.data.pipeline.plan import PipelinePlan
+from mpistrat.data.pipeline.seeds import seeds_of, with_drawn_seeds
+from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, before_batch, length_of
+from mpistrat.data.rows.contracts import Peers, Seed
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """A source of rows, the transforms of its rows and batches, and the options of a dataset.
+
+    Parameters
+    ----------
+    source : Source or StreamSource
+    transforms : tuple of Transform
+    options : Options
+    """
+
+    source: Any
+    transforms: tuple[Transform, ...] = ()
+    options: Options = field(default_factory=Options)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows are read in order, and their number is unknown."""
+        return bool(self.source.streamed)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of rows of a batch. None if the elements are single rows."""
+        return next((each.size for each in self.transforms if isinstance(each, Batch)), None)
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan by which the rows of the source, as it is, are read and transformed."""
+        return (StreamPlan if self.streamed else PipelinePlan)(self.source, self.transforms)
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of all shuffles."""
+        return seeds_of(self.source, self.transforms)
+
+    def with_drawn(self, seeds: Sequence[Seed]) -> Definition:
+        """Return the definition with the seeds of another rank where the program gave none."""
+        source, transforms = with_drawn_seeds(self.source, self.transforms, seeds)
+        return Definition(source, transforms, self.options)
+
+    def ready(self, ranks: int | None = None, peers: Peers | None = None) -> Definition:
+        """Return the definition with its source ready for its shuffles.
+
+        Parameters
+        ----------
+        ranks : int, optional
+            How many ranks of this node share the memory for it, if that is known.
+        peers : Peers, optional
+            The replicas, if all have this dataset. Collective over them if given.
+        """
+        memory = self.options.shuffle_memory
+        source = self.source.ready(memory, ranks, peers)
+        of_rows = before_batch(self.transforms)
+        if not self.streamed and any(isinstance(each, Shuffle) for each in of_rows):
+            if peers is not None:  # which together read all shards
+                of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
+            source = source.for_shuffle(memory, length_of(source.length, of_rows), ranks, peers)
+        return replace(self, source=source)
+
+    def __str__(self) -> str:
+        return "<Dataset: " + ", ".join(map(str, (self.source, *self.transforms))) + ">"
