@@ -298,7 +298,7 @@ class Executor(concurrent.futures.Executor):
                 self._thread.join()
             self._bar.close()
             if self._strategy is None and not self._contact.post.closed:
-                say_goodbye(self._contact.post)
+                say_goodbye(self._contact)
                 self._contact.post.close()
             atexit.unregister(self._end)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpistrat.asynchronous.service import serve
 from mpistrat.cluster_resolver import ClusterSpec, SimpleClusterResolver
-from mpistrat.cluster_resolver.roles import CHIEF
+from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
 from mpistrat.messages import contact
 from mpistrat.runtime.process import mpi
 
@@ -112,16 +112,20 @@ class Server:
     def join(self) -> None:
         """Serve the coordinator as a worker or a parameter server, until its program ends.
 
+        Where all workers run the program (`mpistrat.compat.v1.experimental.ParameterServerStrategy`), parameter
+        servers serve them until the last of their programs ends. That cluster may lack a chief.
+
         Raises
         ------
         RuntimeError
-            On the chief, in a cluster without chief, and if this rank has been in `join` before. On every rank, if
-            the ranks contradict each other about roles.
+            On the chief, on a worker without chief, on a worker if the workers run the program, and if this rank has
+            been in `join` before. On every rank, if the ranks contradict each other about roles.
         TimeoutError
             If no coordinator calls within ``mpistrat.rc.contact_seconds``.
         """
         cluster, job, task = self._definition.cluster, self._definition.job_name, self._definition.task_index
-        if CHIEF not in cluster.jobs or job == CHIEF:
+        of_workers = job == PARAMETER_SERVER and WORKER in cluster.jobs
+        if job == CHIEF or not (CHIEF in cluster.jobs or of_workers):
             raise RuntimeError(
                 f"join() serves a chief, the coordinator, and this is {job} {task} of jobs {cluster.jobs}: call it on "
                 "workers and parameter servers of a cluster with a chief"
@@ -136,8 +140,14 @@ class Server:
         if tasks != size:
             raise ValueError(f"the cluster has {tasks} tasks, and the program {size} ranks: start {tasks}")
         reached = contact.be_reached(SimpleClusterResolver(cluster, task_type=job, task_id=task))
-        if reached is not None:
-            serve(reached)
+        if reached is None:
+            return
+        if reached.post.rank in reached.clients:
+            raise RuntimeError(
+                f"{reached.role} is in Server.join(), and the chief uses compat.v1's ParameterServerStrategy: create "
+                "that on workers too, which run the program, and call join() on parameter servers only"
+            )
+        serve(reached)
 
 
 def _only(choices: list[Any], argument: str, what: str) -> Any:

@@ -30,7 +30,7 @@ _REST = 0.02  # seconds until the first look: an idle worker should use less tha
 
 
 def serve(contact: Contact) -> None:
-    """Serve the coordinator until its program ends."""
+    """Serve the coordinator until its program ends, or as a parameter server all ranks that run the program."""
     job, number = contact.roles.task_of(contact.post.rank)
     with alone(f"{contact.role} runs a function alone"):
         if job == "ps":
@@ -42,7 +42,8 @@ def serve(contact: Contact) -> None:
 
 def _serve_variables(contact: Contact) -> None:
     post, store, backoff = contact.post, VariableStore(), Backoff()
-    while True:
+    clients = {*contact.clients}
+    while clients:
         letter = post.receive()
         if letter is None:
             backoff.pause()
@@ -50,7 +51,9 @@ def _serve_variables(contact: Contact) -> None:
         backoff.reset()
         if letter.kind == "goodbye":
             _say_goodbye(contact, letter)
-            return
+            clients.discard(letter.source)
+            store.leave(letter.source)
+            continue
         store.handle(post, letter, contact.role)
 
 

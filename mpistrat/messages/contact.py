@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,12 +39,21 @@ class Contact(NamedTuple):
         The functions that other ranks know from this one.
     freed : deque of (int, int)
         Number of the parameter server, and key, of variables that are not used any more.
+    clients : tuple of int
+        Ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. Each says
+        goodbye at its end to the other ranks, which serve it.
     """
 
     post: Post
     roles: Roles
     functions: FunctionSender
     freed: deque[tuple[int, int]]
+    clients: tuple[int, ...]
+
+    @property
+    def servers(self) -> set[int]:
+        """The ranks that do what a client asks for."""
+        return {*range(self.post.size)} - {*self.clients}
 
     @property
     def role(self) -> str:
@@ -66,10 +75,16 @@ def here() -> Contact | None:
     return _contact
 
 
-def reach_all(resolver: ClusterResolver) -> Contact:
+def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> Contact:
     """Return the contact of the coordinator to all other ranks, which are in `be_reached`.
 
     The first call waits for them. Later calls return the same contact.
+
+    Parameters
+    ----------
+    resolver : ClusterResolver
+    clients : iterable of str
+        Jobs whose ranks are `Contact.clients`.
 
     Raises
     ------
@@ -78,15 +93,15 @@ def reach_all(resolver: ClusterResolver) -> Contact:
     RuntimeError
         On every rank, if the ranks contradict each other about roles.
     ValueError
-        If the roles are not those of the first call.
+        If the roles, or the clients, are not those of the first call.
     """
+    jobs = tuple(clients)
     if _contact is not None:
-        if resolver.tasks() != _contact.roles.tasks():
+        if _clients(_contact.roles, jobs) != _contact.clients:
             raise ValueError(
-                f"the ranks have other roles already: {_contact.roles}; the resolver tells {resolver.tasks()}. Use "
-                "one division into roles in a program"
+                "the program uses the ParameterServerStrategy of the other version already: use one of the two"
             )
-        return _contact
+        return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     others = [rank for rank in range(world.size) if rank != world.rank]
     if others and not _called:
@@ -103,21 +118,35 @@ def reach_all(resolver: ClusterResolver) -> Contact:
     if not _poll(all_present, rc.contact_seconds):
         raise TimeoutError(_not_there(resolver, sorted({*others} - _present)))
     for rank in others:
-        world.send(True, rank, _GO)
+        world.send(jobs, rank, _GO)
     atexit.unregister(_let_go)
-    met = _meet(world, resolver)
-    atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
-    return met
+    return _meet(world, resolver, jobs)
 
 
-def _meet(world: Any, resolver: ClusterResolver) -> Contact:
+def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Contact:
     """Make the contact, when all ranks are known to be there. Collective."""
     global _contact
     comm = world.Dup()
     roles = agreed_roles(resolver, Topology.of(comm))
     post = Post(comm)
-    _contact = Contact(post, roles, FunctionSender(post), deque())
+    _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs))
+    if post.rank in _contact.clients:
+        atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
     return _contact
+
+
+def _clients(roles: Roles, jobs: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(rank for job in jobs for rank in roles.ranks.get(job, ()))
+
+
+def _same(made: Contact, resolver: ClusterResolver) -> Contact:
+    """Return the contact that was made before, unless the resolver tells other roles."""
+    if resolver.tasks() != made.roles.tasks():
+        raise ValueError(
+            f"the ranks have other roles already: {made.roles}; the resolver tells {resolver.tasks()}. Use one "
+            "division into roles in a program"
+        )
+    return made
 
 
 _called: list[Any] = []  # requests of the calls to the other ranks
@@ -127,13 +156,19 @@ _present: set[int] = set()  # ranks that have answered
 def be_reached(resolver: ClusterResolver) -> Contact | None:
     """Wait until the coordinator calls, and return the contact to it; None if the coordinator ends without a call.
 
+    Later calls return the same contact.
+
     Raises
     ------
     TimeoutError
         If it does not call within ``mpistrat.rc.contact_seconds``.
     RuntimeError
         On every rank, if the ranks contradict each other about roles.
+    ValueError
+        If the roles are not those of the first call.
     """
+    if _contact is not None:
+        return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     any_source, status = mpi.start().ANY_SOURCE, mpi.start().Status()
     if not _poll(lambda: world.iprobe(source=any_source, tag=_CALL, status=status), rc.contact_seconds):
@@ -146,9 +181,8 @@ def be_reached(resolver: ClusterResolver) -> Contact | None:
     world.recv(source=coordinator, tag=_CALL)
     world.send(None, coordinator, _PRESENT)
     _poll(lambda: world.iprobe(source=coordinator, tag=_GO), None)
-    if not world.recv(source=coordinator, tag=_GO):
-        return None
-    return _meet(world, resolver)
+    clients = world.recv(source=coordinator, tag=_GO)
+    return _meet(world, resolver, clients) if clients else None
 
 
 def _poll(arrived: Callable[[], bool], seconds: float | None) -> bool:
@@ -181,19 +215,19 @@ def meet_on(comm: Any) -> Contact:
         raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
     post = Post(comm.Dup())
     ranks = {CHIEF: (0,), WORKER: tuple(range(1, comm.size))}
-    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post), deque())
+    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post), deque(), (0,))
 
 
 def _let_go(world: Any) -> None:
-    """Tell the other ranks, at the end of the coordinator's program, that they may end too."""
+    """Tell the ranks that serve this one, at the end of its program, that they may end too."""
     if failure.pending() or not mpi.running():
         return  # an error ends the whole job
     if _contact is None:
         for rank in range(world.size):
             if rank != world.rank:
-                world.isend(False, rank, _GO).Free()
+                world.isend((), rank, _GO).Free()
     else:
-        end_with(partial(say_goodbye, _contact.post))
+        end_with(partial(say_goodbye, _contact))
 
 
 def end_with(goodbye: Callable[[], None]) -> None:
@@ -204,12 +238,13 @@ def end_with(goodbye: Callable[[], None]) -> None:
         failure.end_job(f"The job ends without a goodbye to the other ranks: {error}")
 
 
-def say_goodbye(post: Post) -> None:
-    """Tell the ranks that serve this one that no more letters come, and wait until all have left their loops."""
+def say_goodbye(contact: Contact) -> None:
+    """Tell the ranks that serve this one that no more letters come, and wait until all have answered."""
+    post = contact.post
     with post.lock:
         if post.closed:
             return
-        servers = {rank for rank in range(post.size) if rank != post.rank}
+        servers = contact.servers
         for rank in servers:
             post.send(rank, "goodbye")
         post.closed = True

@@ -28,9 +28,9 @@ from mpistrat.variables.on_server import ServerVariable
 from mpistrat.variables.sharding import shards_wanted
 
 _log = logging.getLogger(__name__)
-_numbers = itertools.count()  # of the coordinator, which constructs all strategies
+_numbers = itertools.count()  # equal on all ranks that construct strategies: these construct the same ones
 _originals: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_copies: dict[int, ParameterServerStrategy] = {}
+_copies: dict[int, Strategy] = {}
 
 Partitioner = Callable[..., Any]
 
@@ -79,17 +79,12 @@ class ParameterServerStrategy(Strategy):
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(f"variable_partitioner must be callable, not {variable_partitioner!r}")
         if cluster_resolver.task_type in (WORKER, PARAMETER_SERVER):
-            raise RuntimeError(
-                f"{cluster_resolver.task_type} {cluster_resolver.task_id} constructs ParameterServerStrategy, which "
-                "belongs to the chief: call mpistrat.Server(resolver.cluster_spec(), "
-                "job_name=resolver.task_type, task_index=resolver.task_id).join() instead"
-            )
-        self.number = next(_numbers)
+            refuse_to_serve(cluster_resolver, "the chief")
         self._resolver: resolvers.ClusterResolver | None = cluster_resolver
         reached = contact.reach_all(cluster_resolver)
         self.contact = reached
-        super().__init__(_CoordinatorExtended(self, reached, variable_partitioner))
-        _originals[self.number] = self
+        super().__init__(PlacingExtended(self, reached, variable_partitioner))
+        self.number = number_of(self)
 
     @property
     def cluster_resolver(self) -> resolvers.ClusterResolver | None:
@@ -150,6 +145,15 @@ class ParameterServerStrategy(Strategy):
         raise ValueError("ParameterServerStrategy cannot be copied: create another on the same ranks")
 
 
+def refuse_to_serve(resolver: resolvers.ClusterResolver, whose: str) -> NoReturn:
+    """Raise the RuntimeError of a rank that constructs the strategy and should serve it."""
+    raise RuntimeError(
+        f"{resolver.task_type} {resolver.task_id} constructs ParameterServerStrategy, which belongs to {whose}: call "
+        "mpistrat.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join() "
+        "instead"
+    )
+
+
 class DatasetOfWorkers:
     """A dataset of which every worker reads all elements.
 
@@ -177,8 +181,15 @@ class DatasetOfWorkers:
         return iter(dataset)
 
 
-def strategy_of(number: int) -> ParameterServerStrategy:
-    """Return the coordinator's strategy of a number, as this rank has it."""
+def number_of(strategy: Strategy) -> int:
+    """Return the number of a new strategy. Other ranks refer to it by this number."""
+    number = next(_numbers)
+    _originals[number] = strategy
+    return number
+
+
+def strategy_of(number: int) -> Any:
+    """Return the strategy of a number, as this rank has it."""
     strategy = _originals.get(number) or _copies.get(number)
     if strategy is None:
         reached = contact.here()
@@ -190,12 +201,18 @@ def strategy_of(number: int) -> ParameterServerStrategy:
     return strategy
 
 
-class _PlacedExtended(StrategyExtended):
-    """What the coordinator and the ranks that serve it have in common."""
+class PlacedExtended(StrategyExtended):
+    """What the ranks that create variables and those that serve them have in common.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    reached : Contact
+    """
 
     servers: Servers | NoServers
 
-    def __init__(self, strategy: ParameterServerStrategy, reached: Contact):
+    def __init__(self, strategy: Strategy, reached: Contact):
         super().__init__(strategy)
         self.contact = reached
 
@@ -237,10 +254,19 @@ class _PlacedExtended(StrategyExtended):
         return Mirrored((result,)) if group else (result,)
 
 
-class _CoordinatorExtended(_PlacedExtended):
-    def __init__(
-        self, strategy: ParameterServerStrategy, reached: Contact, partitioner: Partitioner | None = None
-    ):
+class PlacingExtended(PlacedExtended):
+    """The part of a strategy that creates variables and chooses their parameter servers.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    reached : Contact
+    partitioner : callable, optional
+    """
+
+    servers: Servers
+
+    def __init__(self, strategy: Strategy, reached: Contact, partitioner: Partitioner | None = None):
         super().__init__(strategy, reached)
         self.servers = Servers(reached)
         self._partitioner = partitioner
@@ -275,6 +301,10 @@ class _CoordinatorExtended(_PlacedExtended):
         finally:
             self._colocated = before
 
+    def create(self, variable: ServerVariable, value: np.ndarray) -> None:
+        """Put a new variable, or a shard, on its parameter server."""
+        self.servers.ask(variable.server, "create", (variable.key, 1), (variable, value))
+
     def placement(self, shape: tuple[int, ...], dtype: np.dtype) -> list[int]:
         """Return the parameter servers of a new variable: one for each shard, or one if it is not divided."""
         beside = self._colocated
@@ -287,7 +317,7 @@ class _CoordinatorExtended(_PlacedExtended):
         return servers
 
 
-class _ServingExtended(_PlacedExtended):
+class _ServingExtended(PlacedExtended):
     def __init__(self, strategy: ParameterServerStrategy, reached: Contact):
         super().__init__(strategy, reached)
         job, _ = reached.roles.task_of(reached.post.rank)

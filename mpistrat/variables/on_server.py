@@ -16,7 +16,7 @@ from mpistrat.values import ArrayLike, IndexedSlices, component
 from mpistrat.variables.sharding import Sharding
 from mpistrat.variables.variable import Variable
 
-_numbers = itertools.count()  # of the coordinator, which creates all variables
+_numbers = itertools.count()  # equal on all ranks that create variables: these create the same ones
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -51,7 +51,7 @@ class ServerVariable(Variable):
         self._facts = value.shape, value.dtype
         _known[self.key] = self
         if len(servers) == 1:
-            self._ask([("create", (self.key,), (self, value))])
+            self._strategy.extended.create(self, value)
             end = weakref.finalize(self, self._strategy.extended.servers.free, self.server, self.key)
             end.atexit = False
             return

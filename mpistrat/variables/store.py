@@ -15,6 +15,8 @@ from mpistrat.messages.post import Letter, Post
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable
 
+Facts = tuple[tuple[int, ...], np.dtype]
+
 
 class HeldVariable(LocalVariable):
     """The array of a `ServerVariable`, on its parameter server. Update functions get it."""
@@ -31,9 +33,12 @@ class VariableStore:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[ServerVariable, HeldVariable]] = {}
+        self._users: dict[int, int] = {}  # number of ranks that have not freed a variable
+        self._left: set[int] = set()
         self._functions = FunctionKeeper()
         self._replies: dict[str, Callable[[Letter], Any]] = {
             "create": self._create,
+            "meet": self._meet,
             "read": self._array,
             "rows": lambda letter: self._array(letter)[unpack(letter.body)],
             "write": self._write,
@@ -45,7 +50,7 @@ class VariableStore:
         if letter.kind == "function":
             self._functions.keep(letter)
         elif letter.kind == "free":
-            self._held.pop(letter.head[0], None)
+            self._free(letter.head[0])
         else:
             try:
                 post.answer(letter, self._replies[letter.kind](letter))
@@ -59,10 +64,34 @@ class VariableStore:
     def _array(self, letter: Letter) -> np.ndarray:
         return self._held[letter.head[1]][1].array
 
+    def leave(self, rank: int) -> None:
+        """Note that the program of a rank has ended."""
+        self._left.add(rank)
+
     def _create(self, letter: Letter) -> None:
+        _, key, users = letter.head
         variable, value = unpack(letter.body)
         held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
-        self._held[letter.head[1]] = (variable, held)  # type: ignore[assignment]
+        self._held[key] = (variable, held)  # type: ignore[assignment]
+        self._users[key] = users
+
+    def _meet(self, letter: Letter) -> tuple[str, Facts] | None:
+        """Return the name, shape and dtype of a variable that another rank creates; None if it has not yet."""
+        _, key, creator = letter.head
+        if key in self._held:
+            variable, held = self._held[key]
+            return variable.name, (held.array.shape, held.array.dtype)
+        if creator in self._left:
+            raise RuntimeError(
+                f"rank {creator}, the chief, has ended and has not created this variable: create the same variables "
+                "on all ranks, in the same order"
+            )
+        return None
+
+    def _free(self, key: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key], self._held[key]
 
     def _write(self, letter: Letter) -> None:
         _, key, method = letter.head

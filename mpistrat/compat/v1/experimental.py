@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpistrat import experimental
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
+from mpistrat.compat.v1.parameter_server import ParameterServerStrategy
 from mpistrat.compat.v1.strategy import Strategy
 
 CollectiveCommunication = CommunicationImplementation
@@ -40,4 +41,5 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
 ]
