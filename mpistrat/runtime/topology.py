@@ -8,16 +8,13 @@ local rank 0.
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import itertools
 import logging
-import math
 import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,26 +22,22 @@ import numpy as np
 from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.agreement.operation import MismatchError, Operation, Remark, operation
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
+from mpistrat.runtime.object_collectives import ObjectCollectives
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.creation import Creation
 from mpistrat.runtime.record.flight_record import FlightRecord
+from mpistrat.runtime.recording import start_record
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.trace import clock
 from mpistrat.runtime.trace import ring as trace
 
 _END = operation("the end of the program")
-_BARRIER = operation("barrier")
-_AGREE = operation("agree")
 _HOST_BYTES = 64
-_ALL_GATHER_OBJECT = operation("all_gather_object")
-_ON_FIRST = operation("on_first")
-_whole = whole(lambda ranks: ranks)
 _keyval: int | None = None
 
 Split = Sequence[Sequence[int]] | Callable[[Any], int]
@@ -54,8 +47,6 @@ _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 _Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
 
-
-_untraced = False  # whether a trace of this process could not be made
 _alone = ""  # what this rank does without the others, such as a function that a coordinator sent
 
 
@@ -74,7 +65,7 @@ class Key:
     """What is kept for the ranks of a communicator is kept under one of these, in a dictionary with weak keys."""
 
 
-class Topology(CollectiveLock):
+class Topology(ObjectCollectives):
     """The ranks of a communicator and where they live.
 
     Get one by `Topology.of`: all users of one communicator share it, and with it the private communicators.
@@ -110,7 +101,7 @@ class Topology(CollectiveLock):
             self.limits = limits
         color = None if split is None else _node_of(parent, split)
         MPI = mpi.start()
-        record = _start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        record = start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         with Creation(record, parent, MPI.COMM_WORLD):
             self._create(parent, color, record, MPI)
 
@@ -250,106 +241,6 @@ class Topology(CollectiveLock):
         if trace.ring is not None:
             trace.ring.sample(sample)
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        sequence = self.sequence
-        try:  # as `whole`, without its cost
-            self.compare(_BARRIER)
-        except BaseException as error:
-            self.left_call("barrier", type(error), sequence)
-            raise
-
-    @_whole
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's (pickled) object, in the order of ranks, on every rank."""
-        if self.size == 1:
-            with self.turn(_ALL_GATHER_OBJECT):
-                return [value]
-        mine = self.pickled("all_gather_object", value)
-        with self.turn(_ALL_GATHER_OBJECT):
-            told = self.world.allgather(mine)
-        return [mpi.start().pickle.loads(each) for each in told]
-
-    def pickled(self, name: str, value: Any) -> bytes:
-        """Return a value pickled for the next collective, ``name``. If that fails, all ranks raise.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, if only some of the ranks have a value that cannot be pickled.
-        """
-        try:
-            return bytes(mpi.start().pickle.dumps(value))
-        except Exception as error:
-            if self.size > 1:
-                self.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
-            raise
-
-    @_whole
-    def broadcast_object(
-        self,
-        value: Any,
-        root: int = 0,
-        name: str = "broadcast_object",
-        timeout_seconds: float | None = None,
-    ) -> Any:
-        """The (pickled) object of rank ``root``, on every rank. ``name`` is what messages call it."""
-        what = operation(name, root)
-        if self.size == 1:
-            with self.turn(what):
-                return value
-        mine = self.pickled(name, value) if self.rank == root else None
-        with self.turn(what, timeout_seconds=timeout_seconds):
-            told = self.world.bcast(mine, root)
-        return mpi.start().pickle.loads(told)
-
-    @_whole
-    def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
-        """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
-
-        The ranks compare ``what``, which messages name.
-        A limit of time is for the ranks to come, not for what rank 0 then does.
-
-        Raises
-        ------
-        Exception
-            On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
-            RuntimeError.
-        """
-        self.compare(what)
-        tell = partial(self.broadcast_object, timeout_seconds=math.inf)
-        if self.rank:
-            result, error = tell(None)
-            if error is not None:
-                raise _error(*error)
-            return result
-        sequence = self.sequence
-        try:
-            result = fn()
-        except BaseException as error:
-            if (
-                self.sequence != sequence
-            ):  # `fn` made a collective: the others met it in theirs, and have raised
-                raise
-            names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-            tell((None, (names, str(error))))
-            raise
-        tell((result, None))
-        return result
-
-    def all_true(self, flag: Any) -> bool:
-        """Whether the flag is true on all ranks."""
-        own = bool(flag)  # before the collective: a failure here leaves no rank waiting
-        sequence = self.sequence
-        try:  # as `whole`, without its cost
-            with self.turn(_AGREE):
-                if self.size == 1:
-                    return own
-                return bool(self.world.allreduce(own, mpi.start().LAND))
-        except BaseException as error:
-            self.left_call("agree", type(error), sequence)
-            raise
-
     def _say_goodbye(self) -> None:
         """Tell ranks that still wait in a collective that this rank's program has ended."""
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
@@ -415,7 +306,7 @@ class Alone(Topology):
         self.clocks, self.traced = (0,), False
         self.key = Key()
         self._slots = {}
-        record = _start_record(0, 1)
+        record = start_record(0, 1)
         if record is not None:
             self.flight = record.join(_random_number(), 1, 0)
 
@@ -423,28 +314,6 @@ class Alone(Topology):
         if name in ("parent", "world", "node", "rail"):
             return mpi.start().COMM_SELF
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-
-def _start_record(rank: int, size: int) -> FlightRecord | None:
-    """Return the flight record of this process, or None if it is off. Begin the trace if the options say so."""
-    with contextlib.suppress(ValueError):  # of an option: `environment.agree` raises it on all ranks
-        return _started(rank, size)
-    return None
-
-
-def _started(rank: int, size: int) -> FlightRecord | None:
-    global _untraced
-    rc = environment.rc
-    if not (rc.record or rc.trace):
-        return None
-    record = flight_record.start(rank, size, rc.stack_signal)
-    if record is not None and rc.trace and trace.ring is None and not _untraced:
-        try:
-            record.trace(rc.trace, rc.trace_bytes)
-        except OSError as error:
-            _untraced = True
-            _log.warning("rank %d is not traced: %s; the program goes on without a trace", rank, error)
-    return record
 
 
 def of_all_ranks() -> Topology | None:
@@ -468,16 +337,6 @@ def _node_of(comm: Any, split: Split) -> int:
     if sorted(itertools.chain(*nodes)) != list(range(comm.size)):
         raise ValueError(f"split must have each of {comm.size} ranks once, not {nodes}")
     return next(i for i, ranks in enumerate(nodes) if comm.rank in ranks)
-
-
-def _error(names: list[str], text: str) -> Exception:
-    """An error of the first of the builtin classes that is made of a text alone."""
-    for name in names:
-        kind = getattr(builtins, name)
-        if issubclass(kind, Exception):
-            with contextlib.suppress(TypeError):
-                return kind(f"rank 0: {text}")
-    return RuntimeError(f"rank 0: {text}")
 
 
 def _delete(comm: Any, keyval: int, topology: Topology) -> None:

@@ -1,0 +1,135 @@
+"""Collectives of Python objects and flags, which the topology of a communicator has."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
+from mpistrat.runtime.agreement.operation import Operation, Remark, operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.process import mpi
+
+_BARRIER = operation("barrier")
+_AGREE = operation("agree")
+_ALL_GATHER_OBJECT = operation("all_gather_object")
+_ON_FIRST = operation("on_first")
+_whole = whole(lambda ranks: ranks)
+
+
+class ObjectCollectives(CollectiveLock):
+    """The collectives of a communicator that move pickled objects, compare flags, or only wait."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        sequence = self.sequence
+        try:  # as `whole`, without its cost
+            self.compare(_BARRIER)
+        except BaseException as error:
+            self.left_call("barrier", type(error), sequence)
+            raise
+
+    @_whole
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's (pickled) object, in the order of ranks, on every rank."""
+        if self.size == 1:
+            with self.turn(_ALL_GATHER_OBJECT):
+                return [value]
+        mine = self.pickled("all_gather_object", value)
+        with self.turn(_ALL_GATHER_OBJECT):
+            told = self.world.allgather(mine)
+        return [mpi.start().pickle.loads(each) for each in told]
+
+    def pickled(self, name: str, value: Any) -> bytes:
+        """Return a value pickled for the next collective, ``name``. If that fails, all ranks raise.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if only some of the ranks have a value that cannot be pickled.
+        """
+        try:
+            return bytes(mpi.start().pickle.dumps(value))
+        except Exception as error:
+            if self.size > 1:
+                self.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
+            raise
+
+    @_whole
+    def broadcast_object(
+        self,
+        value: Any,
+        root: int = 0,
+        name: str = "broadcast_object",
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """The (pickled) object of rank ``root``, on every rank. ``name`` is what messages call it."""
+        what = operation(name, root)
+        if self.size == 1:
+            with self.turn(what):
+                return value
+        mine = self.pickled(name, value) if self.rank == root else None
+        with self.turn(what, timeout_seconds=timeout_seconds):
+            told = self.world.bcast(mine, root)
+        return mpi.start().pickle.loads(told)
+
+    @_whole
+    def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
+        """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
+
+        The ranks compare ``what``, which messages name.
+        A limit of time is for the ranks to come, not for what rank 0 then does.
+
+        Raises
+        ------
+        Exception
+            On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
+            RuntimeError.
+        """
+        self.compare(what)
+        tell = partial(self.broadcast_object, timeout_seconds=math.inf)
+        if self.rank:
+            result, error = tell(None)
+            if error is not None:
+                raise _error(*error)
+            return result
+        sequence = self.sequence
+        try:
+            result = fn()
+        except BaseException as error:
+            if (
+                self.sequence != sequence
+            ):  # `fn` made a collective: the others met it in theirs, and have raised
+                raise
+            names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+            tell((None, (names, str(error))))
+            raise
+        tell((result, None))
+        return result
+
+    def all_true(self, flag: Any) -> bool:
+        """Whether the flag is true on all ranks."""
+        own = bool(flag)  # before the collective: a failure here leaves no rank waiting
+        sequence = self.sequence
+        try:  # as `whole`, without its cost
+            with self.turn(_AGREE):
+                if self.size == 1:
+                    return own
+                return bool(self.world.allreduce(own, mpi.start().LAND))
+        except BaseException as error:
+            self.left_call("agree", type(error), sequence)
+            raise
+
+
+def _error(names: list[str], text: str) -> Exception:
+    """An error of the first of the builtin classes that is made of a text alone."""
+    for name in names:
+        kind = getattr(builtins, name)
+        if issubclass(kind, Exception):
+            with contextlib.suppress(TypeError):
+                return kind(f"rank 0: {text}")
+    return RuntimeError(f"rank 0: {text}")
