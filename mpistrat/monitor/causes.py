@@ -6,14 +6,15 @@ apply. A new cause is a function and a line in `CAUSES`.
 
 from __future__ import annotations
 
-import linecache
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mpistrat.monitor import source
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
@@ -67,6 +68,8 @@ class Evidence:
         The collective of another communicator that it waits in, or an empty string.
     passed : bool
         Whether it is behind the call of the others, which it has not made.
+    ended_after : tuple of int
+        The ranks that had failed or left when all processes of the job ended.
     """
 
     record: Record
@@ -76,6 +79,7 @@ class Evidence:
     in_circle: bool = False
     waits_elsewhere: str = ""
     passed: bool = False
+    ended_after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def _gone(evidence: Evidence) -> Verdict | None:
     facts, record = evidence.facts, evidence.record
     if facts.state not in "ZX":
         return None
+    if record.phase == Phase.FAILED:
+        return Verdict("failed", "has ended its program by an error", "Look for its traceback in the output.")
     kills = facts.out_of_memory_kills
     if record.out_of_memory_kills is not None and kills is not None and kills > record.out_of_memory_kills:
         return Verdict(
@@ -154,9 +160,16 @@ def _gone(evidence: Evidence) -> Verdict | None:
             f"has ended with exit status {os.WEXITSTATUS(facts.ended_by)} without telling other ranks",
             "Look for C code that calls exit().",
         )
+    if evidence.ended_after:
+        return Verdict(
+            "ended",
+            f"is gone: the launcher has ended it with the job, it seems, after {ranks_in_words(evidence.ended_after)}",
+            f"Look at {ranks_in_words(evidence.ended_after)}.",
+        )
     return Verdict(
         "killed",
-        "is gone: its process has ended. It was killed by a signal, such as `kill -9` or for want of memory",
+        "is gone: its process has ended. It was killed by a signal, such as `kill -9` or for want of memory, or C code "
+        "has called _exit()",
         "Look into the system's log (`dmesg`, `journalctl -k`) and the messages of the launcher.",
     )
 
@@ -355,5 +368,5 @@ def _at(evidence: Evidence) -> str:
     if frame is None:
         entry = evidence.record.entries[-1] if evidence.record.entries else None
         return f"after its call at {entry.place}" if entry else "before its first collective"
-    source = linecache.getline(frame.file, frame.line).strip()
-    return f"at {frame.file}:{frame.line} in {frame.function}" + (f": {source}" if source else "")
+    line = source.line(frame.file, frame.line)
+    return f"at {frame.file}:{frame.line} in {frame.function}" + (f": {line}" if line else "")

@@ -90,17 +90,27 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
     return path
 
 
-def unfinished(records: Sequence[Record]) -> list[str]:
-    """Return a text for each rank that has ended its process without ending its program, and that others missed.
+def unfinished(records: Sequence[Record], left: Collection[int] = ()) -> list[str]:
+    """Return texts about the ranks that have ended their processes without ending their programs.
 
-    Ranks that have failed, or finalized MPI, told so themselves. Without a rank that waits, all others are meant, but
-    if all ranks have ended by ``os._exit(0)``.
+    Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
+    nothing to tell.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    left : collection of int
+        The ranks that have left according to the launcher.
     """
     if all(each.exit_status == 0 for each in records):
         return []
-    behind = [each for wait in waits(records, ()) for each in wait.missing] or records
+    known = [each for each in records if each.exit_status is not None or each.rank in left]
+    if not known and any(each.phase == Phase.FAILED for each in records):
+        return []  # the launcher has ended the others
+    behind = known or [each for wait in waits(records, ()) for each in wait.missing] or records
     several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase not in _TOLD]
-    return [_end_of(each) for each in several]
+    one_of = "" if known or len(several) < 2 else "one of these: "  # the launcher has ended the others
+    return [one_of + _end_of(each) for each in several]
 
 
 def _end_of(record: Record) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import math
 import re
 import time
 from collections.abc import Sequence
 
-from mpistrat.monitor import links
+from mpistrat.monitor import links, source
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.monitor.view import View
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.runtime.agreement.operation import ranks_in_words
+from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Record
 
 _MOST_FRAMES = 12
@@ -27,6 +27,8 @@ _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
     """Return the verdict on each rank that others wait for, by the key of its record."""
     verdicts = {}
+    ended = all(each.state in "ZX" for each in seen.facts.values())
+    origin = [each for each in seen.records if each.phase == Phase.FAILED or each.exit_status is not None]
     for wait in found:
         for record in wait.missing:
             own = wait_of(record, found)
@@ -38,6 +40,7 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
                 own is not None and ends_in_itself(record, found),
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
                 own is None and _passed(record, wait, seen),
+                tuple(each.rank for each in origin if ended and record not in origin),
             )
             verdicts[record.key] = verdict(evidence)
     return verdicts
@@ -72,7 +75,7 @@ def _passed(record: Record, wait: Wait, seen: View) -> bool:
 def _last_line(call: Frame) -> float:
     """Return the last line of the expression around a call, where its arguments end. Infinity without a source."""
     try:
-        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(call.file)))))
+        nodes = list(ast.walk(ast.parse("".join(source.lines(call.file)))))
     except (SyntaxError, ValueError):
         return math.inf
     found = [each for each in nodes if isinstance(each, ast.expr)]

@@ -92,6 +92,7 @@ class Watchdog(threading.Thread):
         """Look from time to time, until the process ends."""
         # A signal that the main thread blocks, to wait for it, must not be delivered here.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        ready = self._record.size == 1
         while True:
             self._every = (
                 min(_LONGEST_NAP, max(_SHORTEST_NAP, rc.hang_seconds / 4))
@@ -101,6 +102,7 @@ class Watchdog(threading.Thread):
             self._beat()
             time.sleep(self._every)
             try:
+                ready = ready or _import_ahead()
                 self._look()
                 self._compare_speeds()
             except Exception:  # a program must not notice that its watchdog fails
@@ -308,6 +310,13 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
         and any(now - wait.last.entered > rc.hang_seconds for wait in each.waits if wait.last is not None)
         for each in job
     )
+
+
+def _import_ahead() -> bool:
+    """Import what a report needs: the file system that has this package may hang later. Takes 30 ms."""
+    from mpistrat.monitor import between_nodes, folder, report, without_record  # noqa: F401
+
+    return True
 
 
 def _main_thread_moves() -> bool:

@@ -61,7 +61,7 @@ def environ_of(name: str, folder: Path, culprit: int) -> dict[str, str]:
         "HOME": str(folder),
         "MPISTRAT_HANG_SECONDS": "1",
         "MPISTRAT_RECORD_DIR": str(folder),
-        "MPISTRAT_HANG_ABORT_SECONDS": "8" if name == "order" else "0",
+        "MPISTRAT_HANG_ABORT_SECONDS": "8" if name in ("order", "exits") else "0",
     }
 
 

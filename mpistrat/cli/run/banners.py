@@ -49,7 +49,7 @@ class Banner:
         The end of the text.
     whole : re.Pattern
         A pattern of the whole text. The groups ``signal``, ``rank``, ``pid`` and ``code`` describe a death, and
-        ``left`` is a rank that has ended before the end of MPI.
+        ``left`` and ``exited`` are ranks that have ended before the end of MPI, or with another exit status than 0.
     fails : bool
         Whether the banner means that the job has failed.
     starts_line : bool
@@ -102,7 +102,8 @@ def _open_mpi(host: bytes) -> tuple[Banner, ...]:
         re.compile(
             rb".* noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+"
             rb"signal (?P<signal>\d+).*"
-            rb"|.* has exited due to process rank (?P<left>\d+) with PID \d+ on node \S+ exiting\s+improperly.*|.*",
+            rb"|.* has exited due to process rank (?P<left>\d+) with PID \d+ on node \S+ exiting\s+improperly.*"
+            rb"|.* exited with non-zero status.* Process name: \[[^\n]*,(?P<exited>\d+)\].*|.*",
             re.DOTALL,
         ),
     )
@@ -162,13 +163,14 @@ class Filter:
         The ranks that were killed, according to the banners.
     failed : bool
         Whether a banner said that the job failed.
-    left : bool
-        Whether a banner said that a rank has ended its process before the end of MPI.
+    left : set of int
+        The ranks that have ended their processes before the end of MPI, or with another exit status than 0, according
+        to the banners.
     """
 
     def __init__(self, banners: tuple[Banner, ...]):
         self.deaths: list[Death] = []
-        self.left = False
+        self.left: set[int] = set()
         self.failed = False
         self._banners = banners
         self._held = b""
@@ -255,7 +257,7 @@ class Filter:
         match = banner.whole.fullmatch(dropped)
         groups = match.groupdict() if match is not None else {}
         numbers = {name: int(text) for name, text in groups.items() if text}
-        self.left = self.left or "left" in numbers
+        self.left |= {numbers[name] for name in ("left", "exited") if name in numbers}
         if "signal" in numbers:
             self.deaths.append(_death(numbers))
 

@@ -89,6 +89,7 @@ class _RunningJob:
         self._passed_on: set[int] = set()
         self._alone_since: float | None = None
         self._released = False
+        self._unnamed = False  # whether the launcher reports a death without its rank
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
         self._tagged = TaggedLines(folder, job.ranks) if tag else None
@@ -153,11 +154,12 @@ class _RunningJob:
         from mpistrat.monitor import last  # a late import: seldom needed
 
         records = last.left(started, self.ranks.keys())
-        texts = last.unfinished(records)
-        left = any(each.found.left for each in self._forwarded)
+        left = {rank for each in self._forwarded for rank in each.found.left}
+        texts = last.unfinished(records, left)
         if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
-        if texts and (not status or left or any(each.exit_status is not None for each in records)):
+        exited = any(each.exit_status is not None for each in records)
+        if texts and (not status or left or exited or self._unnamed):
             status = status or 1
             for text in texts:
                 self._say(text)
@@ -254,6 +256,7 @@ class _RunningJob:
 
     def _name(self, death: Death) -> str:
         rank = death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
+        self._unnamed = rank is None
         return "a rank" if rank is None else f"rank {rank}"
 
     def _say(self, text: str) -> None:
