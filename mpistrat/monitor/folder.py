@@ -49,6 +49,10 @@ def write_new(name: str, text: str) -> Path:
     """
     path = folder() / name
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+    except OSError:
+        path.unlink()  # a part of it
+        raise
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from mpistrat.monitor import folder
 from mpistrat.monitor.record_json import as_json, from_json
 from mpistrat.monitor.waits import of_one_job, waits
+from mpistrat.runtime.process.patience import within
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
@@ -20,6 +22,8 @@ from mpistrat.runtime.record.read import Record
 _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
+_PATIENCE = 10.0  # seconds for the file of a job
+_log = logging.getLogger(__name__)
 
 
 class Ended(NamedTuple):
@@ -61,7 +65,7 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
 
 
 def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path | None:
-    """Move records from the memory of this node to a file.
+    """Move records from the memory of this node to a file. They stay in memory if no file can be written.
 
     Parameters
     ----------
@@ -74,16 +78,21 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
     Returns
     -------
     pathlib.Path or None
-        The file, None without a record or a place for a file.
+        The file, None if there is nothing to keep.
+
+    Raises
+    ------
+    OSError
+        If no file can be written.
     """
     path = None
     if failed and records:
         text = json.dumps(
             {"when": time.time(), "notes": list(notes), "records": [as_json(each) for each in records]}
         )
-        with contextlib.suppress(OSError):
-            path = folder.write_new(f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json", text)
-            _remove_old(path.parent)
+        name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
+        path = within(_PATIENCE, lambda: folder.write_new(name, text))
+        _remove_old(path.parent)
     for record in records:
         with contextlib.suppress(OSError):
             os.unlink(record.path)
@@ -142,20 +151,28 @@ def latest(job: str = "") -> Ended | None:
     ------
     OSError
         If the directory for files does not exist.
-    ValueError
-        If a file is damaged.
     """
     gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
     files = sorted(folder.folder().glob(f"{_PREFIX}*.json"), reverse=True)
     of_job = (
-        ended for ended in map(load, files) if not job or any(each.job == job for each in ended.records)
+        ended
+        for ended in map(_loaded, files)
+        if ended and (not job or job in {each.job for each in ended.records})
     )
     kept = next(of_job, None)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
         return Ended(tuple(of_one_job(newest, gone)), (), max(times))
     return kept
+
+
+def _loaded(path: Path) -> Ended | None:
+    try:
+        return load(path)
+    except (OSError, ValueError) as error:
+        _log.warning("%s", error)
+        return None
 
 
 def load(path: str | Path) -> Ended:

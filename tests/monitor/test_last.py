@@ -89,12 +89,6 @@ def test_records_of_other_jobs_stay(killed, directory):
     assert os.path.exists(killed)
 
 
-def test_a_directory_that_cannot_be_written_loses_nothing_else(killed, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "file" / "below"))
-    assert last.keep(last.left(0, [read.read(killed).pid]), [], failed=True) is None
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"records": [{}], "notes": [], "when": 1}'])
 def test_a_foreign_file_is_refused(tmp_path, text):
     path = tmp_path / "last-1.json"

@@ -163,7 +163,10 @@ class _RunningJob:
             status = status or 1
             for text in texts:
                 self._say(text)
-        last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status))
+        try:
+            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status))
+        except OSError as error:
+            self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
         return status
 
     @property

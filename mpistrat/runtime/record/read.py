@@ -169,7 +169,8 @@ def records(folder: str = layout.FOLDER) -> list[Record]:
 def read(path: str | Path) -> Record | None:
     """Return the record in a file, or None if the file is not a record of this user that is complete."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # O_NONBLOCK: another user's pipe of this name would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if os.fstat(descriptor).st_uid != os.geteuid():
                 return None

@@ -1,0 +1,78 @@
+"""What the monitor keeps, where a directory cannot be written or has other files in it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpistrat.monitor import folder, last
+from mpistrat.runtime.record import flight_record, layout, read
+
+pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
+
+
+@pytest.fixture
+def record():
+    made = flight_record.FlightRecord(0, 1)
+    yield read.read(made.path)
+    if os.path.exists(made.path):
+        os.unlink(made.path)
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_records_stay_in_memory_where_no_file_can_be_written(record, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="is not a directory"):
+        last.keep([record], [], failed=True)
+    assert os.path.exists(record.path)
+    last.keep([record], [], failed=False)
+    assert not os.path.exists(record.path)
+
+
+FULL = """
+import resource, sys
+from mpistrat.monitor import folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    folder.write_new("hang.txt", "x" * 100_000)
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+def test_a_part_of_a_file_is_removed(directory):
+    """A limit for the size of files stands for a full disk."""
+    ended = subprocess.run([sys.executable, "-c", FULL], check=False, timeout=60)
+    assert ended.returncode > 0, signal.Signals(-ended.returncode)
+    assert not list(directory.glob("hang*"))
+
+
+def test_files_that_are_damaged_or_foreign_do_not_hide_the_others(record, directory, caplog):
+    kept = last.keep([record], ["this one"], failed=True)
+    (directory / f"last-9{kept.name[5:]}").write_text("{")
+    (directory / f"last-8{kept.name[5:]}").write_text('["foreign"]')
+    (directory / "last-7.json").mkdir()
+    assert last.latest(record.job).notes == ("this one",)
+    assert caplog.text.count("remove it") == 2
+
+
+def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / f"{layout.PREFIX}pipe")
+    assert read.records(str(tmp_path)) == []
+
+
+def test_reports_of_two_jobs_lie_in_one_directory(directory):
+    first = folder.write_new("hang-1-node.txt", "one")
+    second = folder.write_new("hang-2-node.txt", "two")
+    assert (first.read_text(), second.read_text()) == ("one", "two")
+    with pytest.raises(FileExistsError):
+        folder.write_new("hang-1-node.txt", "again")
