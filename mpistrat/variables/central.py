@@ -59,7 +59,7 @@ class CentralVariable(MirroredVariable):
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         if self._reduction is None and self._engine.topology.size == 1:
-            self._write(method, self._equal_on_all(value))
+            self._write_equal(method, self._equal_on_all(value))
         else:
             self._update_combined(method, value)
 
@@ -73,13 +73,13 @@ class CentralVariable(MirroredVariable):
             if isinstance(value, IndexedSlices):
                 self.check_rows(value)
             else:
-                value = self._component._fitting(value)
-        self._write(method, value)
+                value = self._component.fitting(value)
+        self._write_equal(method, value)
 
-    def _write(self, method: str, value: Any) -> None:
+    def _write_equal(self, method: str, value: Any) -> None:
         """Write on rank 0, while the other ranks wait."""
         what = operation(f"{method} of a variable", self._name)
-        self._engine.topology.on_first(partial(self._component._update, method, value), what)
+        self._engine.topology.on_first(partial(self._component.write, method, value), what)
 
     def after_local_write(self, method: str) -> None:
         """Do nothing: there are no copies that could differ."""

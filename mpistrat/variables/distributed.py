@@ -65,14 +65,14 @@ class DistributedVariable(Variable, DistributedValues):
             mode.replica_context is not None or mode.update_replica_id is not None
         )
 
-    def _update(self, method: str, value: Any) -> None:
+    def write(self, method: str, value: Any) -> None:
         stack = context.local.stack  # without a call, which takes 60 ns
         mode = stack[-1] if stack else context.current()
         if mode.strategy is self._strategy:
             if mode.replica_context is not None:
                 self._update_in_replica(method, value)
             elif mode.update_replica_id is not None:
-                self._component._update(method, value)
+                self._component.write(method, value)
             else:
                 self._update_across_replicas(method, value)
         elif context.is_default():
@@ -90,7 +90,7 @@ class DistributedVariable(Variable, DistributedValues):
     def _update_across_replicas(self, method: str, value: Any) -> None: ...
 
     def own_copy(self) -> np.ndarray:
-        return self._component._array
+        return self._component.array
 
     def _hold_copy_of(self, variable: DistributedVariable) -> None:
-        self._component = variable._component._copied_for(self)
+        self._component = variable._component.copied_for(weakref.ref(self))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,58 +21,45 @@ class LocalVariable(Variable):
 
     The default strategy and `OneDeviceStrategy` make variables of this class. Update functions get this replica's
     copy of a distributed variable as a `LocalVariable`.
+
+    Attributes
+    ----------
+    array : array
+        The array that holds the value, not a copy: writing to it changes the variable.
     """
 
+    array: Any
+
     def _initialize(self, value: np.ndarray) -> None:
-        self._array = placed_beside(value, self._trainable)
+        self.array = placed_beside(value, self._trainable)
 
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:
         """Return the component of a distributed variable. ``container`` is a weak reference to ``variable``."""
-        made = object.__new__(cls)
-        made._strategy = variable.distribute_strategy
-        made._engine = variable.distribute_strategy.extended.engine
-        made._synchronization = variable.synchronization
-        made._aggregation = variable.aggregation
-        made._trainable = variable.trainable
-        made._name = f"{variable.name}/replica_{replica}" if replica else variable.name
-        made._container = container
-        made._array = value
-        return made
-
-    def _copied_for(self, container: Variable) -> LocalVariable:
-        """Return a copy of this component for ``container``, a copy of its variable."""
-        made: LocalVariable = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._container = weakref.ref(container)
-        made._hold_copy_of(self)
+        made = cls.without_value(variable, container, replica)
+        made.array = value
         return made
 
     def _hold_copy_of(self, variable: LocalVariable) -> None:
-        self._array = variable._array.copy()
-
-    @property
-    def array(self) -> np.ndarray:
-        """The array that holds the value, not a copy: writing to it changes the variable."""
-        return self._array
+        self.array = variable.array.copy()
 
     def _read(self) -> np.ndarray:
-        return self._array
+        return self.array
 
     def own_copy(self) -> np.ndarray:
-        return self._array
+        return self.array
 
-    def _update(self, method: str, value: Any) -> None:
+    def write(self, method: str, value: Any) -> None:
         _WRITES[method](self, value)
 
     def _write_result(self, result: Any) -> None:
-        self._array[...] = result
+        self.array[...] = result
 
     def __setitem__(self, key: Any, value: Any) -> None:
         arrays.refuse_masked(key)
-        self._array[key] = arrays.numpy_or_cupy(component(value))
+        self.array[key] = arrays.numpy_or_cupy(component(value))
 
-    def _fitting(self, value: Any) -> np.ndarray:
+    def fitting(self, value: Any) -> np.ndarray:
         """Return ``value`` as an array that can be written to this variable.
 
         Raises
@@ -83,7 +69,7 @@ class LocalVariable(Variable):
         TypeError
             If the dtype cannot be cast.
         """
-        mine = self._array
+        mine = self.array
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
             return value
         value = component(value)
@@ -97,7 +83,7 @@ class LocalVariable(Variable):
         return array
 
     def _check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        mine = self._array
+        mine = self.array
         if shape != mine.shape:
             raise ValueError(
                 f"variable {self.name!r} has shape {mine.shape}: a value of shape {shape} does not fit"
@@ -109,7 +95,7 @@ class LocalVariable(Variable):
 
     def _number(self, value: Any) -> np.ndarray:
         """Convert a Python number to the variable's dtype."""
-        dtype = self._array.dtype
+        dtype = self.array.dtype
         if isinstance(value, int) and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             if not limits.min <= value <= limits.max:
@@ -120,7 +106,7 @@ class LocalVariable(Variable):
 
     def _numbers(self, value: list[Any] | tuple[Any, ...]) -> np.ndarray:
         """Convert a sequence of Python numbers to the variable's dtype."""
-        array, dtype = arrays.as_numpy(value), self._array.dtype
+        array, dtype = arrays.as_numpy(value), self.array.dtype
         if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
             return array
         if dtype.kind in "iu" and array.size:
@@ -130,30 +116,30 @@ class LocalVariable(Variable):
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[np.ndarray, np.ndarray]:
         self.check_rows(rows)
-        return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self._array.dtype, copy=False)
+        return arrays.to_host(rows.indices), arrays.to_host(rows.values).astype(self.array.dtype, copy=False)
 
 
 def _assign(variable: LocalVariable, value: Any) -> None:
-    variable._array[...] = variable._fitting(value)
+    variable.array[...] = variable.fitting(value)
 
 
 def _assign_add(variable: LocalVariable, value: Any) -> None:
-    mine = variable._array
+    mine = variable.array
     if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
-        np.add(mine, value, mine)  # fast path: skips the checks of `_fitting`
+        np.add(mine, value, mine)  # fast path: skips the checks of `fitting`
     else:
-        np.add(mine, variable._fitting(value), out=mine, casting="unsafe")
+        np.add(mine, variable.fitting(value), out=mine, casting="unsafe")
 
 
 def _assign_sub(variable: LocalVariable, value: Any) -> None:
-    mine = variable._array
-    np.subtract(mine, variable._fitting(value), out=mine, casting="unsafe")
+    mine = variable.array
+    np.subtract(mine, variable.fitting(value), out=mine, casting="unsafe")
 
 
 def _scatter_by(ufunc: np.ufunc) -> Callable[[LocalVariable, Any], None]:
     def scatter(variable: LocalVariable, rows: Any) -> None:
         indices, values = variable._fitting_rows(rows)
-        ufunc.at(variable._array, indices, values)
+        ufunc.at(variable.array, indices, values)
 
     return scatter
 
@@ -161,12 +147,12 @@ def _scatter_by(ufunc: np.ufunc) -> Callable[[LocalVariable, Any], None]:
 def _scatter_div(variable: LocalVariable, rows: Any) -> None:
     indices, values = variable._fitting_rows(rows)
     divide = np.floor_divide if variable.dtype.kind in "iu" else np.true_divide
-    divide.at(variable._array, indices, values)
+    divide.at(variable.array, indices, values)
 
 
 def _scatter_update(variable: LocalVariable, rows: Any) -> None:
     indices, values = variable._fitting_rows(rows)
-    variable._array[indices] = values
+    variable.array[indices] = values
 
 
 _WRITES: dict[str, Callable[[LocalVariable, Any], None]] = {

@@ -45,7 +45,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         self._reduction = _REDUCTIONS.get(self._aggregation)
 
     def _read(self) -> np.ndarray:
-        return self._component._array
+        return self._component.array
 
     @property
     def __array_struct__(self) -> Any:
@@ -54,7 +54,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         NumPy asks for it before ``__array__``. Without it, `Mirrored.__getattr__` takes more time than the conversion
         (2.5 us instead of 0.9).
         """
-        own = self._component._array
+        own = self._component.array
         if type(own) is np.ndarray and own.dtype.isbuiltin == 1 and own.dtype.kind in "biufc":
             view = own.view()
             view.flags.writeable = False
@@ -79,7 +79,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return component.__dlpack__
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        engine, own = self._engine, self._component._array
+        engine, own = self._engine, self._component.array
         topology = engine.topology
         if (
             self._reduction is not _SUM
@@ -95,7 +95,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         sequence = topology.sequence
         try:
             (total,) = engine.ops.all_reduce(_SUM, [value], engine.options)
-            self._component._update(method, total)
+            self._component.write(method, total)
         except BaseException as error:
             topology.left_call(method, type(error), sequence)
             raise
@@ -105,7 +105,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         topology = self._engine.topology
         sequence = topology.sequence
         try:  # as `whole`, under the name of the method
-            self._write(method, self._combined(method, value))
+            self._write_equal(method, self._combined(method, value))
         except BaseException as error:
             topology.left_call(method, type(error), sequence)
             raise
@@ -130,7 +130,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                     )
             if isinstance(value, IndexedSlices):
                 return self._combined_rows(method, op, value)
-        mine = self._component._array
+        mine = self._component.array
         suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
         if not suits or (op is _MEAN and not has_mean(mine.dtype)):
             with structures.refusals(method, engine.topology):
@@ -143,13 +143,13 @@ class MirroredVariable(DistributedVariable, Mirrored):
             return engine.ops.all_reduce(op, [value], engine.options)[0]
         return engine.all_reduce(op, [value])[0]
 
-    def _write(self, method: str, value: Any) -> None:
+    def _write_equal(self, method: str, value: Any) -> None:
         """Write a value that is equal on all replicas."""
-        self._component._update(method, value)
+        self._component.write(method, value)
 
     def _contribution(self, op: ReduceOp | None, value: Any) -> Any:
         """What this replica sends, as an array of the variable's shape."""
-        value = self._component._fitting(value)
+        value = self._component.fitting(value)
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(
                 f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
@@ -195,7 +195,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     @whole(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
-        self._write(method, self._equal_on_all(value))
+        self._write_equal(method, self._equal_on_all(value))
         self.after_local_write(method)
 
     def _equal_on_all(self, value: Any) -> Any:

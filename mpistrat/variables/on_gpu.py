@@ -17,43 +17,41 @@ from mpistrat.variables.local import LocalVariable
 class GpuVariable(LocalVariable):
     """A `LocalVariable` whose array is a CuPy array. Values to write may be CuPy or NumPy arrays."""
 
-    _array: Any
-
     def _initialize(self, value: np.ndarray) -> None:
-        self._array = arrays.placed(value, self._engine.variable_device)
+        self.array = arrays.placed(value, self._engine.variable_device)
 
     def __cupy_get_ndarray__(self) -> Any:
         """Return the variable's array, so that CuPy's functions accept the variable.
 
         CUDA's array interface would also work, but CuPy then waits for the stream at each use. It has no bfloat16.
         """
-        return self._array
+        return self.array
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
+        return self.array.__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        return self.array.__dlpack__(**options)
 
-    def _fitting(self, value: Any) -> Any:
-        mine, value = self._array, component(value)
+    def fitting(self, value: Any) -> Any:
+        mine, value = self.array, component(value)
         if type(value) is type(mine) and value.dtype == mine.dtype and value.shape == mine.shape:
             return value
         if arrays.on_gpu(value):
             array = arrays.to_cupy(value)
             self._check(array.shape, array.dtype)
             return array.astype(mine.dtype, copy=False)
-        host = super()._fitting(value).astype(mine.dtype, copy=False)
+        host = super().fitting(value).astype(mine.dtype, copy=False)
         return pinned.upload(host, arrays.device_of(mine).index)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         arrays.refuse_masked(key)
-        self._array[key] = arrays.placed(component(value), arrays.device_of(self._array))
+        self.array[key] = arrays.placed(component(value), arrays.device_of(self.array))
 
-    def _update(self, method: str, value: Any) -> None:
-        with cupy_for("a variable").cuda.Device(self._array.device.id):
+    def write(self, method: str, value: Any) -> None:
+        with cupy_for("a variable").cuda.Device(self.array.device.id):
             if method in _ARITHMETIC:
-                _ARITHMETIC[method](self._array, self._fitting(value))
+                _ARITHMETIC[method](self.array, self.fitting(value))
             else:
                 self._write_rows(method, value)
 
@@ -64,10 +62,10 @@ class GpuVariable(LocalVariable):
         touched, places = np.unique(host.indices, return_inverse=True)
         if not len(touched):
             return
-        where = pinned.upload(touched, arrays.device_of(self._array).index)
-        here = LocalVariable.copy_of(self, arrays.to_host(self._array[where]), None, 0)
-        here._update(method, IndexedSlices(host.values, places.reshape(-1)))
-        self._array[where] = arrays.from_host(here.array, self._array)
+        where = pinned.upload(touched, arrays.device_of(self.array).index)
+        here = LocalVariable.copy_of(self, arrays.to_host(self.array[where]), None, 0)
+        here.write(method, IndexedSlices(host.values, places.reshape(-1)))
+        self.array[where] = arrays.from_host(here.array, self.array)
 
 
 def kind_on(device: Device) -> type[LocalVariable]:

@@ -154,7 +154,7 @@ class ServerVariable(Variable):
 
     # --- writing ---------------------------------------------------------------------
 
-    def _update(self, method: str, value: Any) -> None:
+    def write(self, method: str, value: Any) -> None:
         self._require_own_strategy()
         value = _plain(value)
         if isinstance(value, IndexedSlices):
@@ -248,8 +248,7 @@ def _referred(kind: type[ServerVariable], key: int, server: int, facts: dict[str
     variable = _known.get(key)
     if variable is None:
         variable = object.__new__(kind)
-        variable.__dict__.update(facts)
-        variable.key, variable.server = key, server
-        variable._engine = variable._strategy.extended.engine
+        engine = facts["_strategy"].extended.engine
+        variable.__dict__.update(facts, key=key, server=server, _engine=engine)
         _known[key] = variable
     return variable

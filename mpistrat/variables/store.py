@@ -100,7 +100,7 @@ class VariableStore:
             where, value = unpack(letter.body)
             held[where] = value
         else:
-            held._update(method, unpack(letter.body))
+            held.write(method, unpack(letter.body))
 
     def _update(self, letter: Letter) -> Any:
         _, key, digest = letter.head

@@ -43,7 +43,7 @@ class SyncOnReadVariable(DistributedVariable):
         return engine.all_reduce(op, [own])[0]
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        self._component._update(method, value)
+        self._component.write(method, value)
 
     @_whole
     def _update_across_replicas(self, method: str, value: Any) -> None:
@@ -59,8 +59,8 @@ class SyncOnReadVariable(DistributedVariable):
                     f"variable {self.name!r}: {method} in cross-replica context would count once per replica: "
                     "call it in strategy.run, or assign the sum"
                 )
-            value = _share(self._component._fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
-        self._component._update(method, value)
+            value = _share(self._component.fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
+        self._component.write(method, value)
 
 
 # These read the variable and then do more: an interrupt after the read leaves the rank a call behind.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from mpistrat.values.array_methods import ArrayMethods
 from mpistrat.variables import shown
 from mpistrat.variables.not_provided import NotProvided
 from mpistrat.variables.reference import Reference
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
@@ -104,6 +107,19 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
                 f"{value.dtype}"
             )
         self._initialize(value)
+
+    @classmethod
+    def without_value(cls, variable: Variable, container: Any, replica: int) -> Self:
+        """Return a component of a distributed variable. ``container`` is a weak reference to ``variable``."""
+        made = object.__new__(cls)
+        made._strategy = variable._strategy
+        made._engine = variable._engine
+        made._synchronization = variable._synchronization
+        made._aggregation = variable._aggregation
+        made._trainable = variable._trainable
+        made._name = f"{variable.name}/replica_{replica}" if replica else variable.name
+        made._container = container
+        return made
 
     def _initialize(self, value: np.ndarray) -> None:
         """Keep ``value`` as the variable's value, without a copy."""
@@ -232,7 +248,7 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
             )
         return where
 
-    def _update(self, method: str, value: Any) -> None:
+    def write(self, method: str, value: Any) -> None:
         """Write by a method of `LocalVariable`, to the copies that the subclass and the context choose."""
         raise NotImplementedError
 
@@ -259,21 +275,21 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
         RuntimeError
             While another strategy is current.
         """
-        self._update("assign", value)
+        self.write("assign", value)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Add ``delta`` to the value. Parameters and errors as for `assign`."""
-        self._update("assign_add", delta)
+        self.write("assign_add", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Subtract ``delta`` from the value. Parameters and errors as for `assign`."""
-        self._update("assign_sub", delta)
+        self.write("assign_sub", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
     def scatter_add(
@@ -321,7 +337,7 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
     def _scatter(self, method: str, rows: IndexedSlices) -> Variable:
         if not isinstance(rows, IndexedSlices):
             raise TypeError(f"{method} takes IndexedSlices, not {type(rows).__name__}")
-        self._update(method, rows)
+        self.write(method, rows)
         return self
 
     def check_rows(self, rows: IndexedSlices) -> None:
@@ -390,11 +406,15 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
                 f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: copy it in "
                 "its own strategy's scope, or in none"
             )
-        made: Variable = object.__new__(type(self))
+        made = memo[id(self)] = self.copied_for(None)
+        return made
+
+    def copied_for(self, container: Any) -> Self:
+        """Return a variable with the same value, the component of ``container``, a weak reference, if not None."""
+        made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
-        made._container = None
+        made._container = container
         made._hold_copy_of(self)
-        memo[id(self)] = made
         return made
 
     def _hold_copy_of(self, variable: Any) -> None:

@@ -200,6 +200,7 @@ LOCAL = [
     *(f"Variable.{name}" for name in ("fill", "partition", "put", "resize", "sort")),  # they refuse
     "Variable.batch_scatter_update",
     "Variable.check_rows",
+    "Variable.copied_for",
     "Variable.get_shape",
     "Variable.own_copy",
     "Variable.ref",
@@ -208,6 +209,8 @@ LOCAL = [
     "Variable.scatter_nd_min",
     "Variable.scatter_nd_sub",
     "Variable.scatter_nd_update",
+    "Variable.without_value",
+    "Variable.write",  # `assign` and its sisters call it
     "Optimizer.finalize_variable_values",
     "Optimizer.get_config",
     "Optimizer.initial_state",
