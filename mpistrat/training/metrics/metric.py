@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategy import Variable, get_strategy
+from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.training.metrics.total import Total, new_total
 from mpistrat.values import VariableAggregation, VariableSynchronization
 
 
 def _current_ranks(metric: Metric) -> Topology:
     return get_strategy().extended.engine.topology
+
+
+def _counted(update_state: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``update_state``: it refuses a metric that would count this rank's values only."""
+
+    @functools.wraps(update_state)
+    def call(self: Metric, *args: Any, **kwargs: Any) -> Any:
+        if not self._in_scope and not context.is_default() and context.current().replica_context is not None:
+            raise ValueError(
+                f"the metric {self.name!r} was created outside of the strategy's scope, and would count the values of "
+                "this rank only: create it in `with strategy.scope():`"
+            )
+        return update_state(self, *args, **kwargs)
+
+    return call
+
+
+def _warn_of_one_rank(name: str) -> None:
+    if mpi.running() and mpi.among_several() and mpi.start().COMM_WORLD.rank == 0:
+        warnings.warn(
+            f"the metric {name!r}, created{call_site()} outside of every scope, counts the values of one rank: "
+            'create it in `with strategy.scope():`, or in that of OneDeviceStrategy("cpu:0") if one rank is meant',
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 class Metric(ABC):
@@ -28,6 +59,16 @@ class Metric(ABC):
     Parameters
     ----------
     name : str
+
+    Warns
+    -----
+    RuntimeWarning
+        If a metric is created outside of every scope in a job of several ranks.
+
+    Raises
+    ------
+    ValueError
+        By ``update_state`` in ``strategy.run``, if the metric was created outside of every scope.
 
     Examples
     --------
@@ -53,9 +94,14 @@ class Metric(ABC):
         super().__init_subclass__()
         if "result" in cls.__dict__:  # it may read several variables
             cls.result = whole(_current_ranks)(cls.result)  # type: ignore[method-assign]
+        if "update_state" in cls.__dict__:
+            cls.update_state = _counted(cls.__dict__["update_state"])  # type: ignore[attr-defined]
 
     def __init__(self, name: str):
         self._name = name
+        self._in_scope = has_strategy()
+        if not self._in_scope:
+            _warn_of_one_rank(name)
         self._variables: list[Variable] = []
 
     @property

@@ -38,3 +38,11 @@ def test_structures_with_an_axis_are_refused(strategy):
     with pytest.raises(ValueError, match="one array"):
         strategy.reduce("SUM", [[1, 2], [3]], axis=0)
     assert strategy.reduce("SUM", 1, axis=None) == SIZE  # the ranks are still in step
+
+
+def test_scatter_of_a_list_says_how_to_divide_it(strategy):
+    names = [f"part-{i}.csv" for i in range(7)]
+    with pytest.raises(ValueError, match=r"numpy\.array\(the list\)"):
+        strategy.scatter(names)
+    gathered = strategy.gather_object(strategy.scatter(np.array(names)).tolist())
+    assert [name for part in gathered for name in part] == names

@@ -145,5 +145,5 @@ def test_misuse():
         (lambda: metrics.ConfusionMatrix(2).update_state([2], [0]), "from 2 to 2, not from 0 to 1"),
         (lambda: metrics.ConfusionMatrix(2).update_state([0], [0.5]), "must be integers"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with mpistrat.OneDeviceStrategy("cpu:0").scope(), pytest.raises(ValueError, match=message):
             make()
