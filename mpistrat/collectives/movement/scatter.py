@@ -52,6 +52,11 @@ def scatter(
     is_root = topology.rank == root
     with structures.refusals("scatter", topology):
         axis = operator.index(axis)
+        if is_root and any(each.ndim == 0 for each in values):
+            raise ValueError(
+                "scatter cuts arrays, and a scalar has no axis to cut along. A list is a structure of its items: "
+                "to divide the items of a list, scatter numpy.array(the list)"
+            )
         axes = [checked_axis(each, axis) for each in values] if is_root else []
     described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
     noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
