@@ -1,4 +1,4 @@
-"""The array libraries that need more than DLPack: PyTorch, TensorFlow, pandas, and JAX while it traces a function.
+"""The array libraries that need more than DLPack: PyTorch, TensorFlow, pandas, and values that are traced.
 
 `library_of` finds the library of a value by the module that defines its class. A library is loaded already if there is
 an array of it, so this file imports none on its own account.
@@ -53,7 +53,9 @@ def _library(kind: Any) -> Library | None:
     for each in kind.__mro__:
         root = each.__module__.partition(".")[0]
         if root in ("jax", "jaxlib") and each.__name__ == "Tracer":
-            return _TRACED
+            return _TRACED_BY_JAX
+        if root == "tensorflow" and each.__name__ == "SymbolicTensor":
+            return _TRACED_BY_TENSORFLOW
         if root in _LIBRARIES and each.__name__ in _ARRAYS.get(root, (each.__name__,)):
             return _LIBRARIES[root]
     return None
@@ -140,7 +142,7 @@ def _to_pandas(array: np.ndarray, like: Any) -> Any:
     return type(like)(array, **labels)
 
 
-def _refuse_traced(value: Any) -> np.ndarray:
+def _refuse_jax(value: Any) -> np.ndarray:
     raise TypeError(
         f"a value inside jax.jit or jax.grad has no content while JAX traces the function, got {value!r}: call "
         "the collective outside, or inside through jax.pure_callback, or through "
@@ -148,7 +150,15 @@ def _refuse_traced(value: Any) -> np.ndarray:
     )
 
 
-_TRACED = Library(_refuse_traced, lambda array, like: array, _refuse_traced)
+def _refuse_tensorflow(value: Any) -> np.ndarray:
+    raise TypeError(
+        f"a tensor inside tf.function has no content while TensorFlow traces the function, got {value!r}: compute the "
+        "gradients in tf.function, and call the collective outside"
+    )
+
+
+_TRACED_BY_JAX = Library(_refuse_jax, lambda array, like: array, _refuse_jax)
+_TRACED_BY_TENSORFLOW = Library(_refuse_tensorflow, lambda array, like: array, _refuse_tensorflow)
 _LIBRARIES = {
     "torch": Library(_from_torch, _to_torch, lambda tensor: tensor.detach().clone(), shares_buffers=True),
     "tensorflow": Library(

@@ -72,6 +72,17 @@ def test_values_that_jax_traces_are_refused_with_what_to_use():
         mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", DynamicJaxprTracer(), axis=None)
 
 
+def test_values_that_tensorflow_traces_are_refused_with_what_to_use():
+    class SymbolicTensor:
+        __module__ = "tensorflow.python.framework.ops"
+        shape, dtype = (2,), np.dtype(np.float32)
+
+    with pytest.raises(TypeError, match=r"tf\.function .* call the collective outside"):
+        to_host(SymbolicTensor())
+    with pytest.raises(TypeError, match=r"tf\.function .* call the collective outside"):
+        mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", SymbolicTensor(), axis=None)
+
+
 class TestPandas:
     @pytest.fixture
     def pandas(self):
