@@ -1,0 +1,48 @@
+"""The programs for other libraries give the same result on any number of ranks.
+
+A library that is not installed leaves its program out.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+NUMBER = re.compile(r"\d+\.\d+")
+
+# Each program: the modules that it needs, what starts the lines to compare, and how far their numbers may differ.
+PROGRAMS = {
+    "scipy_cg": (("scipy",), "3600 unknowns, 208 iterations, residual ", 1e-6),
+    "pandas_table": (
+        ("pandas", "sklearn"),
+        tuple("123456789"),
+        1e-3,
+    ),  # the months; averaged models depend on the ranks
+    "jax_optax": (("jax", "optax", "sklearn"), ("epoch ", "test accuracy "), 2e-3),
+    "keras_gradienttape": (("tensorflow", "sklearn"), "epoch ", 5e-3),
+}
+
+
+def programs():
+    for name, (needs, *rest) in PROGRAMS.items():
+        missing = [each for each in needs if importlib.util.find_spec(each) is None]
+        marks = pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+        yield pytest.param(name, *rest, marks=marks, id=name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "start", "tolerance"), list(programs()))
+def test_result_is_that_of_one_rank(run_alone, run_ranks, tmp_path, name, start, tolerance):
+    found = []
+    for run in (run_alone, lambda *args, **kwargs: run_ranks(3, *args, **kwargs)):
+        ended = run(EXAMPLES / f"{name}.py", cwd=tmp_path, limit=140).check()
+        lines = [line for line in ended.output.splitlines() if line.startswith(start)]
+        assert lines, str(ended)
+        found.append(lines)
+    one, three = found
+    assert [NUMBER.sub("#", line) for line in one] == [NUMBER.sub("#", line) for line in three]
+    for before, after in zip(one, three, strict=True):
+        numbers = [[float(each) for each in NUMBER.findall(line)] for line in (before, after)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=tolerance)
