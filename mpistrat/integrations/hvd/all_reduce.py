@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.integrations.hvd.handles import Handle
+from mpistrat.integrations.hvd.handles import with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, op_of
@@ -107,53 +107,6 @@ def allreduce_(
     return copy_into(tensor, all_reduced([tensor], *args)[0])
 
 
-def allreduce_async(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Combine arrays as `allreduce`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> float(hvd.synchronize(hvd.allreduce_async(2.0)))
-    2.0
-    """
-    return Handle(
-        allreduce(tensor, None, name, op_of(op, average), prescale_factor, postscale_factor, process_set)
-    )
-
-
-def allreduce_async_(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Combine arrays in place as `allreduce_`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.synchronize(hvd.allreduce_async_(np.ones(2), op=hvd.Max))
-    array([1., 1.])
-    """
-    return Handle(
-        allreduce_(tensor, None, name, op_of(op, average), prescale_factor, postscale_factor, process_set)
-    )
-
-
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -202,51 +155,6 @@ def grouped_allreduce_(
     return [copy_into(*each) for each in zip(tensors, totals, strict=True)]
 
 
-def grouped_allreduce_async(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Combine several arrays as `grouped_allreduce`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> [float(each) for each in hvd.synchronize(hvd.grouped_allreduce_async([1.0, 2.0]))]
-    [1.0, 2.0]
-    """
-    op = op_of(op, average)
-    return Handle(grouped_allreduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Combine several arrays in place as `grouped_allreduce_`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.synchronize(hvd.grouped_allreduce_async_([np.ones(2)]))
-    [array([1., 1.])]
-    """
-    op = op_of(op, average)
-    return Handle(grouped_allreduce_(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
-
-
 def reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -271,27 +179,6 @@ def reducescatter(
     return arrays.from_host(reduce_scattered(tensor, *args), tensor)
 
 
-def reducescatter_async(
-    tensor: Any,
-    name: str | None = None,
-    op: Op = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Combine and scatter as `reducescatter`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.synchronize(hvd.reducescatter_async(np.ones(hvd.size()))))
-    1
-    """
-    return Handle(reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor))
-
-
 def grouped_reducescatter(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -313,22 +200,10 @@ def grouped_reducescatter(
     return [reducescatter(each, name, op, process_set, prescale_factor, postscale_factor) for each in tensors]
 
 
-def grouped_reducescatter_async(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: Op = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Combine and scatter as `grouped_reducescatter`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> [len(each) for each in hvd.synchronize(hvd.grouped_reducescatter_async([np.ones(hvd.size())]))]
-    [1]
-    """
-    return Handle(grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor))
+allreduce_async, allreduce_async_ = with_handle(allreduce), with_handle(allreduce_)
+grouped_allreduce_async = with_handle(grouped_allreduce)
+grouped_allreduce_async_ = with_handle(grouped_allreduce_)
+reducescatter_async, grouped_reducescatter_async = (
+    with_handle(reducescatter),
+    with_handle(grouped_reducescatter),
+)

@@ -15,16 +15,7 @@ def mpi_built() -> bool:
     return True
 
 
-def mpi_enabled() -> bool:
-    """Return True, as `mpi_built`.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.mpi_enabled()
-    True
-    """
-    return True
+mpi_enabled = mpi_built
 
 
 def mpi_threads_supported() -> bool:

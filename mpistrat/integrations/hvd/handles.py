@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
+
+_P = ParamSpec("_P")
 
 
 class Handle:
@@ -20,10 +24,25 @@ class Handle:
         self.output = output
 
 
-def _checked(handle: Handle) -> Handle:
-    if not isinstance(handle, Handle):
-        raise TypeError(f"expected what an asynchronous call returned, not {handle!r}")
-    return handle
+def with_handle(call: Callable[_P, Any]) -> Callable[_P, Handle]:
+    """Return the form of a collective with ``_async`` in its name, which returns a handle."""
+
+    @wraps(call)
+    def begin(*args: _P.args, **kwargs: _P.kwargs) -> Handle:
+        return Handle(call(*args, **kwargs))
+
+    stem = call.__name__.rstrip("_")
+    begin.__name__ = begin.__qualname__ = f"{stem}_async{call.__name__[len(stem) :]}"
+    begin.__doc__ = f"""Make the collective `{call.__name__}`, and return a handle for `synchronize`.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> float(hvd.synchronize(hvd.allreduce_async(2.0)))
+    2.0
+    """
+    return begin
 
 
 def poll(handle: Handle) -> bool:
@@ -36,7 +55,8 @@ def poll(handle: Handle) -> bool:
     >>> hvd.poll(hvd.allreduce_async(1.0))
     True
     """
-    return bool(_checked(handle))
+    synchronize(handle)
+    return True
 
 
 def synchronize(handle: Handle) -> Any:
@@ -49,4 +69,6 @@ def synchronize(handle: Handle) -> Any:
     >>> float(hvd.synchronize(hvd.allreduce_async(3.0, op=hvd.Max)))
     3.0
     """
-    return _checked(handle).output
+    if not isinstance(handle, Handle):
+        raise TypeError(f"expected what an asynchronous call returned, not {handle!r}")
+    return handle.output

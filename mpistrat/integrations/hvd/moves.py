@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import all_gather, all_to_all
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.integrations.hvd.all_reduce import copy_into
-from mpistrat.integrations.hvd.handles import Handle
+from mpistrat.integrations.hvd.handles import with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reductions import named
 from mpistrat.runtime import arrays
+
+_Result = TypeVar("_Result")
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -54,29 +56,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     with refusals("allgather", process_set):
         host = arrays.to_host(tensor)
         all_gather.checked_axis(host, 0)
-
-    def make() -> np.ndarray:
-        if name is not None:
-            structures.agree(topology, "allgather", named(name))
-        return all_gather.all_gather(topology, host, 0)
-
-    return arrays.from_host(collective(process_set, "allgather", make), tensor)
-
-
-def allgather_async(
-    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Gather as `allgather`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.synchronize(hvd.allgather_async(np.ones(2)))) == 2 * hvd.size()
-    True
-    """
-    return Handle(allgather(tensor, name, process_set))
+    rows = _named_collective("allgather", name, process_set, lambda: all_gather.all_gather(topology, host, 0))
+    return arrays.from_host(rows, tensor)
 
 
 def grouped_allgather(
@@ -95,32 +76,17 @@ def grouped_allgather(
     return [allgather(each, name, process_set) for each in tensors]
 
 
-def grouped_allgather_async(
-    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Gather as `grouped_allgather`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.synchronize(hvd.grouped_allgather_async([np.ones(2)])))
-    1
-    """
-    return Handle(grouped_allgather(tensors, name, process_set))
-
-
-def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> np.ndarray:
+def broadcast_to_hosts(
+    tensors: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet, call: str
+) -> list[np.ndarray]:
+    """Return the arrays of one rank on every rank, as NumPy arrays. Collective; ``call`` is for messages."""
     topology = process_set.topology
-    with refusals("broadcast", process_set):
+    with refusals(call, process_set):
         root = process_set.place_of(root_rank)
-        host = arrays.to_host(tensor)
-
-    def make() -> np.ndarray:
-        return broadcasts.broadcast(topology, [host], named(name), root=root)[0]
-
-    return collective(process_set, "broadcast", make)
+        hosts = [arrays.to_host(each) for each in tensors]
+    return collective(
+        process_set, call, lambda: broadcasts.broadcast(topology, hosts, named(name), root=root)
+    )
 
 
 def broadcast(
@@ -156,7 +122,8 @@ def broadcast(
     >>> float(hvd.broadcast(5.0 + hvd.rank(), root_rank=0))
     5.0
     """
-    return arrays.from_host(_broadcast(tensor, root_rank, name, process_set), tensor)
+    (host,) = broadcast_to_hosts([tensor], root_rank, name, process_set, "broadcast")
+    return arrays.from_host(host, tensor)
 
 
 def broadcast_(
@@ -172,38 +139,8 @@ def broadcast_(
     >>> hvd.broadcast_(np.ones(2) * hvd.rank(), root_rank=0)
     array([0., 0.])
     """
-    return copy_into(tensor, _broadcast(tensor, root_rank, name, process_set))
-
-
-def broadcast_async(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Broadcast as `broadcast`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> float(hvd.synchronize(hvd.broadcast_async(5.0, root_rank=0)))
-    5.0
-    """
-    return Handle(broadcast(tensor, root_rank, name, process_set))
-
-
-def broadcast_async_(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Broadcast as `broadcast_`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.synchronize(hvd.broadcast_async_(np.ones(2), root_rank=0))
-    array([1., 1.])
-    """
-    return Handle(broadcast_(tensor, root_rank, name, process_set))
+    (host,) = broadcast_to_hosts([tensor], root_rank, name, process_set, "broadcast")
+    return copy_into(tensor, host)
 
 
 def alltoall(
@@ -249,37 +186,16 @@ def alltoall(
         own = None if splits is None else arrays.to_host(splits)
         if own is not None and own.dtype.kind not in "iu":
             raise ValueError(f"splits must be integers, not {own.dtype}")
+        lengths = None if own is None else own.tolist()
 
-    def make() -> tuple[np.ndarray, list[int]]:
-        if name is not None:
-            structures.agree(topology, "alltoall", named(name))
-        return all_to_all.all_to_all(topology, host, None if own is None else own.tolist())
-
-    array, received = collective(process_set, "alltoall", make)
+    array, received = _named_collective(
+        "alltoall", name, process_set, lambda: all_to_all.all_to_all(topology, host, lengths)
+    )
     result = arrays.from_host(array, tensor)
     if own is None:
         return result
     counts = np.array(received, own.dtype)
     return result, arrays.from_host(counts, splits if hasattr(splits, "dtype") else tensor)
-
-
-def alltoall_async(
-    tensor: Any,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Exchange rows as `alltoall`, and return a handle for `synchronize`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.synchronize(hvd.alltoall_async(np.ones(hvd.size())))) == hvd.size()
-    True
-    """
-    return Handle(alltoall(tensor, splits, name, process_set))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -291,8 +207,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     >>> hvd.init()
     >>> hvd.barrier()
     """
-    topology = process_set.topology
-    collective(process_set, "barrier", topology.barrier)
+    collective(process_set, "barrier", process_set.topology.barrier)
 
 
 def broadcast_object(
@@ -310,13 +225,9 @@ def broadcast_object(
     topology = process_set.topology
     with refusals("broadcast_object", process_set):
         root = process_set.place_of(root_rank)
-
-    def make() -> Any:
-        if name is not None:
-            structures.agree(topology, "broadcast_object", named(name))
-        return topology.broadcast_object(obj, root)
-
-    return collective(process_set, "broadcast_object", make)
+    return _named_collective(
+        "broadcast_object", name, process_set, lambda: topology.broadcast_object(obj, root)
+    )
 
 
 def allgather_object(
@@ -332,10 +243,22 @@ def allgather_object(
     True
     """
     topology = process_set.topology
+    return _named_collective("allgather_object", name, process_set, lambda: topology.all_gather_object(obj))
 
-    def make() -> list[Any]:
+
+def _named_collective(
+    call: str, name: str | None, process_set: ProcessSet, make: Callable[[], _Result]
+) -> _Result:
+    """Return ``make()``, a collective, after the ranks have compared its name if the program gave one."""
+
+    def compare_and_make() -> _Result:
         if name is not None:
-            structures.agree(topology, "allgather_object", named(name))
-        return topology.all_gather_object(obj)
+            structures.agree(process_set.topology, call, named(name))
+        return make()
 
-    return collective(process_set, "allgather_object", make)
+    return collective(process_set, call, compare_and_make)
+
+
+allgather_async, grouped_allgather_async = with_handle(allgather), with_handle(grouped_allgather)
+broadcast_async, broadcast_async_ = with_handle(broadcast), with_handle(broadcast_)
+alltoall_async = with_handle(alltoall)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import sys
 import warnings
+from pathlib import Path
 
 from mpistrat.collectives.arithmetic.operations import FurtherOp
 from mpistrat.collectives.arithmetic.operations import Op as OwnOp
@@ -37,6 +39,8 @@ class Op(enum.Enum):
 
 Average, Sum, Min, Max, Product, Adasum = Op
 
+_HERE = str(Path(__file__).parent)
+
 OWN: dict[Op, OwnOp] = {
     Sum: ReduceOp.SUM,
     Average: ReduceOp.MEAN,
@@ -59,10 +63,18 @@ def op_of(op: Op | None, average: bool | None) -> Op:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=3)
+        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=_callers_level())
         return Average if average else Sum
     if op is None:
         return Average
     if not isinstance(op, Op):
         raise TypeError(f"op must be one of {', '.join(each.name for each in Op)} of this module, not {op!r}")
     return op
+
+
+def _callers_level() -> int:
+    """Return the ``stacklevel`` by which a warning of the calling function shows the line of the program."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    return level

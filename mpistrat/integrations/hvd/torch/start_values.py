@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from mpistrat import nest
-from mpistrat.collectives.movement import broadcast
 from mpistrat.integrations.hvd import job, moves
 from mpistrat.integrations.hvd.all_reduce import copy_into
-from mpistrat.integrations.hvd.joining import collective, refusals
-from mpistrat.runtime import arrays
+from mpistrat.integrations.hvd.joining import refusals
 
 
 class _Described:
@@ -21,11 +19,6 @@ class _Described:
 
     def __init__(self, tensor: torch.Tensor):
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
-
-
-class _Named(NamedTuple):
-    names: list[str]
-    tensors: list[torch.Tensor]
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -70,7 +63,7 @@ def abbreviated(names: list[str]) -> str:
     return f"{names[0]}, ..., {names[-1]} ({len(names)} names, checksum {checksum:08x})"
 
 
-def _named(params: Any) -> _Named:
+def _named(params: Any) -> tuple[list[str], list[torch.Tensor]]:
     if isinstance(params, Mapping):
         params = sorted(params.items())
     elif not isinstance(params, Iterable) or isinstance(params, torch.Tensor):
@@ -79,23 +72,14 @@ def _named(params: Any) -> _Named:
     for name, each in pairs:
         if not isinstance(each, torch.Tensor):
             raise ValueError(f"{name!r} of params is not a tensor but {each!r}: use broadcast_object")
-    return _Named([str(name) for name, _ in pairs], [each for _, each in pairs])
+    return [str(name) for name, _ in pairs], [each for _, each in pairs]
 
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
-    topology = job.topology()
-    with refusals("broadcast_parameters", job.global_process_set):
-        root = job.global_process_set.place_of(root_rank)
-        hosts = [arrays.to_host(each) for each in tensors]
-
-    def make() -> list[Any]:
-        return broadcast.broadcast(topology, hosts, f"named {name}", root=root)
-
-    found = collective(job.global_process_set, "broadcast_parameters", make)
-    if topology.rank != root:
-        with torch.no_grad():
-            for tensor, host in zip(tensors, found, strict=True):
-                copy_into(tensor, host)
+    hosts = moves.broadcast_to_hosts(tensors, root_rank, name, job.global_process_set, "broadcast_parameters")
+    if job.rank() != root_rank:
+        for tensor, host in zip(tensors, hosts, strict=True):
+            copy_into(tensor, host)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
