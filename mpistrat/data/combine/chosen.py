@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.rows.spec import ArraySpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ChosenSource(CombinedSource):
@@ -38,11 +41,10 @@ class ChosenSource(CombinedSource):
             found = common_spec((0, found), (number, part.plan.element_spec()))
         return found
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> ChosenSource:
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles, and are alike."""
         found = super().ready(memory, ranks, peers)
         found.element_spec()
-        assert isinstance(found, ChosenSource)
         return found
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:

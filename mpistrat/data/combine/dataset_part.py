@@ -105,22 +105,3 @@ class DatasetPart:
 
     def __repr__(self) -> str:
         return ", ".join(map(str, (self.source, *self.transforms)))
-
-
-def seeds_of_parts(parts: Sequence[DatasetPart]) -> list[Seed]:
-    """Return the seeds of all parts, one part after another."""
-    return [seed for part in parts for seed in part.seeds()]
-
-
-def ready_parts(
-    parts: Sequence[DatasetPart], memory: int, ranks: int | None, peers: Peers | None
-) -> list[DatasetPart] | None:
-    """Return the parts ready for their shuffles, or None if they are so already."""
-    found = [part.ready(memory, ranks, peers) for part in parts]
-    return None if all(a is b for a, b in zip(found, parts, strict=True)) else found
-
-
-def with_seeds_of_parts(parts: Sequence[DatasetPart], seeds: Sequence[int]) -> list[DatasetPart]:
-    """Return the parts with other seeds, in the order of `seeds_of_parts`."""
-    left = iter(seeds)
-    return [part.with_seeds([next(left) for _ in part.seeds()]) for part in parts]

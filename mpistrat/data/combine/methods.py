@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
@@ -15,7 +16,7 @@ from mpistrat.data.combine.cached import CachedSource
 from mpistrat.data.combine.concatenated import ConcatenatedSource
 from mpistrat.data.combine.count import CountSource
 from mpistrat.data.combine.dataset_part import DatasetPart
-from mpistrat.data.combine.mixed import MixedSource
+from mpistrat.data.combine.mixed import MixedSource, MixedStream
 from mpistrat.data.combine.zipped import ZippedSource
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.chain import Chain
@@ -61,7 +62,7 @@ class Combining(Chain):
             raise TypeError(f"filter() needs a function, not {predicate!r}")
         part = _part(self._definition, "filter")
         return self._of(
-            streamed.StreamedSource("filter", [part], streamed.filtered(predicate)),
+            streamed.StreamByFunction("filter", [part], streamed.filtered(predicate)),
             (),
             self._definition.options,
         )
@@ -109,7 +110,7 @@ class Combining(Chain):
         parts = [_part(each, "zip") for each in definitions]
         source: Any
         if any(part.streamed for part in parts):
-            source = streamed.StreamedSource("zip", parts, streamed.zipped(rebuild))
+            source = streamed.StreamByFunction("zip", parts, streamed.zipped(rebuild))
         else:
             source = ZippedSource(parts, structure=rebuild([*range(len(leaves))]))
         return cls._of(source, after, _merged(definitions))
@@ -141,7 +142,7 @@ class Combining(Chain):
         parts = [_part(each, "concatenate") for each in definitions]
         source: Any
         if any(part.streamed for part in parts):
-            source = streamed.StreamedSource("concatenate", parts, streamed.concatenated)
+            source = streamed.StreamByFunction("concatenate", parts, streamed.concatenated)
         else:
             source = ConcatenatedSource(parts)
         return self._of(source, (), _merged(definitions))
@@ -168,7 +169,7 @@ class Combining(Chain):
         part = _part(self._definition, "enumerate")
         source: Any
         if part.streamed:
-            source = streamed.StreamedSource(f"enumerate({start})", [part], streamed.numbered(start))
+            source = streamed.StreamByFunction(f"enumerate({start})", [part], streamed.numbered(start))
         else:
             source = ZippedSource([DatasetPart(CountSource(start), ()), part], (0, 1))
         return self._of(source, (), self._definition.options)
@@ -284,7 +285,7 @@ class Combining(Chain):
         )
         definitions = [_definition(each, "sample_from_datasets") for each in datasets]
         parts = [_part(each, "sample_from_datasets") for each in definitions]
-        kind = streamed.MixedStream if any(part.streamed for part in parts) else MixedSource
+        kind = MixedStream if any(part.streamed for part in parts) else MixedSource
         source = kind(parts, given, Seed(number, not drawn), bool(stop_on_empty_dataset))
         return cls._of(source, (), _merged(definitions))
 
@@ -304,10 +305,7 @@ def _part(definition: Definition, what: str) -> DatasetPart:
 
 
 def _merged(definitions: Sequence[Definition]) -> Options:
-    options = Options()
-    for each in definitions:
-        options = options.merge(each.options)
-    return options
+    return reduce(Options.merge, [each.options for each in definitions], Options())
 
 
 def _has_list(structure: Any) -> bool:

@@ -1,21 +1,28 @@
-"""Source of rows that are drawn from some datasets by weight."""
+"""Sources of rows that are drawn from some datasets by weight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.data.combine.choices import Choices
+from mpistrat.data.combine.choices import Choices, Draws
 from mpistrat.data.combine.chosen import ChosenSource
 from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.of_parts import OfParts
+from mpistrat.data.combine.streamed import Openers, StreamedSource, alike
 from mpistrat.data.rows.contracts import Seed
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class MixedSource(ChosenSource):
-    """Rows of the parts, each part in its own order. The part of each row is drawn, the same in every iteration.
+_END = object()
+
+
+class Drawn(OfParts):
+    """Parts of which each gives its rows in its own order. The part of each row is drawn, the same in every iteration.
 
     Parameters
     ----------
@@ -32,6 +39,32 @@ class MixedSource(ChosenSource):
         super().__init__(parts)
         self._weights, self._seed, self._stop = weights, seed, stop
 
+    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
+        """Return the same mixture of other parts."""
+        return type(self)(parts, self._weights, self._seed, self._stop)
+
+    def seeds(self) -> list[Seed]:
+        """Return the seed of the mixture, and those of the parts."""
+        return [self._seed, *super().seeds()]
+
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the source with other seeds."""
+        parts = super().with_seeds(seeds[1:]).parts
+        return type(self)(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identities of the parts, and the weights."""
+        return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
+
+    def fingerprint(self) -> Any:
+        """Return the fingerprints of the parts, and what the program gave for the draws."""
+        seed = self._seed.value if self._seed.given else None
+        return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
+
+
+class MixedSource(Drawn, ChosenSource):
+    """The mixture of parts whose rows can be read in any order."""
+
     @cached_property
     def _choices(self) -> Choices:
         lengths = [part.length for part in self.parts]
@@ -46,24 +79,25 @@ class MixedSource(ChosenSource):
         """Return the number of the part of each row, and the number of the row in that part."""
         return self._choices(ks)
 
-    def of_parts(self, parts: Sequence[DatasetPart]) -> MixedSource:
-        """Return the same mixture of other parts."""
-        return MixedSource(parts, self._weights, self._seed, self._stop)
 
-    def seeds(self) -> list[Seed]:
-        """Return the seed of the mixture, and those of the parts."""
-        return [self._seed, *super().seeds()]
+class MixedStream(Drawn, StreamedSource):
+    """The mixture of parts of which one can be read only in order, or has an unknown length."""
 
-    def with_seeds(self, seeds: Sequence[int]) -> MixedSource:
-        """Return the source with other seeds."""
-        parts = super().with_seeds(seeds[1:]).parts
-        return MixedSource(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the identities of the parts, and the weights."""
-        return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
-
-    def fingerprint(self) -> Any:
-        """Return the fingerprints of the parts, and the weights."""
-        seed = self._seed.value if self._seed.given else None
-        return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
+    def combine(self, openers: Openers) -> Iterator[Any]:
+        """Yield elements of the parts, as they are drawn."""
+        draws = Draws(self._seed.value, np.asarray(self._weights, float))
+        streams = alike(openers)
+        left = np.ones(len(streams), bool)
+        block = 0
+        while len(chosen := draws.block(block, left)):
+            block += 1
+            for each in chosen.tolist():
+                if not left[each]:
+                    continue
+                element = next(streams[each], _END)
+                if element is not _END:
+                    yield element
+                elif self._stop:
+                    return
+                else:
+                    left[each] = False

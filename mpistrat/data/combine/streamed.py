@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.choices import Draws
 from mpistrat.data.combine.chosen import common_spec
-from mpistrat.data.combine.dataset_part import DatasetPart, ready_parts, seeds_of_parts, with_seeds_of_parts
+from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.of_parts import OfParts
 from mpistrat.data.rows import elements, spec
-from mpistrat.data.rows.contracts import Peers, Seed, StreamSource
+from mpistrat.data.rows.contracts import StreamSource
 
-# Makes one stream of those of the parts. A part is opened when its stream is called.
-Combine: TypeAlias = "Callable[[Sequence[Callable[[], Iterator[Any]]]], Iterator[Any]]"
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Openers: TypeAlias = "Sequence[Callable[[], Iterator[Any]]]"
+Combine: TypeAlias = "Callable[[Openers], Iterator[Any]]"
 
 
-class StreamedSource(StreamSource):
-    """The elements that a function makes of the elements of some parts.
+class StreamedSource(OfParts, StreamSource):
+    """Elements that are made of the elements of some parts. A subclass says how: `combine`."""
 
-    Parameters
-    ----------
-    word : str
-        The kind of combination.
-    parts : sequence of DatasetPart
-    combine : callable
-    """
+    _first: Any = None
+    _begun: Iterator[Any] | None = None
 
-    def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
-        self.word, self.parts, self._combine = word, parts, combine
-        self._first: Any = None
-        self._begun: Iterator[Any] | None = None
+    def combine(self, openers: Openers) -> Iterator[Any]:
+        """Return the elements. A part is opened when its opener is called."""
+        raise NotImplementedError
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over the elements of an iteration."""
         begun, self._begun = self._begun, None
         if begun is not None and iteration == 0:
             return begun
-        return self._combine([lambda part=part: part.elements(iteration) for part in self.parts])  # type: ignore[misc]
+        return self.combine([partial(part.elements, iteration) for part in self.parts])
 
     def first(self) -> Any:
         """Return the first element. The next `open` yields it too, since some parts can be read only once.
@@ -58,104 +56,52 @@ class StreamedSource(StreamSource):
             self._begun = itertools.chain([self._first], stream)
         return self._first
 
-    def of_parts(self, parts: Sequence[DatasetPart]) -> StreamedSource:
+
+class StreamByFunction(StreamedSource):
+    """The elements that a function makes of the elements of some parts.
+
+    Parameters
+    ----------
+    word : str
+        The kind of combination.
+    parts : sequence of DatasetPart
+    combine : callable
+        As `StreamedSource.combine`.
+    """
+
+    def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
+        super().__init__(parts)
+        self.word, self._function = word, combine
+
+    def combine(self, openers: Openers) -> Iterator[Any]:
+        """Return the elements that the function makes."""
+        return self._function(openers)
+
+    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
         """Return the same combination of other parts."""
-        return StreamedSource(self.word, parts, self._combine)
-
-    def fingerprint(self) -> Any:
-        """Return the kind of combination, and the fingerprints of its parts."""
-        return f"{self.word}({'; '.join(part.fingerprint() for part in self.parts)})"
-
-    def identity(self) -> dict[str, Any]:
-        """Return the kind of combination, and the identities of its parts."""
-        return {"source": self.word, "parts": [part.identity() for part in self.parts]}
-
-    def agree(self, peers: Peers) -> None:
-        """Let every part agree with the peers. Collective."""
-        for part in self.parts:
-            part.source.agree(peers)
-
-    def seeds(self) -> list[Seed]:
-        """Return the seeds of the parts."""
-        return seeds_of_parts(self.parts)
-
-    def with_seeds(self, seeds: Sequence[int]) -> StreamedSource:
-        """Return the source with other seeds for the shuffles of its parts."""
-        return self.of_parts(with_seeds_of_parts(self.parts, seeds))
-
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> StreamedSource:
-        """Return the source with parts that are ready for their shuffles."""
-        parts = ready_parts(self.parts, memory, ranks, peers)
-        return self if parts is None else self.of_parts(parts)  # the rows that a source keeps stay with it
-
-    def __repr__(self) -> str:
-        return f"{self.word}({'; '.join(map(repr, self.parts))})"
+        return type(self)(self.word, parts, self._function)
 
 
 class CachedStream(StreamedSource):
     """The elements of the first iteration of a part, which are kept once all of them were made."""
 
-    def __init__(self, parts: Sequence[DatasetPart]):
-        super().__init__("cache", parts, Keeper())
+    word = "cache"
+    _kept: list[Any] | None = None
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
         """Return an iterator over the elements, the same in every iteration."""
         return super().open(0)
 
-    def of_parts(self, parts: Sequence[DatasetPart]) -> CachedStream:
-        """Return a cache of other parts, which has kept nothing yet."""
-        return CachedStream(parts)
-
-
-class MixedStream(StreamedSource):
-    """Elements of the parts, drawn by weight."""
-
-    def __init__(self, parts: Sequence[DatasetPart], weights: Sequence[float], seed: Seed, stop: bool):
-        super().__init__("sample_from_datasets", parts, self._mix)
-        self._weights, self._seed, self._stop = weights, seed, stop
-
-    def of_parts(self, parts: Sequence[DatasetPart]) -> MixedStream:
-        """Return the same mixture of other parts."""
-        return MixedStream(parts, self._weights, self._seed, self._stop)
-
-    def seeds(self) -> list[Seed]:
-        """Return the seed of the mixture, and those of the parts."""
-        return [self._seed, *super().seeds()]
-
-    def with_seeds(self, seeds: Sequence[int]) -> MixedStream:
-        """Return the source with other seeds."""
-        parts = super().with_seeds(seeds[1:]).parts
-        return MixedStream(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
-
-    def fingerprint(self) -> Any:
-        """Return the fingerprints of the parts, and what the program gave for the draws."""
-        seed = self._seed.value if self._seed.given else None
-        return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
-
-    def identity(self) -> dict[str, Any]:
-        """Return the identities of the parts, and the weights."""
-        return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
-
-    def _mix(self, openers: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
-        draws = Draws(self._seed.value, np.asarray(self._weights, float))
-        streams = _alike(openers)
-        left = np.ones(len(streams), bool)
-        block = 0
-        while len(chosen := draws.block(block, left)):
-            block += 1
-            for each in chosen.tolist():
-                if not left[each]:
-                    continue
-                element = next(streams[each], _END)
-                if element is not _END:
-                    yield element
-                elif self._stop:
-                    return
-                else:
-                    left[each] = False
-
-
-_END = object()
+    def combine(self, openers: Openers) -> Iterator[Any]:
+        """Yield the elements, from memory if they are kept."""
+        if self._kept is not None:
+            yield from (nest.map_structure(_copy, each) for each in self._kept)
+            return
+        made = []
+        for each in openers[0]():
+            made.append(nest.map_structure(_copy, each))
+            yield each
+        self._kept = made
 
 
 def zipped(rebuild: Callable[[list[Any]], Any]) -> Combine:
@@ -163,13 +109,13 @@ def zipped(rebuild: Callable[[list[Any]], Any]) -> Combine:
     return lambda openers: (rebuild([*row]) for row in zip(*(each() for each in openers), strict=False))
 
 
-def concatenated(openers: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
+def concatenated(openers: Openers) -> Iterator[Any]:
     """Yield the elements of one part after another."""
-    for stream in _alike(openers):
+    for stream in alike(openers):
         yield from stream
 
 
-def _alike(openers: Sequence[Callable[[], Iterator[Any]]]) -> list[Iterator[Any]]:
+def alike(openers: Openers) -> list[Iterator[Any]]:
     """Return the streams of all parts. They raise if the first element of one is not as the first that was read."""
     known: list[tuple[int, Any]] = []
 
@@ -193,24 +139,6 @@ def filtered(predicate: Callable[..., Any]) -> Combine:
 def numbered(start: int) -> Combine:
     """Return the combination of a number and each element of one part."""
     return lambda openers: ((np.int64(number), each) for number, each in enumerate(openers[0](), start))
-
-
-class Keeper:
-    """The combination that keeps the elements of one part once all of them were made."""
-
-    def __init__(self) -> None:
-        self._kept: list[Any] | None = None
-
-    def __call__(self, openers: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
-        """Yield the elements, from memory if they are kept."""
-        if self._kept is not None:
-            yield from (nest.map_structure(_copy, each) for each in self._kept)
-            return
-        made = []
-        for each in openers[0]():
-            made.append(nest.map_structure(_copy, each))
-            yield each
-        self._kept = made
 
 
 def _copy(leaf: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from mpistrat.data.combine.combined import CombinedSource
 from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ZippedSource(CombinedSource):
@@ -33,9 +36,9 @@ class ZippedSource(CombinedSource):
         self._structure = structure
         _, self._rebuild = nest.flatten(structure)
 
-    def of_parts(self, parts: Sequence[DatasetPart]) -> ZippedSource:
+    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
         """Return the same structure of other parts."""
-        return ZippedSource(parts, self._structure)
+        return type(self)(parts, self._structure)
 
     @property
     def length(self) -> int | None:
