@@ -45,6 +45,11 @@ class DataFileError(RuntimeError):
         error.path, error.what = path, what
         return error
 
+    @classmethod
+    def unreadable(cls, path: str, error: OSError) -> DataFileError:
+        """Return the error for a file that the system cannot open or read."""
+        return cls.of_file(path, f"it cannot be read ({error.strerror}); fix: bring it back")
+
     def in_dataset(self, name: str) -> DataFileError:
         """Return this error with the name of a dataset added, if it concerns a whole file."""
         if self.path is None:

@@ -14,7 +14,8 @@ import numpy as np
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.reader import without_times
-from mpistrat.data.hdf5.records import FileRecord, InBlocks, to_json
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json
+from mpistrat.data.rows.byte_order import native
 
 
 class BlockFormat(Format):
@@ -27,6 +28,20 @@ class BlockFormat(Format):
     def reader(self, most_decoded: int) -> BlockReader:
         """Return a reader that keeps so many bytes of blocks."""
         return BlockReader(self, most_decoded)
+
+
+def column_in_blocks(
+    name: str, stored: np.dtype, shape: tuple[int, ...], layout: InBlocks, block_rows: int
+) -> Column:
+    """Return the description of a column that is read in blocks: the dtype in the file, and the shape of a row."""
+    return Column(name, shape, native(stored), block_rows, 0, True, False, stored, layout, ())
+
+
+def blocks_of(record: FileRecord) -> InBlocks:
+    """Return where the blocks of a file begin and lie."""
+    layout = record.columns[0].layout
+    assert isinstance(layout, InBlocks)
+    return layout
 
 
 class BlockReader:
@@ -66,8 +81,7 @@ class BlockReader:
         """
         if os.getpid() != self._pid:
             self._start()
-        layout = record.columns[0].layout
-        assert isinstance(layout, InBlocks)
+        layout = blocks_of(record)
         blocks = layout.starts.searchsorted(rows, side="right") - 1
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         with self._lock:
@@ -92,8 +106,7 @@ class BlockReader:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        layout = record.columns[0].layout
-        assert isinstance(layout, InBlocks)
+        layout = blocks_of(record)
         first, last = int(layout.starts[number]), int(layout.starts[number + 1])
         try:
             found = self._format.block(path, record, number)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
-from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 
 _BLOCK_ROWS = 4096
@@ -50,9 +50,7 @@ class Csv(BlockFormat):
                 found = os.fstat(file.fileno())
                 first, rows, places = _lines(file, self._header, self._delimiter.encode(), path)
         except OSError as error:
-            raise DataFileError.of_file(
-                path, f"it cannot be read ({error.strerror}); fix: bring it back"
-            ) from None
+            raise DataFileError.unreadable(path, error) from None
         if not first:
             raise DataFileError.of_file(path, "it is empty; fix: copy or write it again")
         try:
@@ -78,16 +76,15 @@ class Csv(BlockFormat):
         layout = InBlocks(
             starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64)
         )
-        columns = []
-        for name in names:
-            dtype = self._dtypes.get(name, np.dtype(float))
-            columns.append(Column(name, (), dtype, _BLOCK_ROWS, 0, True, False, dtype, layout, ()))
+        kinds = [self._dtypes.get(name, np.dtype(float)) for name in names]
+        columns = [
+            column_in_blocks(*each, (), layout, _BLOCK_ROWS) for each in zip(names, kinds, strict=True)
+        ]
         return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         """Return the values of some thousand lines."""
-        layout = record.columns[0].layout
-        assert isinstance(layout, InBlocks)
+        layout = blocks_of(record)
         blocks = len(layout.starts) - 1
         begin, end = layout.places[number : number + 2].tolist()
         *which, width = layout.places[blocks + 1 :].tolist()

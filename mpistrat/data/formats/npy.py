@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -29,9 +30,7 @@ class Npy(Format):
                 shape, columns_first, dtype = _header(file)
                 begin = file.tell()
         except OSError as error:
-            raise DataFileError.of_file(
-                path, f"it cannot be read ({error.strerror}); fix: bring it back"
-            ) from None
+            raise DataFileError.unreadable(path, error) from None
         except ValueError as error:
             what = "it is empty (0 bytes)" if not found.st_size else f"it is not an npy file ({error})"
             raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from None
@@ -43,9 +42,7 @@ class Npy(Format):
             raise DataFileError.of_file(
                 path, "it holds Python objects; fix: save an array of numbers or strings"
             )
-        values = 1
-        for length in shape:
-            values *= length
+        values = math.prod(shape)
         if columns_first and values and sum(size > 1 for size in shape) > 1:
             raise DataFileError.of_file(
                 path, "its rows are not contiguous (Fortran order); fix: save numpy.ascontiguousarray(x)"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
-from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks
 from mpistrat.data.formats.extra import needed
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 
@@ -35,9 +35,7 @@ class Parquet(BlockFormat):
                         "one of these"
                     )
                 dtype, shape = _row_of(schema.field(name).type, f"file {path!r}, column {name!r}")
-                columns.append(
-                    Column(name, shape, dtype, layout.most_rows, 0, True, False, dtype, layout, ())
-                )
+                columns.append(column_in_blocks(name, dtype, shape, layout, layout.most_rows))
         return FileRecord(found.st_size, found.st_mtime_ns, int(layout.starts[-1]), tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
@@ -52,15 +50,9 @@ def _opened(path: str) -> Any:
     parquet = needed("pyarrow.parquet", "Parquet files")
     try:
         return parquet.ParquetFile(path)
-    except OSError as error:
-        if error.errno is not None:
-            raise DataFileError.of_file(
-                path, f"it cannot be read ({error.strerror}); fix: bring it back"
-            ) from None
-        raise DataFileError.of_file(
-            path, f"it is not a Parquet file ({error}); fix: copy or write it again"
-        ) from None
-    except Exception as error:  # of pyarrow, derived from ValueError
+    except Exception as error:  # pyarrow's own errors are not in all versions OSErrors
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataFileError.unreadable(path, error) from None
         raise DataFileError.of_file(
             path, f"it is not a Parquet file ({error}); fix: copy or write it again"
         ) from None
@@ -72,12 +64,8 @@ def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:
     shape: tuple[int, ...] = ()
     while types.is_fixed_size_list(kind):
         shape, kind = (*shape, kind.list_size), kind.value_type
-    if (
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-    ):
+    of_objects = types.is_list, types.is_large_list, types.is_string, types.is_large_string
+    if any(is_one(kind) for is_one in of_objects):
         return np.dtype(object), shape
     if types.is_timestamp(kind):
         return np.dtype(f"M8[{kind.unit}]"), shape  # in UTC if it has a time zone
@@ -100,8 +88,7 @@ def _values(column: Any, path: str, described: Column) -> np.ndarray:
         inner = inner.flatten()
         _refuse_missing(inner, where)
     found = values.to_numpy(zero_copy_only=False)
-    rows = len(column)
-    return np.asarray(found, described.dtype).reshape(rows, *described.shape)
+    return np.asarray(found, described.dtype).reshape(len(column), *described.shape)
 
 
 def _refuse_missing(values: Any, where: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
-from mpistrat.data.formats.block_reader import BlockFormat
+from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.extra import needed
-from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
-from mpistrat.data.rows.byte_order import in_native_order, native
+from mpistrat.data.hdf5.records import FileRecord, InBlocks
+from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.runtime.arrays import as_numpy
 
 ITSELF = "."
@@ -41,18 +41,7 @@ class Zarr(BlockFormat):
         step = max(1, (getattr(largest, "shards", None) or largest.chunks)[0])
         layout = InBlocks(np.array([*range(0, rows, step), rows], np.int64), np.empty(0, np.int64))
         columns = [
-            Column(
-                name,
-                tuple(array.shape[1:]),
-                native(array.dtype),
-                step,
-                0,
-                True,
-                False,
-                array.dtype,
-                layout,
-                (),
-            )
+            column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
             for name, array in zip(names, arrays, strict=True)
         ]
         found = os.stat(path)
@@ -61,9 +50,7 @@ class Zarr(BlockFormat):
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         """Return one chunk of rows."""
         store = _opened(path)
-        layout = record.columns[0].layout
-        assert isinstance(layout, InBlocks)
-        first, last = int(layout.starts[number]), int(layout.starts[number + 1])
+        first, last = blocks_of(record).starts[number : number + 2].tolist()
         return [
             in_native_order(as_numpy(_array(store, path, column.name)[first:last]))
             for column in record.columns
