@@ -6,10 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mpistrat.bench.measuring import launch, sizes
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
+from mpistrat.bench.reduction.array_way import ArrayWay, wrong_sums
 from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
 
 if TYPE_CHECKING:
@@ -55,16 +57,13 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
         "that is not CUDA-aware crashes",
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import median
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
@@ -77,7 +76,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
         ways = {**_ways(comm, strategy, count, named), **rivals(comm, count)}
-        if any_fault(comm, _faults(comm, ways)):
+        if any_fault(comm, wrong_sums(comm, ways)):
             return 1
         timed = {way: each.times for way, each in ways.items()}
         seconds = interleaved_for(comm, timed, arguments.repetitions, arguments.seconds)
@@ -95,7 +94,6 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     import mpistrat
-    from mpistrat.bench.measuring.timing import median
     from mpistrat.bench.reduction import on_gpu
     from mpistrat.collectives.gpu.all_reduce import ROUTES, obstacles
 
@@ -129,27 +127,6 @@ def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
     return 0
 
 
-class ArrayWay(NamedTuple):
-    """A way to reduce an array, and what is needed to check its sum.
-
-    Attributes
-    ----------
-    cases : sequence of str
-        Cases of the report that show its time.
-    times : callable
-        ``times(k)`` reduces the array k times.
-    send : numpy.ndarray
-        The array to sum.
-    result : callable
-        ``result()`` returns the sum.
-    """
-
-    cases: Sequence[str]
-    times: Callable[[int], object]
-    send: np.ndarray
-    result: Callable[[], np.ndarray]
-
-
 def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:
     import numpy as np
 
@@ -177,7 +154,7 @@ def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tu
     one_call = partial(_one_call, comm, send, receive)
     ways[PLAIN, "one call"] = ArrayWay((PLAIN, BUFFERS), one_call, send, lambda: receive)
     source, target = array(), array()
-    ways[BOUND, COPY] = ArrayWay([BOUND], partial(_copy, target, source), source, lambda: target * comm.size)
+    ways[BOUND, COPY] = ArrayWay([BOUND], partial(_copy, target, source), source, lambda: target)
     return ways
 
 
@@ -196,24 +173,6 @@ def _one_call(comm: Any, send: np.ndarray, receive: np.ndarray, k: int) -> None:
 def _copy(target: np.ndarray, source: np.ndarray, k: int) -> None:
     for _ in range(k):
         target[...] = source
-
-
-def _faults(comm: Any, ways: Mapping[tuple[str, str], ArrayWay]) -> list[str]:
-    """Return the wrong sums of all ways. Set arrays to zero, and so their sums."""
-    import numpy as np
-
-    faults = []
-    for (case, way), each in ways.items():
-        pattern = np.arange(each.send.size, dtype=np.float32) % 1000
-        each.send[...] = pattern if case == BOUND else (comm.rank + 1) * pattern
-        expected = comm.size * pattern if case == BOUND else comm.size * (comm.size + 1) / 2 * pattern
-        each.times(1)
-        got = each.result()
-        if not np.array_equal(got, expected.astype(np.float32)):
-            i = int(np.flatnonzero(got != expected)[0])
-            faults.append(f"{case}, {way}: element {i} is {got[i]:g}, not {expected[i]:g}")
-        each.send[...] = 0
-    return faults
 
 
 def interleaved_for(

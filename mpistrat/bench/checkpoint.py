@@ -36,9 +36,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         default=440,
         help=f"size of {TENSORS} float32 arrays (%(default)s)",
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
@@ -137,21 +135,11 @@ class _Measurement:
         ways: dict[str, Callable[[], object]],
         before: Callable[[], object] | None = None,
     ) -> None:
-        from mpistrat.bench.measuring.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved, repeated
 
-        def times(way: Callable[[], object]) -> Callable[[int], object]:
-            return lambda k: [way() for _ in range(k)]
-
-        seconds = interleaved(
-            self._comm,
-            {name: times(way) for name, way in ways.items()},
-            self._repetitions,
-            warmup=1,
-            before=before,
-        )
-        nbytes = sum(array.nbytes for array in self._arrays)
-        for way, samples in seconds.items():
-            self._report.add(case, _in_words(case, way), nbytes, median(samples))
+        calls = {_in_words(case, name): repeated(way) for name, way in ways.items()}
+        seconds = interleaved(self._comm, calls, self._repetitions, warmup=1, before=before)
+        self._report.add_medians(case, sum(array.nbytes for array in self._arrays), seconds)
 
 
 def _in_words(case: str, way: str) -> str:

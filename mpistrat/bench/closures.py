@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import launch
@@ -23,9 +24,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
     parser.add_argument(
         "--calls", type=launch.positive, default=5000, help="calls per measurement (%(default)s)"
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments) if status is None else status
+    return launch.run(parser, argv, program, _measure)
 
 
 def _empty() -> None:
@@ -36,7 +35,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
-    from mpistrat.bench.measuring.timing import median
     from mpistrat.coordinator import Executor
 
     comm = MPI.COMM_WORLD.Dup()
@@ -60,8 +58,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         report = Report("closures", comm.size)
         for case, seconds in (("many calls, each", many), ("one call and its result", one)):
-            for way, samples in seconds.items():
-                report.add(case, way, 0, median(samples))
+            report.add_medians(case, 0, seconds)
         report.show(arguments.json)
     return 0
 

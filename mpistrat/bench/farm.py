@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import launch
@@ -25,9 +26,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
     parser.add_argument(
         "--tasks", type=launch.positive, default=200, help="sleeping tasks per measurement (%(default)s)"
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments) if status is None else status
+    return launch.run(parser, argv, program, _measure)
 
 
 def list_scheduling(seconds: Sequence[float], workers: int) -> float:
@@ -49,7 +48,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
-    from mpistrat.bench.measuring.timing import median
     from mpistrat.coordinator import Executor
 
     comm = MPI.COMM_WORLD.Dup()

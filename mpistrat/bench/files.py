@@ -8,7 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 from mpistrat.bench.measuring import launch
@@ -27,16 +29,14 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     parser = launch.parser("files", __doc__ or "", repetitions=3)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument("--files", type=launch.positive, default=10_000, help="number of files (%(default)s)")
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
     from mpistrat.data import Dataset, DistributedDataset
     from mpistrat.runtime.topology import Topology
 
@@ -64,8 +64,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
     report = Report("files", comm.size)
     nbytes = 4 * _WIDTH * _ROWS * arguments.files
-    for way, samples in seconds.items():
-        report.add(_START, way, nbytes, median(samples))
+    report.add_medians(_START, nbytes, seconds)
     for way, each in collectives.items():
         slowest = comm.allreduce(median(each[-arguments.repetitions :]), MPI.MAX)
         report.add(_COLLECTIVES, way, nbytes, slowest)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mpistrat.bench.measuring import launch
@@ -43,15 +44,13 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         default=1,
         help="measure only every N-th tensor, for a trial (%(default)s)",
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     report = Report("gradients", comm.size)

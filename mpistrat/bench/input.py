@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import launch
@@ -142,7 +143,7 @@ class Measurement:
         import numpy as np
         from mpi4py import MPI
 
-        from mpistrat.bench.measuring.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved
         from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
         from mpistrat.data.rows.blocks import BlockOrder, Blocks
 
@@ -199,20 +200,11 @@ class Measurement:
     ) -> None:
         from mpi4py import MPI
 
-        from mpistrat.bench.measuring.timing import interleaved, median
+        from mpistrat.bench.measuring.timing import interleaved, repeated
 
-        def times(way: Callable[[], object]) -> Callable[[int], object]:
-            return lambda k: [way() for _ in range(k)]
-
-        seconds = interleaved(
-            MPI.COMM_SELF,
-            {name: times(way) for name, way in ways.items()},
-            self.arguments.repetitions,
-            warmup=1,
-            before=before,
-        )
-        for way, samples in seconds.items():
-            self.report.add(case, way, self.nbytes, median(samples))
+        calls = {name: repeated(way) for name, way in ways.items()}
+        seconds = interleaved(MPI.COMM_SELF, calls, self.arguments.repetitions, warmup=1, before=before)
+        self.report.add_medians(case, self.nbytes, seconds)
 
 
 def _calls_within(seconds: float, call: Callable[[], object]) -> int:

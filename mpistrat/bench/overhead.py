@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench.measuring import launch
@@ -26,9 +27,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     parser.add_argument(
         "--inner", type=launch.positive, default=500, help="calls per measurement (%(default)s)"
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
@@ -36,18 +35,17 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved, repeated
+    from mpistrat.bench.reduction.by_library import all_reduces
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     report = Report("overhead", comm.size)
 
     def compare(
-        case: str, nbytes: int, ways: dict[str, Callable[[int], object]], inner: int = arguments.inner
+        case: str, nbytes: int, ways: Mapping[str, Callable[[int], object]], inner: int = arguments.inner
     ) -> None:
-        seconds = interleaved(comm, ways, arguments.repetitions, inner)
-        for way, samples in seconds.items():
-            report.add(case, way, nbytes, median(samples))
+        report.add_medians(case, nbytes, interleaved(comm, ways, arguments.repetitions, inner))
 
     one = np.ones(FLOATS, np.float32)
     with strategy.scope():
@@ -56,37 +54,9 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     def empty() -> None:
         pass
 
-    def run(k: int) -> None:
-        for _ in range(k):
-            strategy.run(empty)
-
-    def reduce(k: int) -> None:
-        for _ in range(k):
-            strategy.reduce("SUM", one, axis=None)
-
-    def assign_add(k: int) -> None:
-        for _ in range(k):
-            variable.assign_add(one)
-
-    def all_reduce(k: int, arrays: list[Any]) -> None:
-        replica = mpistrat.get_replica_context()
-        assert replica is not None
-        for _ in range(k):
-            replica.all_reduce("SUM", arrays)
-
-    def plain_call(k: int) -> None:
-        for _ in range(k):
-            empty()
-
     def raw(array: np.ndarray) -> Callable[[int], None]:
         """Return repeated calls of MPI's own all-reduce into existing memory."""
-        total = np.empty_like(array)
-
-        def times(k: int) -> None:
-            for _ in range(k):
-                comm.Allreduce(array, total)
-
-        return times
+        return repeated(partial(comm.Allreduce, array, np.empty_like(array)))
 
     def raw_and_add(k: int) -> None:
         total, kept = np.empty_like(one), np.zeros_like(one)
@@ -94,7 +64,8 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             comm.Allreduce(one, total)
             np.add(kept, total, out=kept)
 
-    compare("run", 0, {LIBRARY: run, "plain call": plain_call})
+    compare("run", 0, {LIBRARY: repeated(partial(strategy.run, empty)), "plain call": repeated(empty)})
+    reduce = repeated(partial(strategy.reduce, "SUM", one, axis=None))
     compare("reduce", one.nbytes, {LIBRARY: reduce, "Allreduce": raw(one)})
     for length in LENGTHS:
         many = [np.ones(length, np.float32) for _ in range(ARRAYS)]
@@ -102,20 +73,15 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             f"all_reduce of {ARRAYS} x {length} floats",
             ARRAYS * length * 4,
             {
-                LIBRARY: lambda k, many=many: strategy.run(all_reduce, (k, many)),  # type: ignore[misc]
+                LIBRARY: all_reduces(strategy, many, []),
                 "Allreduce of as many bytes": raw(np.concatenate(many)),
                 **rivals(comm, many),
             },
             inner=max(1, arguments.inner // 10),
         )
-    compare(
-        "assign_add",
-        one.nbytes,
-        {
-            LIBRARY: lambda k: strategy.run(assign_add, (k,)),
-            "Allreduce": raw_and_add,
-        },
-    )
+    assign_add = repeated(partial(variable.assign_add, one))
+    in_replica = {LIBRARY: lambda k: strategy.run(assign_add, (k,)), "Allreduce": raw_and_add}
+    compare("assign_add", one.nbytes, in_replica)
     if comm.rank == 0:
         report.show(arguments.json)
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench.measuring import launch
@@ -38,29 +39,25 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     )
     parser.add_argument("--blocks", type=launch.positive, default=8, help="blocks per layer (%(default)s)")
     parser.add_argument("--rows", type=launch.positive, default=256, help="rows per batch (%(default)s)")
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     network = Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)
     ways, totals = _ways(comm, network, rivals)
     if any_fault(comm, _faults(comm, network, ways, totals)):
         return 1
-    medians = {
-        way: median(samples) for way, samples in interleaved(comm, ways, arguments.repetitions).items()
-    }
+    seconds = interleaved(comm, ways, arguments.repetitions)
     if comm.rank == 0:
         report = Report("overlap", comm.size)
         nbytes = sum(each.nbytes for each in network.gradients)
-        for way, seconds in medians.items():
-            report.add(f"{arguments.layers} layers", way, nbytes, seconds)
+        report.add_medians(f"{arguments.layers} layers", nbytes, seconds)
+        medians = {row.way: row.seconds for row in report.rows}
         ours = [way for way in totals if way != ONE_LIST]
         lines = [f"{way} hides {hidden(medians, way):.0%} of the time of reducing alone" for way in ours]
         report.show(arguments.json, *lines)

@@ -6,7 +6,9 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench.measuring import launch
@@ -32,16 +34,14 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     parser.add_argument(
         "--inner", type=launch.positive, default=100, help="hot calls per measurement (%(default)s)"
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
     from mpistrat.bench.programs.digits import random_digits, write_files
     from mpistrat.bench.programs.small_with_library import ways
 
@@ -68,9 +68,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
                     report.add(f"{case}, a step", way, 0, median(seconds) / steps)
                 continue
             for kind, options in (("cold", {"before": cold}), ("hot", {"inner": arguments.inner})):
-                samples = interleaved(comm, of_case, repetitions, **options)
-                for way, seconds in samples.items():
-                    report.add(f"{case}, {kind}", way, 0, median(seconds))
+                report.add_medians(f"{case}, {kind}", 0, interleaved(comm, of_case, repetitions, **options))
         comm.Barrier()
     finally:
         if folder is not None:

@@ -37,16 +37,14 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = launch.parser("step", __doc__ or "", repetitions=50)
     parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments, rivals) if status is None else status
+    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
     from mpistrat.bench.programs.perceptron import initial_parameters, random_batch
     from mpistrat.bench.programs.training_step import StepWithLibrary
 
@@ -70,9 +68,8 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     seconds = interleaved(comm, ways, arguments.repetitions)
     if comm.rank == 0:
         report = Report("step", comm.size)
-        for way, samples in seconds.items():
-            case = f"sgd, momentum {momentum:g}" if momentum else "sgd"
-            report.add(case, way, sum(value.nbytes for value in initial), median(samples))
+        case = f"sgd, momentum {momentum:g}" if momentum else "sgd"
+        report.add_medians(case, sum(value.nbytes for value in initial), seconds)
         report.show(arguments.json)
     return 0
 

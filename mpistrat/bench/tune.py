@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from statistics import median
 from typing import Any
 
 from mpistrat.bench.allreduce import algorithms, interleaved_for
@@ -23,9 +24,7 @@ def main(argv: list[str]) -> int | None:
         "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the results without storing them")
-    arguments = parser.parse_args(argv)
-    status = launch.launched(("-m", "mpistrat.bench.tune"), arguments, argv)
-    return _measure(arguments) if status is None else status
+    return launch.run(parser, argv, ("-m", "mpistrat.bench.tune"), _measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -33,7 +32,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import median
     from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.collectives.algorithms import cost_file
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, Choice

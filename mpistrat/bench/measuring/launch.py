@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpistrat.runtime.process.launch import started_tasks, without_launcher
@@ -70,15 +70,21 @@ def environment() -> dict[str, str]:
     return {**environ, **one_thread(environ)}
 
 
-def launched(program: Sequence[str], arguments: argparse.Namespace, argv: Sequence[str]) -> int | None:
-    """Launch ``python program... argv...`` under the ranks of its arguments, and return their exit status.
+def run(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    program: Sequence[str],
+    measure: Callable[[argparse.Namespace], int],
+) -> int:
+    """Launch ``python program... argv...`` under the ranks of its arguments, and return the exit status.
 
-    Return None if the measurement should run in this process. Its environment then limits the threads of a
-    BLAS that is loaded later.
+    Measure in this process if a launcher started it, or ``--here`` is given. The environment then limits the threads
+    of a BLAS that is loaded later.
     """
+    arguments = parser.parse_args(argv)
     if arguments.here or under_several_ranks():
         os.environ.update(one_thread(os.environ))
-        return None
+        return measure(arguments)
     whole = command(arguments.n, arguments.launcher, [*program, "--here", *argv])
     return subprocess.run(whole, env=environment()).returncode
 

@@ -7,14 +7,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _EVERY = 0.02
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
-def peak(program: Sequence[str], environ: Mapping[str, str] | None = None) -> int | None:
+def peak(program: Sequence[str]) -> int | None:
     """Return the sum of the peak memories of ``python program...`` and its children, or None without /proc.
 
     The result is in bytes. Shared memory counts once per process.
@@ -28,7 +28,7 @@ def peak(program: Sequence[str], environ: Mapping[str, str] | None = None) -> in
         return None
     peaks: dict[int, int] = {}
     with subprocess.Popen(
-        [sys.executable, *program], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         while process.poll() is None:
             for pid in _family(process.pid):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 LIBRARY = "mpistrat"
@@ -75,6 +76,11 @@ class Report:
     def add(self, case: str, way: str, nbytes: int, seconds: float) -> None:
         """Add one median."""
         self.rows.append(Row(self.subject, case, way, nbytes, seconds, self.n))
+
+    def add_medians(self, case: str, nbytes: int, seconds: Mapping[str, list[float]]) -> None:
+        """Add the median of each way."""
+        for way, samples in seconds.items():
+            self.add(case, way, nbytes, median(samples))
 
     def table(self) -> str:
         """Return an aligned table that compares the library with each competitor.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpistrat
+from mpistrat.bench.measuring.timing import repeated
 from mpistrat.bench.programs import digits
 from mpistrat.values import ReduceOp
 
@@ -25,7 +26,7 @@ def ways(work: Work) -> dict[str, Call]:
         mean = mpistrat.metrics.Mean()
 
     def reduce(value: np.ndarray) -> Call:
-        return _repeated(lambda: strategy.reduce(ReduceOp.SUM, value, axis=None))
+        return repeated(lambda: strategy.reduce(ReduceOp.SUM, value, axis=None))
 
     def update_state() -> None:
         mean.update_state(work.values)
@@ -36,8 +37,8 @@ def ways(work: Work) -> dict[str, Call]:
         return replica.all_reduce(ReduceOp.SUM, value)
 
     def in_replica(call: Callable[[], Any]) -> Call:
-        repeated = _repeated(call)
-        return lambda k: strategy.run(repeated, (k,))
+        times = repeated(call)
+        return lambda k: strategy.run(times, (k,))
 
     return {
         "loop, data in memory": _loop(strategy, _in_memory, work),
@@ -50,24 +51,14 @@ def ways(work: Work) -> dict[str, Call]:
         "reduce of 64 KiB": reduce(work.array),
         "all_reduce of 60 arrays": in_replica(lambda: all_reduce(work.arrays)),
         "all_reduce of a number": in_replica(lambda: all_reduce(3)),
-        "run": _repeated(lambda: strategy.run(_nothing)),
+        "run": repeated(lambda: strategy.run(_nothing)),
         "update_state": in_replica(update_state),
-        "result": _repeated(lambda: mean.result()),
+        "result": repeated(lambda: mean.result()),
     }
 
 
 def _nothing() -> None:
     pass
-
-
-def _repeated(call: Callable[[], Any]) -> Call:
-    def times(k: int) -> Any:
-        result = None
-        for _ in range(k):
-            result = call()
-        return result
-
-    return times
 
 
 def _step(strategy: Any, optimizer: Any, gradients: Sequence[np.ndarray]) -> Call:
@@ -77,10 +68,10 @@ def _step(strategy: Any, optimizer: Any, gradients: Sequence[np.ndarray]) -> Cal
     def step() -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    repeated = _repeated(step)
+    steps = repeated(step)
 
     def times(k: int) -> list[np.ndarray]:
-        strategy.run(repeated, (k,))
+        strategy.run(steps, (k,))
         return [np.asarray(variable) for variable in variables]
 
     return times

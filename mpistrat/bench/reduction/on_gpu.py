@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
+from mpistrat.bench.reduction.array_way import ArrayWay, wrong_sums
+from mpistrat.bench.reduction.bounds import BOUND
 from mpistrat.runtime.gpu.bounds import bounds
 
-ARRAY, BOUND = "array on a GPU", "bound"
+ARRAY = "array on a GPU"
 CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
-
-
-class GpuWay(NamedTuple):
-    """A way to reduce: ``times(k)`` reduces ``send`` k times, and ``result()`` returns the sum."""
-
-    times: Callable[[int], object]
-    send: Any
-    result: Callable[[], Any]
 
 
 def measure(
@@ -49,11 +43,13 @@ def measure(
     device_pointers : bool
         Whether to measure the MPI library's own all-reduce on device pointers.
     """
+    import cupy
+
     limits = bounds(strategy.extended.engine.device.index)
     for nbytes in sizes:
         count = max(1, nbytes // 4)
         ways = _ways(comm, strategy, count, names, device_pointers)
-        if any_fault(comm, _faults(comm, ways)):
+        if any_fault(comm, wrong_sums(comm, ways, cupy.asarray, cupy.asnumpy)):
             return False
         seconds = timed({name: way.times for name, way in ways.items()})
         for (case, way), each in seconds.items():
@@ -81,14 +77,14 @@ def bandwidths(report: Report, nbytes: int) -> list[str]:
 
 def _ways(
     comm: Any, strategy: Any, count: int, names: Sequence[str], device_pointers: bool
-) -> dict[tuple[str, str], GpuWay]:
+) -> dict[tuple[str, str], ArrayWay]:
     import cupy
 
     from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.runtime.process import mpi
 
     MPI = mpi.start()
-    ways: dict[tuple[str, str], GpuWay] = {}
+    ways: dict[tuple[str, str], ArrayWay] = {}
     wait = cupy.cuda.get_current_stream().synchronize
 
     def library(name: str | None) -> None:
@@ -100,8 +96,8 @@ def _ways(
             reduce(k)
             wait()
 
-        ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = GpuWay(
-            times, send, lambda: totals[0]
+        ways[ARRAY, LIBRARY if name is None else f"{LIBRARY}, {name}"] = ArrayWay(
+            [ARRAY], times, send, lambda: totals[0]
         )
 
     def by_hand(way: str, once: Callable[[Any, Any], None], case: str = ARRAY) -> None:
@@ -112,7 +108,7 @@ def _ways(
                 once(send, receive)
             wait()
 
-        ways[case, way] = GpuWay(times, send, lambda: receive)
+        ways[case, way] = ArrayWay([case], times, send, lambda: receive)
 
     def on_device(send: Any, receive: Any) -> None:
         wait()
@@ -150,27 +146,5 @@ def _ways(
     return ways
 
 
-def _pattern(count: int) -> np.ndarray:
-    return np.arange(count, dtype=np.float32) % 1000
-
-
 def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
     return down
-
-
-def _faults(comm: Any, ways: dict[tuple[str, str], GpuWay]) -> list[str]:
-    import cupy
-
-    faults = []
-    for (case, name), way in ways.items():
-        pattern = _pattern(way.send.size)
-        own = pattern if case == BOUND else (comm.rank + 1) * pattern
-        want = pattern if case == BOUND else comm.size * (comm.size + 1) / 2 * pattern
-        way.send[...] = cupy.asarray(own)
-        way.times(1)
-        got = cupy.asnumpy(way.result())
-        if not np.array_equal(got, want.astype(np.float32)):
-            i = int(np.flatnonzero(got != want)[0])
-            faults.append(f"{case}, {name}: element {i} is {got[i]:g}, not {want[i]:g}")
-        way.send[...] = 0
-    return faults

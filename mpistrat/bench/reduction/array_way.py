@@ -1,0 +1,56 @@
+"""A way to reduce an array, and the check of the sums of all ways before they are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpistrat.bench.reduction.bounds import BOUND
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ArrayWay(NamedTuple):
+    """A way to reduce an array, and what is needed to check its sum.
+
+    Attributes
+    ----------
+    cases : sequence of str
+        Cases of the report that show its time.
+    times : callable
+        ``times(k)`` reduces the array k times.
+    send : numpy.ndarray or cupy.ndarray
+        The array to sum.
+    result : callable
+        ``result()`` returns the sum.
+    """
+
+    cases: Sequence[str]
+    times: Callable[[int], object]
+    send: Any
+    result: Callable[[], Any]
+
+
+def wrong_sums(
+    comm: Any,
+    ways: Mapping[tuple[str, str], ArrayWay],
+    to_device: Callable[[np.ndarray], Any] = lambda array: array,
+    to_host: Callable[[Any], np.ndarray] = lambda array: array,
+) -> list[str]:
+    """Return the wrong sums of all ways. A bound copies its array. Set the arrays to zero, and so their sums."""
+    import numpy as np  # not sooner: it loads the BLAS, which reads its number of threads from the environment
+
+    faults = []
+    for (case, name), way in ways.items():
+        pattern = np.arange(way.send.size, dtype=np.float32) % 1000
+        own, factor = (1, 1) if case == BOUND else (comm.rank + 1, comm.size * (comm.size + 1) / 2)
+        want = factor * pattern
+        way.send[...] = to_device(own * pattern)
+        way.times(1)
+        got = to_host(way.result())
+        if not np.array_equal(got, want.astype(np.float32)):
+            i = int(np.flatnonzero(got != want)[0])
+            faults.append(f"{case}, {name}: element {i} is {got[i]:g}, not {want[i]:g}")
+        way.send[...] = 0
+    return faults
