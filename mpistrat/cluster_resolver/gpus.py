@@ -159,7 +159,7 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
 
 
 class OwnGpus(NamedTuple):
-    """The GPUs that a rank sees, and its own among them.
+    """The GPUs that a rank sees, and its own among them: some of the facts of a `Placement`.
 
     Attributes
     ----------
@@ -167,14 +167,14 @@ class OwnGpus(NamedTuple):
         GPUs that the rank sees; None if the environment does not restrict them.
     gpu, device : str or None
         Its own GPU, by name and as a device of this process; None if unknown.
-    number : int or None
+    gpus_per_rank : int or None
         Number of GPUs that are for this rank.
     """
 
     gpus: tuple[str, ...] | None = None
     gpu: str | None = None
     device: str | None = None
-    number: int | None = None
+    gpus_per_rank: int | None = None
 
 
 def placed(
@@ -190,11 +190,11 @@ def placed(
     Examples
     --------
     >>> placed({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, 2, None)[0]
-    OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', number=1)
+    OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', gpus_per_rank=1)
     >>> placed({}, 1, 2, None)[0]
-    OwnGpus(gpus=None, gpu=None, device=None, number=None)
+    OwnGpus(gpus=None, gpu=None, device=None, gpus_per_rank=None)
     >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # CUDA would show this process MIG-a
-    OwnGpus(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, number=1)
+    OwnGpus(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, gpus_per_rank=1)
     """
     seen = visible(environ)
     if seen is None:

@@ -54,3 +54,8 @@ def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
     [0, 3, 4]
     """
     return [rank for rank, each in enumerate(node_of_rank) if each == node]
+
+
+def local_rank(node_of_rank: Sequence[int], rank: int) -> int:
+    """Return the index of a rank among those of its node."""
+    return ranks_on(node_of_rank, node_of_rank[rank]).index(rank)

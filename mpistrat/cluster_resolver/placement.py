@@ -213,30 +213,18 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
     counted = Counter(hosts)
     counts = tuple(counted[host] for host in numbers)
     node = numbers[hosts[rank]]
-    names = (
-        "size",
-        "rank",
-        "nodes",
-        "node",
-        "host",
-        "local_rank",
-        "local_size",
-        "ranks_per_node",
-        "node_of_rank",
-    )
-    return Placement(
-        GIVEN,
-        len(tasks),
-        rank,
-        nodes=tuple(numbers),
-        node=node,
-        host=hosts[rank],
-        local_rank=hosts[:rank].count(hosts[rank]),
-        local_size=counts[node],
-        ranks_per_node=counts,
-        node_of_rank=tuple(numbers[host] for host in hosts),
-        sources=dict.fromkeys(names, GIVEN),
-    )
+    facts: dict[str, Any] = {
+        "size": len(tasks),
+        "rank": rank,
+        "nodes": tuple(numbers),
+        "node": node,
+        "host": hosts[rank],
+        "local_rank": hosts[:rank].count(hosts[rank]),
+        "local_size": counts[node],
+        "ranks_per_node": counts,
+        "node_of_rank": tuple(numbers[host] for host in hosts),
+    }
+    return Placement(GIVEN, **facts, sources=dict.fromkeys(facts, GIVEN))
 
 
 def _text(value: Any) -> str:

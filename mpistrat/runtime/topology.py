@@ -235,6 +235,11 @@ class Topology(ObjectCollectives):
         """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
 
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """Return the index of a rank's node, and the index of the rank on it."""
+        node = next(i for i, ranks in enumerate(self.nodes) if rank in ranks)
+        return node, self.nodes[node].index(rank)
+
     def compare_clocks(self) -> None:
         """Note in the trace what the clocks of the ranks are ahead of each other. Collective if there are several."""
         sample = clock.measure(self.world, self.clocks)

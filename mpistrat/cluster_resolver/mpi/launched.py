@@ -161,9 +161,7 @@ def place(
     # All ranks of a node see the GPUs that their launcher's daemon sees.
     own, of_gpus = gpus.placed(environ, placement.local_rank, placement.local_size, None)
     sources.update(of_gpus)
-    return replace(
-        placement, gpus=own.gpus, gpu=own.gpu, device=own.device, gpus_per_rank=own.number, sources=sources
-    )
+    return replace(placement, **own._asdict(), sources=sources)
 
 
 def _host(
@@ -271,7 +269,7 @@ def _order(
         (layout.cyclic(counts), "assumed: each node in turn gets one rank"),
     )
     for where, why in orders:
-        index = layout.ranks_on(where, where[rank]).index(rank)
+        index = layout.local_rank(where, rank)
         if node in (None, where[rank]) and local_rank in (None, index):
             return tuple(where), why
     return None, ""

@@ -136,10 +136,7 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
         known,
         nodes=nodes,
         host=nodes[known.node],
-        gpus=own.gpus,
-        gpu=own.gpu,
-        device=own.device,
-        gpus_per_rank=own.number,
+        **own._asdict(),
         job=job and job[0],
         sources={
             **known.sources,
@@ -152,20 +149,16 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
 
 def placement_in(topology: Topology) -> Placement:
     """Return the place of this rank as MPI knows it, without node names and without communication."""
-    node_of_rank = [0] * topology.size
-    for node, ranks in enumerate(topology.nodes):
-        for rank in ranks:
-            node_of_rank[rank] = node
-    node = node_of_rank[topology.rank]
-    known = ("launcher", "size", "rank", "node", "local_rank", "local_size", "ranks_per_node", "node_of_rank")
-    return Placement(
-        "MPI",
-        topology.size,
-        topology.rank,
-        node=node,
-        local_rank=topology.nodes[node].index(topology.rank),
-        local_size=len(topology.nodes[node]),
-        ranks_per_node=topology.ranks_per_node,
-        node_of_rank=tuple(node_of_rank),
-        sources=dict.fromkeys(known, "MPI"),
-    )
+    node, local_rank = topology.place_of(topology.rank)
+    node_of_rank = {rank: node for node, ranks in enumerate(topology.nodes) for rank in ranks}
+    facts: dict[str, Any] = {
+        "launcher": "MPI",
+        "size": topology.size,
+        "rank": topology.rank,
+        "node": node,
+        "local_rank": local_rank,
+        "local_size": len(topology.nodes[node]),
+        "ranks_per_node": topology.ranks_per_node,
+        "node_of_rank": tuple(node_of_rank[rank] for rank in range(topology.size)),
+    }
+    return Placement(**facts, sources=dict.fromkeys(facts, "MPI"))

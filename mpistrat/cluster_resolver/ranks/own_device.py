@@ -63,8 +63,8 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
         return device
     on_nodes = [[told[rank][1] for rank in ranks] for ranks in topology.nodes]
     _warn_of_shared_gpus(topology, on_nodes)
-    node = next(i for i, ranks in enumerate(topology.nodes) if topology.rank in ranks)
-    return Device("cuda", own_index(on_nodes[node], topology.nodes[node].index(topology.rank)))
+    node, local_rank = topology.place_of(topology.rank)
+    return Device("cuda", own_index(on_nodes[node], local_rank))
 
 
 def _warn_of_shared_gpus(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:

@@ -92,9 +92,9 @@ class SlurmClusterResolver(ClusterResolver):
         self._tasks_per_node = _checked_tasks(tasks_per_node)
         told = slurm_step.with_step(self._environ)
         self._batch_script = told is not self._environ
-        rank = slurm_step.own_rank(told)
+        rank = slurm_step.number(told, slurm_step.RANK)
         told_jobs, source = jobs_told(jobs, self._environ)
-        self._jobs = {WORKER: slurm_step.num_tasks(told)} if told_jobs is None else told_jobs
+        self._jobs = {WORKER: slurm_step.number(told, slurm_step.SIZE)} if told_jobs is None else told_jobs
         self._step = slurm_step.read(told, self._tasks_per_node)
         self._visible = gpus.visible(self._environ)
         self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
@@ -183,10 +183,7 @@ class SlurmClusterResolver(ClusterResolver):
             ranks_per_node=step.counts,
             node_of_rank=step.node_of_rank,
             allocation=allocation and allocation[0],
-            gpus=own.gpus,
-            gpu=own.gpu,
-            device=own.device,
-            gpus_per_rank=own.number,
+            **own._asdict(),
             job=job and job[0],
             sources={
                 **sources,
@@ -251,11 +248,6 @@ class SlurmClusterResolver(ClusterResolver):
             return gpus.Share(index * self._gpus_per_task, self._gpus_per_task)
         return gpus.share(seen.ids, index, users)
 
-    def _local_rank(self) -> int:
-        where = self._step.node_of_rank
-        assert where is not None
-        return layout.ranks_on(where, where[self._step.rank]).index(self._step.rank)
-
     def _set_visible_gpus(self) -> None:
         number = self._gpus_of_task()
         if number == 0:
@@ -266,7 +258,9 @@ class SlurmClusterResolver(ClusterResolver):
             ids = tuple(map(str, range(self._gpus_of_node())))
         if len(ids) <= number:  # Slurm shows this task only its own GPUs
             return
-        first = (self._dealt() or gpus.Share(self._local_rank() * number, number)).first
+        dealt, where = self._dealt(), self._step.node_of_rank
+        assert where is not None
+        first = dealt.first if dealt else layout.local_rank(where, self._step.rank) * number
         own = ids[first : first + number]
         if len(own) < number:
             raise RuntimeError(

@@ -64,41 +64,27 @@ class Step:
     of_local_rank: str
 
 
-def own_rank(environ: Mapping[str, str]) -> int:
-    """Return the number of this task in its step.
+def number(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable that srun sets for every task.
 
     Raises
     ------
     RuntimeError
         If the environment does not tell.
     """
-    required(environ, RANK, _SRUN)
-    rank = integer(environ, RANK)
-    assert rank is not None
-    return rank
+    required(environ, name, _SRUN)
+    value = integer(environ, name)
+    assert value is not None
+    return value
 
 
 def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """An environment with the variables of the step; where a batch script is the job's only task, those of its job."""
+    """Return an environment with the variables of the step: those of its job if a batch script is its only task."""
     if any(environ.get(name) for name in (SIZE, COUNTS, NODELIST)) or environ.get("SLURM_HET_SIZE"):
         return environ
     if environ.get(JOB_COUNTS) != "1" or not environ.get(JOB_NODELIST) or environ.get(RANK) != "0":
         return environ
     return {**environ, SIZE: "1", COUNTS: "1", NODELIST: environ[JOB_NODELIST]}
-
-
-def num_tasks(environ: Mapping[str, str]) -> int:
-    """Return the number of tasks of the step.
-
-    Raises
-    ------
-    RuntimeError
-        If the environment does not tell.
-    """
-    required(environ, SIZE, _SRUN)
-    size = integer(environ, SIZE)
-    assert size is not None
-    return size
 
 
 def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
@@ -118,7 +104,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     ValueError
         If a variable has a value that cannot be read.
     """
-    rank = own_rank(environ)
+    rank = number(environ, RANK)
     why = left_over(environ) if tasks_per_node is None else None
     if why is not None:
         raise RuntimeError(
@@ -157,9 +143,9 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     for place, count in zip(merged, counts, strict=True):
         totals[place] += count
     node = position_of(environ.get("SLURMD_NODENAME"), names)
-    number = integer(environ, NODE)
-    if node is None and number is not None and number < len(nodes):
-        node = merged[number]
+    node_id = integer(environ, NODE)
+    if node is None and node_id is not None and node_id < len(nodes):
+        node = merged[node_id]
     gtids = environ.get("SLURM_GTIDS", "") if tasks_per_node is None else ""
     if where is not None and node is not None and gtids:
         here = [part for part, place in enumerate(merged) if place == node]
@@ -177,7 +163,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     # SLURM_LOCALID counts the tasks of one component: wrong where components share a node.
     shared = node is not None and gtids and len(gtids.split(",")) < totals[node]
     if local_rank is None or shared or len(names) < len(nodes):
-        local_rank = None if where is None else layout.ranks_on(where, where[rank]).index(rank)
+        local_rank = None if where is None else layout.local_rank(where, rank)
         of_local_rank = why
     of_nodes = f"{NODELIST}, {GROUPS}" if len(parts) > 1 else NODELIST
     on_node = None if where is None else tuple(where)

@@ -96,7 +96,7 @@ class NcclRoute(Route):
         for rank, (text, _) in enumerate(told):
             if text:
                 return f"rank {rank}: {text}"
-        gpus = [(each, _node(topology, rank)) for rank, (_, each) in enumerate(told)]
+        gpus = [(each, topology.place_of(rank)[0]) for rank, (_, each) in enumerate(told)]
         for each in gpus:
             sharing = [rank for rank, other in enumerate(gpus) if other == each]
             if len(sharing) > 1:
@@ -204,10 +204,6 @@ def _identity(device: int) -> bytes:
     cupy = cupy_for("NCCL")
     uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
     return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()
-
-
-def _node(topology: Topology, rank: int) -> int:
-    return next(i for i, ranks in enumerate(topology.nodes) if rank in ranks)
 
 
 def _as_bytes(unique: Any) -> bytes:

@@ -86,7 +86,7 @@ def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int,
     """Broadcast few bytes in the message by which the leaders of nodes exchange checksums."""
     memory = topology.memory
     assert memory is not None
-    home, place = _find(topology, root)
+    home, place = topology.place_of(root)
     own, slots = memory.slots(_BYTE, memory.slot_bytes)
     (piece,) = cut(data, nbytes)
     if topology.rank == root:
@@ -108,7 +108,7 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
     """
     memory, leaders = topology.memory, topology.leaders
     assert memory is not None
-    home, place = _find(topology, root)
+    home, place = topology.place_of(root)
     at_home = topology.rank in topology.nodes[home]
     source = place if at_home else 0
     for piece in cut(data, memory.slot_bytes):
@@ -123,12 +123,6 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
             leaders.Bcast(message, home)
         if topology.rank != root:
             take(piece, slot)
-
-
-def _find(topology: Topology, rank: int) -> tuple[int, int]:
-    """Return the number of the node of a rank, and the rank's place on it."""
-    node = next(i for i, ranks in enumerate(topology.nodes) if rank in ranks)
-    return node, topology.nodes[node].index(rank)
 
 
 def _end(piece: Piece) -> int:
