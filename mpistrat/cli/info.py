@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpistrat.cli.check.checks.library import loaded_library
+from mpistrat.cli.check.checks.library import LEVELS, loaded_library
 from mpistrat.cli.run import machine
 from mpistrat.runtime import environment
 from mpistrat.runtime.process import affinity
@@ -94,10 +94,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 
     try:
         MPI = mpi.start()
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # libmpi is missing, or each task is a job of its own
+    except (ImportError, RuntimeError) as error:  # libmpi is missing, or each task is a job of its own
         library["library"] = f"not usable: {error}"
         return 0, "not available without MPI"
     from mpistrat.collectives.algorithms.choose import Choice
@@ -110,8 +107,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
         return MPI.COMM_WORLD.rank, "none"
     choice = Choice.of(topology)
     choice.heed(topology)
-    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-    names = {getattr(MPI, f"THREAD_{level}"): level for level in levels}
+    names = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
     library["file"] = loaded_library()
     library["standard"] = ".".join(map(str, MPI.Get_version()))

@@ -250,7 +250,7 @@ def test_start():
     troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
     finding = judged(start, None, None, None, troubles=troubles)
     assert finding.verdict is FIX
-    assert finding.found == "rank 1 (n0): sent no report\nranks 0,2 (n0): no progress in 'x' for 9 s"
+    assert finding.found == "rank 1 (n0): sent no report\nranks 0, 2 (n0): no progress in 'x' for 9 s"
     aborted = {
         rank: Trouble(Blame.ENDED, f"ended in 'the start of MPI' (status 16): Abort({rank})", START)
         for rank in range(3)

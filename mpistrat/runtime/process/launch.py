@@ -105,6 +105,17 @@ def _is_left_over(environ: Mapping[str, str]) -> bool:
         return False
 
 
+def library_name(library: str) -> str:
+    """Return the name and version of an MPI library from the string of ``MPI.Get_library_version()``.
+
+    Examples
+    --------
+    >>> library_name("MPICH Version:      4.2.3")
+    'MPICH Version: 4.2.3'
+    """
+    return " ".join(library.rstrip("\0").strip().partition("\n")[0].partition(",")[0].split())
+
+
 def library_family(library: str) -> str:
     """Return the family of an MPI library from the string of ``MPI.Get_library_version()``.
 

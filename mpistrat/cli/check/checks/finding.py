@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,20 +165,6 @@ class Check(NamedTuple):
     judge: Callable[[CheckedJob], Finding]
     local: Callable[[CheckOptions], Any] | None = None
     talk: Callable[[Talk, CheckOptions], Any] | None = None
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return ranks as text.
-
-    Examples
-    --------
-    >>> ranks([2]), ranks([0, 1, 2, 5])
-    ('rank 2', 'ranks 0-2,5')
-    """
-    from mpistrat.runtime.process.affinity import ranges
-
-    numbers = list(numbers)
-    return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"
 
 
 def size(count: float) -> str:

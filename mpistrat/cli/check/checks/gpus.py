@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _ASK = (
     "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "
@@ -71,7 +72,9 @@ def judge(job: CheckedJob) -> Finding:
             which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
             has = f"the job has {given} there" if given else "other ranks see some"
             return Finding(
-                f"{host}: {ranks(blind)} {_see(blind)} no GPU ({which}), although {has}", Verdict.FIX, _ASK
+                f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}",
+                Verdict.FIX,
+                _ASK,
             )
         seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
         if 0 < len(seen) < given and _numbered_anew(here):
@@ -89,7 +92,7 @@ def judge(job: CheckedJob) -> Finding:
         slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
         if slices:
             return Finding(
-                f"{host}: {ranks(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
+                f"{host}: {ranks_in_words(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
                 Verdict.FIX,
                 "let the scheduler assign them (--gpus-per-task=1), or use SlurmClusterResolver(auto_set_gpu=True)",
             )
@@ -128,5 +131,5 @@ def _shared(job: CheckedJob, facts: dict[int, Any]) -> str:
                 users.setdefault(facts[rank]["own"], []).append(rank)
         for gpu, several in users.items():
             if len(several) > 1:
-                return f"{host}: {ranks(several)} share GPU {gpu}"
+                return f"{host}: {ranks_in_words(several)} share GPU {gpu}"
     return ""

@@ -8,7 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, ranks
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.runtime.agreement.operation import ranks_in_words
+from mpistrat.runtime.process.launch import library_family, library_name
 from mpistrat.runtime.process.launchers import SRUN
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
@@ -37,10 +39,7 @@ def local(options: CheckOptions) -> dict[str, Any]:
 
 def describe(library: str) -> dict[str, str]:
     """Return the family and name of a library from the text of ``MPI.Get_library_version()``."""
-    from mpistrat.runtime.process.launch import library_family
-
-    name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
-    return {"family": library_family(library), "library": " ".join(name.split())}
+    return {"family": library_family(library), "library": library_name(library)}
 
 
 def loaded_library() -> str:
@@ -101,4 +100,4 @@ def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
         if fact in each:
             text = f"{each[fact]} ({each['file']})" if with_file else each[fact]
             groups.setdefault(text, []).append(rank)
-    return "\n".join(f"{ranks(those)}: {text}" for text, those in groups.items())
+    return "\n".join(f"{ranks_in_words(those)}: {text}" for text, those in groups.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from mpistrat.cli.check.checks.finding import START, CheckedJob, Finding, Verdict, ranks
+from mpistrat.cli.check.checks.finding import START, CheckedJob, Finding, Verdict
+from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _AT_MOST = 6
@@ -27,7 +28,7 @@ def _troubles(job: CheckedJob) -> list[str]:
     for those in groups.values():
         hosts = dict.fromkeys(job.facts[rank]["host"] for rank in those if rank in job.facts)
         on = f" ({', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''})" if hosts else ""
-        lines.append(f"{ranks(those)}{on}: {job.troubles[those[0]].text}")
+        lines.append(f"{ranks_in_words(those)}{on}: {job.troubles[those[0]].text}")
     return (
         lines
         if len(lines) <= _AT_MOST

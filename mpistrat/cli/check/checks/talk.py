@@ -106,9 +106,9 @@ class Talk:
             self.send(data, rank)
         return value
 
-    def meet(self, comm: Any = None) -> None:
+    def meet(self) -> None:
         """Wait for all ranks. Sleep between tests: other ranks may need the core."""
-        request = (self.comm if comm is None else comm).Ibarrier()
+        request = self.comm.Ibarrier()
         while not request.Test():
             time.sleep(0.001)
 
