@@ -17,7 +17,7 @@ from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.packing import Key, Limits, Message, join, new_array, pack, unpack
+from mpistrat.collectives.packing import Key, Message, MessageSizes, join, new_array, pack, unpack
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -29,14 +29,14 @@ _BETWEEN_NODES = 16  # the cost of a message between nodes, relative to one insi
 _join, _unpack = timed(Kind.REDUCE_PACK, join), timed(Kind.REDUCE_UNPACK, unpack)
 
 
-class Route(NamedTuple):
+class HostRoute(NamedTuple):
     """How a message is reduced: the algorithm, and the number of elements of a piece."""
 
     algorithm: Algorithm
     piece: int
 
     @classmethod
-    def of(cls, choice: Choice, message: Message, name: str | None) -> Route:
+    def of(cls, choice: Choice, message: Message, name: str | None) -> HostRoute:
         """Choose the algorithm of a message, by its name or its predicted cost."""
         itemsize = message.wire.itemsize
         algorithm, _, piece_bytes = choice.best(message.length * itemsize, message.wire, name)
@@ -63,7 +63,7 @@ def reduction_of_arrays(
         If one of the arrays cannot be reduced by ``op``.
     """
     messages = packed_for_host(topology, choice, op, key, bytes_per_pack, algorithm)
-    routes = [Route.of(choice, each, algorithm) for each in messages]
+    routes = [HostRoute.of(choice, each, algorithm) for each in messages]
     empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
 
     def combine(arrays: Sequence[np.ndarray], timeout_seconds: float | None) -> list[Any]:
@@ -104,14 +104,14 @@ def packed_for_host(
 
 def _limits(
     topology: Topology, choice: Choice, wire: np.dtype, bytes_per_pack: int, algorithm: str | None
-) -> Limits:
+) -> MessageSizes:
     between_nodes = len(topology.nodes) > 1
     alone = topology.limits.alone_bytes * (_BETWEEN_NODES if between_nodes else 1)
     if bytes_per_pack:
-        return Limits(max(alone, bytes_per_pack), math.inf, bytes_per_pack)
+        return MessageSizes(max(alone, bytes_per_pack), math.inf, bytes_per_pack)
     if between_nodes:
-        return Limits(alone, _PACK_BYTES * 2, math.inf)
-    return Limits(alone, min(_PACK_BYTES, choice.piece_bytes(wire, algorithm)), math.inf)
+        return MessageSizes(alone, _PACK_BYTES * 2, math.inf)
+    return MessageSizes(alone, min(_PACK_BYTES, choice.piece_bytes(wire, algorithm)), math.inf)
 
 
 def _as_they_are(arrays: Any) -> Any:
@@ -125,7 +125,7 @@ def joined(message: Message, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return flat
 
 
-def reduce_one(topology: Topology, message: Message, route: Route, array: np.ndarray) -> np.ndarray:
+def reduce_one(topology: Topology, message: Message, route: HostRoute, array: np.ndarray) -> np.ndarray:
     """Return a new array with the reduction of one array, the only one of its message."""
     total = new_array(message.length, message.result)
     if not array.flags.c_contiguous:
@@ -135,7 +135,7 @@ def reduce_one(topology: Topology, message: Message, route: Route, array: np.nda
 
 
 def _reduce_many(
-    topology: Topology, message: Message, route: Route, arrays: Sequence[np.ndarray], out: list[Any]
+    topology: Topology, message: Message, route: HostRoute, arrays: Sequence[np.ndarray], out: list[Any]
 ) -> None:
     total = new_array(message.length, message.result)
     send = total if message.source is message.result else np.empty(message.length, message.source)
@@ -145,7 +145,7 @@ def _reduce_many(
 
 
 def _reduce_pieces(
-    topology: Topology, message: Message, route: Route, send: np.ndarray, total: np.ndarray
+    topology: Topology, message: Message, route: HostRoute, send: np.ndarray, total: np.ndarray
 ) -> None:
     """Reduce a flat message piece by piece; ``total`` may be ``send``."""
     if message.length <= route.piece:
@@ -170,7 +170,7 @@ def reduce_piece(
     finish(wide, message.divisor, total)
 
 
-def short_steps_of(topology: Topology, message: Message, route: Route) -> ShortSteps | None:
+def short_steps_of(topology: Topology, message: Message, route: HostRoute) -> ShortSteps | None:
     """Return the short steps of a message; None if its algorithm does not have them for this length and dtype."""
     if message.length > route.piece or not message.source is message.wire is message.result:
         return None

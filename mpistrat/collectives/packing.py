@@ -67,7 +67,7 @@ class Message(NamedTuple):
     divisor: int
 
 
-class Limits(NamedTuple):
+class MessageSizes(NamedTuple):
     """The sizes of messages.
 
     Attributes
@@ -85,7 +85,7 @@ class Limits(NamedTuple):
     enough: float
 
 
-def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, Limits]) -> tuple[Message, ...]:
+def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> tuple[Message, ...]:
     """Divide a list of arrays into messages, from the last array on, since its gradient is ready first.
 
     Arrays without elements are left out.

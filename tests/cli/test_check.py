@@ -180,7 +180,7 @@ def test_wrong_mpi_option(faults):
 def test_mixed_libraries(run_ranks, faults):
     findings = found(run_ranks(3, *CHECK, cwd=faults, FAULTS="library"), 1)
     assert findings["library"][0] == "fix"
-    assert "ranks 0,2: " in findings["library"][1]["found"]
+    assert "ranks 0, 2: " in findings["library"][1]["found"]
     assert "rank 1: MPI of another kind 1.0" in findings["library"][1]["found"]
 
 

@@ -20,10 +20,10 @@ from mpistrat.cli.check.checks import (
     shared_memory,
     start,
 )
-from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Trouble, Verdict
+from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Severity, Trouble
 from mpistrat.cli.check.checks.talk import rounds
 
-OK, LOOK, FIX, UNKNOWN = Verdict
+OK, LOOK, FIX, UNKNOWN = Severity
 GIB, MIB = 2**30, 2**20
 
 
@@ -40,14 +40,14 @@ def job(check, *facts, nodes=None, **more):
 def judged(module, *facts, **more):
     name = module.__name__.rpartition(".")[2]
     finding = module.judge(job(name, *facts, **more))
-    assert finding.advice or finding.verdict in (OK, UNKNOWN)
+    assert finding.advice or finding.severity in (OK, UNKNOWN)
     return finding
 
 
 def test_every_check_copes_with_knowing_nothing():
     nothing = CheckedJob(2, {0: {"host": "n0"}, 1: {"host": "n1"}})
     for check in CHECKS:
-        assert check.judge(nothing).verdict in (UNKNOWN, OK)
+        assert check.judge(nothing).severity in (UNKNOWN, OK)
 
 
 def bound(cores, there=8, threads=1):
@@ -69,7 +69,7 @@ def bound(cores, there=8, threads=1):
 )
 def test_binding(facts, nodes, verdict, text):
     finding = judged(binding, *facts, nodes=nodes)
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
 def gpu(seen, given=None, own=None, there=0):
@@ -103,7 +103,7 @@ def gpu(seen, given=None, own=None, there=0):
 )
 def test_gpus(facts, nodes, verdict, text):
     finding = judged(gpus, *facts, nodes=nodes)
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_gpus_that_cgroups_number_from_0(seen, of_task, names, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_GPUS", of_task)
     facts = gpus.local(None)
     assert (facts["seen"], facts["own"]) == (names, names[0])
-    assert judged(gpus, *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).verdict is OK
+    assert judged(gpus, *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).severity is OK
 
 
 def shm(free, total=16 * GIB):
@@ -134,7 +134,7 @@ def shm(free, total=16 * GIB):
 )
 def test_shared_memory(facts, nodes, verdict, text):
     finding = judged(shared_memory, *facts, nodes=nodes)
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
     if verdict is FIX:
         assert ("--shm-size" in finding.advice) == (facts[-1]["total"] == 64 * MIB)
 
@@ -161,7 +161,7 @@ def loaded(name="Open MPI v5.0.11", **more):
 )
 def test_library(facts, verdict, text):
     finding = judged(library, *facts)
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
 def folder(**more):
@@ -181,7 +181,7 @@ def folder(**more):
 )
 def test_data(facts, talked, verdict, text):
     finding = judged(data, *facts, talked=talked, options=CheckOptions("/d"))
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_data(facts, talked, verdict, text):
 )
 def test_clocks(found, verdict, text):
     finding = judged(clocks, None, None, None, talked={"clocks": found})
-    assert (finding.verdict, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_clocks(found, verdict, text):
 )
 def test_network(pairs, verdict, texts):
     finding = judged(network, None, None, None, nodes=[0, 1, 2], talked={"network": pairs})
-    assert finding.verdict is verdict
+    assert finding.severity is verdict
     for text in texts:
         assert text in finding.found + finding.advice
 
@@ -239,9 +239,9 @@ def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
 
 def test_layout():
     finding = judged(layout, None, None, None, nodes=[0, 0, 1], talked={"layout": None})
-    assert (finding.verdict, finding.found) == (OK, "2 nodes, ranks: 2, 1")
+    assert (finding.severity, finding.found) == (OK, "2 nodes, ranks: 2, 1")
     finding = judged(layout, None, None, talked={"layout": [1, "size is 3 ...", "another launch"]})
-    assert (finding.verdict, finding.advice) == (FIX, "another launch")
+    assert (finding.severity, finding.advice) == (FIX, "another launch")
 
 
 def test_start():
@@ -249,7 +249,7 @@ def test_start():
     stands = Trouble(Blame.STANDS, "no progress in 'x' for 9 s", "x")
     troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
     finding = judged(start, None, None, None, troubles=troubles)
-    assert finding.verdict is FIX
+    assert finding.severity is FIX
     assert finding.found == "rank 1 (n0): sent no report\nranks 0, 2 (n0): no progress in 'x' for 9 s"
     aborted = {
         rank: Trouble(Blame.ENDED, f"ended in 'the start of MPI' (status 16): Abort({rank})", START)

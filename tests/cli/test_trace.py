@@ -17,7 +17,7 @@ from mpistrat.cli import commands
 from mpistrat.cli.trace import files
 from mpistrat.runtime.trace import layout
 from mpistrat.runtime.trace.clock import Sample
-from mpistrat.runtime.trace.layout import Kind, Word
+from mpistrat.runtime.trace.layout import HeaderWord, Kind
 from mpistrat.runtime.trace.ring import TraceRing
 
 ROOM = layout.EVENTS + 1000 * layout.EVENT.size
@@ -36,11 +36,11 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
     words = memoryview(ring._memory).cast("q")
     seconds = memoryview(ring._memory).cast("d")
     if clock is not None:
-        words[Word.CLOCK] = clock
-    start = seconds[Word.BEGAN] if at is None else at
-    seconds[Word.BEGAN] = start
+        words[HeaderWord.CLOCK] = clock
+    start = seconds[HeaderWord.BEGAN] if at is None else at
+    seconds[HeaderWord.BEGAN] = start
     if epoch is not None:
-        seconds[Word.EPOCH] = epoch
+        seconds[HeaderWord.EPOCH] = epoch
     for sample in samples:
         ring.sample(sample)
     whose = ring.communicator(token, size, rank)
@@ -53,7 +53,7 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
         ring.end(pack, 0.0, began + 0.0002)
         ring.end(event, start + 0.010 * i + 0.0075, start + 0.010 * i + 0.009)
         ring.begin(Kind.STEP, 255, i, 0, 0, 0, start + 0.010 * i + 0.0095)
-    seconds[Word.ENDED] = start + 0.010 * STEPS
+    seconds[HeaderWord.ENDED] = start + 0.010 * STEPS
     return Path(ring.path)
 
 

@@ -130,6 +130,6 @@ def test_mixed_libraries(check, other_python):
     assert status != 0
     assert checks["library"]["verdict"] == "fix", said
     assert "rank 1: " in checks["library"]["found"]
-    assert "ranks 0,2: " in checks["library"]["found"]
+    assert "ranks 0, 2: " in checks["library"]["found"]
     assert "MPICH" in checks["library"]["found"]
     assert "Open MPI" in checks["library"]["found"]

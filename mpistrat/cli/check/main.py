@@ -50,7 +50,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     if gpu_direct:
         raise SystemExit(_probe(limit))
     from mpistrat.cli.check.checks import CHECKS
-    from mpistrat.cli.check.checks.finding import CheckOptions, Verdict
+    from mpistrat.cli.check.checks.finding import CheckOptions, Severity
     from mpistrat.cli.check.checks.watch import Watcher
     from mpistrat.cluster_resolver import resolve
     from mpistrat.runtime.process.launch_key import key_of
@@ -66,7 +66,7 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
         if job is None:
             return
         findings = [(check, check.judge(job)) for check in CHECKS]
-        must_fix = any(finding.verdict is Verdict.FIX for _, finding in findings)
+        must_fix = any(finding.severity is Severity.FIX for _, finding in findings)
         (_print_json if as_json else _print_table)(job, findings, must_fix)
         watcher.reported()
     if must_fix:
@@ -94,7 +94,7 @@ def _probe(limit: float) -> int:
 
 def _print_json(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     checks = {
-        check.name: {"found": each.found, "verdict": each.verdict.value, "advice": each.advice}
+        check.name: {"found": each.found, "verdict": each.severity.value, "advice": each.advice}
         for check, each in findings
     }
     click.echo(json.dumps({"ranks": job.size, "must fix": must_fix, "checks": checks}, indent=2))
@@ -107,10 +107,13 @@ def _print_table(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fi
     console = table.console()
     rows = Table("check", "found", "verdict", "what to do", show_lines=True)
     for check, each in findings:
-        colour = _COLOURS[each.verdict.value]
+        colour = _COLOURS[each.severity.value]
         rows.add_row(
-            check.title, escape(each.found), f"[{colour}]{each.verdict.value}[/{colour}]", escape(each.advice)
+            check.title,
+            escape(each.found),
+            f"[{colour}]{each.severity.value}[/{colour}]",
+            escape(each.advice),
         )
     console.print(rows)
-    count = sum(each.verdict.value == "fix" for _, each in findings)
+    count = sum(each.severity.value == "fix" for _, each in findings)
     console.print(f"{count} to fix" if must_fix else "nothing to fix")

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.runtime.trace import layout
 from mpistrat.runtime.trace.clock import Sample
-from mpistrat.runtime.trace.layout import Kind, Word
+from mpistrat.runtime.trace.layout import HeaderWord, Kind
 
 _EVENT = np.dtype(
     [
@@ -108,13 +108,13 @@ def read(path: Path) -> Trace:
 def _parsed(path: Path, data: bytes) -> Trace:
     words = np.frombuffer(data, np.int64, 32).tolist()
     seconds = np.frombuffer(data, np.float64, 32).tolist()
-    if words[Word.MAGIC] != layout.MAGIC:
+    if words[HeaderWord.MAGIC] != layout.MAGIC:
         raise NotATraceError(f"{path} is not a trace")
-    if words[Word.VERSION] != layout.VERSION:
+    if words[HeaderWord.VERSION] != layout.VERSION:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
-    capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
-    times = np.abs([seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]])
-    right = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
+    capacity, written = words[HeaderWord.CAPACITY], words[HeaderWord.EVENTS]
+    times = np.abs([seconds[HeaderWord.EPOCH], seconds[HeaderWord.BEGAN], seconds[HeaderWord.ENDED]])
+    right = 0 <= words[HeaderWord.RANK] < words[HeaderWord.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
     if not right or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
         raise NotATraceError(f"{path} is damaged")
     there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
@@ -132,33 +132,33 @@ def _parsed(path: Path, data: bytes) -> Trace:
     events = events[np.argsort(events["began"], kind="stable")]
     bad = len(order) - len(events)
     ends = [
-        seconds[Word.BEGAN],
+        seconds[HeaderWord.BEGAN],
         *(float(events[name].max()) for name in ("began", "met", "ended") if len(events)),
     ]
-    complete = seconds[Word.ENDED] > 0
+    complete = seconds[HeaderWord.ENDED] > 0
     return Trace(
         path=path,
-        rank=words[Word.RANK],
-        size=words[Word.SIZE],
-        pid=words[Word.PID],
+        rank=words[HeaderWord.RANK],
+        size=words[HeaderWord.SIZE],
+        pid=words[HeaderWord.PID],
         host=_header_text(data, layout.HOST),
         program=_header_text(data, layout.PROGRAM),
-        clock=words[Word.CLOCK],
-        epoch=seconds[Word.EPOCH],
-        began=seconds[Word.BEGAN]
+        clock=words[HeaderWord.CLOCK],
+        epoch=seconds[HeaderWord.EPOCH],
+        began=seconds[HeaderWord.BEGAN]
         if written <= capacity
         else float(events["began"][0])
         if len(events)
         else ends[0],
-        last=max(seconds[Word.ENDED], *ends),
+        last=max(seconds[HeaderWord.ENDED], *ends),
         complete=complete,
         communicators=tuple(
             layout.COMMUNICATOR.unpack_from(data, layout.COMMUNICATORS + i * layout.COMMUNICATOR.size)
-            for i in range(min(max(0, words[Word.COMMUNICATORS]), layout.MOST_COMMUNICATORS))
+            for i in range(min(max(0, words[HeaderWord.COMMUNICATORS]), layout.MOST_COMMUNICATORS))
         ),
         samples=tuple(
             Sample(*layout.SAMPLE.unpack_from(data, layout.SAMPLES + i * layout.SAMPLE.size))
-            for i in range(min(max(0, words[Word.SAMPLES]), layout.MOST_SAMPLES))
+            for i in range(min(max(0, words[HeaderWord.SAMPLES]), layout.MOST_SAMPLES))
         ),
         events=events,
         forgotten=max(0, written - capacity),

@@ -14,7 +14,7 @@ from mpistrat.collectives.arenas.arena import Arena, Stretch
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.on_host import Route, packed_for_host, reduce_one, short_steps_of
+from mpistrat.collectives.on_host import HostRoute, packed_for_host, reduce_one, short_steps_of
 from mpistrat.collectives.packing import Message
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps
 from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
@@ -24,12 +24,12 @@ from mpistrat.runtime.topology import Topology
 _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
 
 
-class Part(NamedTuple):
+class ReducedStretch(NamedTuple):
     """A stretch of an arena, which is one message, and the way of its reduction."""
 
     stretch: Stretch
     message: Message
-    route: Route
+    route: HostRoute
 
 
 class Block(NamedTuple):
@@ -90,19 +90,19 @@ def reduction_in_place(
 
 def _part(
     topology: Topology, choice: Choice, op: Op, home: Arena, stretch: Stretch, algorithm: str | None
-) -> Part:
+) -> ReducedStretch:
     """Return the part of a stretch: as for any array, unless the reduction in place is predicted to be faster."""
     key = ((stretch.dtype, (stretch.length,)),)
     (message,) = packed_for_host(topology, choice, op, key, 0, algorithm)
-    route = Route.of(choice, message, algorithm)
+    route = HostRoute.of(choice, message, algorithm)
     nbytes = stretch.length * message.wire.itemsize
     predicts = algorithm is None and home.shared and not choice.measured and topology.size > 1
     if predicts and choice.in_place_is_faster(nbytes, route.algorithm):
-        route = Route.of(choice, message, IN_PLACE)
-    return Part(stretch, message, route)
+        route = HostRoute.of(choice, message, IN_PLACE)
+    return ReducedStretch(stretch, message, route)
 
 
-def _stays(home: Arena, part: Part) -> bool:
+def _stays(home: Arena, part: ReducedStretch) -> bool:
     """Return whether a part is reduced in place: not if its values are widened or another algorithm is faster."""
     return home.shared and part.route.algorithm.in_place and part.message.wire is part.message.source
 
@@ -113,7 +113,7 @@ class _InSharedMemory:
     Between nodes, slice ``i`` travels on the rail of local rank ``i``.
     """
 
-    def __init__(self, topology: Topology, home: Arena, parts: Sequence[Part]):
+    def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedStretch]):
         self._topology, self._home, self.parts = topology, home, parts
         self.views: list[tuple[Message, list[Block]]] = []
 
@@ -197,7 +197,7 @@ def _combine_between_nodes(topology: Topology, message: Message, slices: Block) 
 class _ThroughCopies:
     """The parts that are reduced as any other array, after which the result is copied back."""
 
-    def __init__(self, topology: Topology, home: Arena, parts: Sequence[Part]):
+    def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedStretch]):
         self._topology, self._home, self.parts = topology, home, parts
         self.views: list[np.ndarray] = []
         self.only_meets = bool(parts) and all(part.route.algorithm.meets for part in parts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.packing import Key, Limits, Message, pack
+from mpistrat.collectives.packing import Key, Message, MessageSizes, pack
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu import kernels
 
@@ -33,7 +33,7 @@ def packed_for_gpu(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tupl
     TypeError
         If one of the arrays cannot be reduced by ``op``.
     """
-    limits = Limits(_ALONE_BYTES, math.inf, bytes_per_pack or PACK_BYTES)
+    limits = MessageSizes(_ALONE_BYTES, math.inf, bytes_per_pack or PACK_BYTES)
     return pack(op, key, size, {dtype: limits for dtype, _ in key})
 
 

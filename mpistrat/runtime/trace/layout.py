@@ -14,7 +14,7 @@ MAGIC = 0x6563617274697073  # "spitrace"
 VERSION = 1
 
 
-class Word(enum.IntEnum):
+class HeaderWord(enum.IntEnum):
     """The place of each number of the header, of 8 bytes. Those with a comment are floats, in seconds."""
 
     MAGIC = 0

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from mpistrat.runtime.trace import clock, layout
 from mpistrat.runtime.trace.clock import Sample
-from mpistrat.runtime.trace.layout import Kind, Word
+from mpistrat.runtime.trace.layout import HeaderWord, Kind
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -77,20 +77,20 @@ class TraceRing:
         self._texts: dict[str, int] = {}
         self._of_record: dict[int, int] = {}
         self._lock = threading.RLock()  # not a Lock: a signal handler may come here again
-        words[Word.VERSION] = layout.VERSION
-        words[Word.PID] = process
-        words[Word.RANK], words[Word.SIZE] = rank, size
-        words[Word.CLOCK], words[Word.CAPACITY] = clock.number(), capacity
-        seconds[Word.EPOCH] = time.time() - time.monotonic()
-        seconds[Word.BEGAN] = time.monotonic()
+        words[HeaderWord.VERSION] = layout.VERSION
+        words[HeaderWord.PID] = process
+        words[HeaderWord.RANK], words[HeaderWord.SIZE] = rank, size
+        words[HeaderWord.CLOCK], words[HeaderWord.CAPACITY] = clock.number(), capacity
+        seconds[HeaderWord.EPOCH] = time.time() - time.monotonic()
+        seconds[HeaderWord.BEGAN] = time.monotonic()
         self._write(layout.HOST, host)
         self._write(layout.PROGRAM, " ".join(getattr(sys, "argv", [])[:4]))
         self.begin, self.end = self._writers(capacity)
-        words[Word.MAGIC] = layout.MAGIC
+        words[HeaderWord.MAGIC] = layout.MAGIC
 
     def belongs_to(self, rank: int, size: int) -> None:
         """Note the rank of a process that was taken for one alone."""
-        self._words[Word.RANK], self._words[Word.SIZE] = rank, size
+        self._words[HeaderWord.RANK], self._words[HeaderWord.SIZE] = rank, size
 
     def communicator(self, token: int, size: int, rank: int) -> int:
         """Return the number of a communicator in this trace."""
@@ -104,7 +104,7 @@ class TraceRing:
             self._tokens[token] = found
             at = layout.COMMUNICATORS + found * layout.COMMUNICATOR.size
             layout.COMMUNICATOR.pack_into(self._memory, at, token, size, rank)
-            self._words[Word.COMMUNICATORS] = found + 1
+            self._words[HeaderWord.COMMUNICATORS] = found + 1
         return found
 
     def text(self, number: int, text_of: Callable[[int], str]) -> int:
@@ -121,24 +121,24 @@ class TraceRing:
             found = self._texts.get(text)
             if found is None:
                 data = text.encode(errors="replace")[: layout.TEXT_BYTES]
-                place = self._words[Word.TEXTS]
+                place = self._words[HeaderWord.TEXTS]
                 if place + 2 + len(data) > layout.TEXTS_BYTES:
                     return 0
                 at = layout.TEXTS + place
                 self._memory[at : at + 2 + len(data)] = struct.pack("=H", len(data)) + data
-                self._words[Word.TEXTS] = place + 2 + len(data)
+                self._words[HeaderWord.TEXTS] = place + 2 + len(data)
                 found = self._texts[text] = place + 1
         return found
 
     def sample(self, sample: Sample) -> None:
         """Note what the clock of the first rank is ahead. With too many samples the last one is replaced."""
-        place = min(self._words[Word.SAMPLES], layout.MOST_SAMPLES - 1)
+        place = min(self._words[HeaderWord.SAMPLES], layout.MOST_SAMPLES - 1)
         layout.SAMPLE.pack_into(self._memory, layout.SAMPLES + place * layout.SAMPLE.size, *sample)
-        self._words[Word.SAMPLES] = place + 1
+        self._words[HeaderWord.SAMPLES] = place + 1
 
     def close(self) -> None:
         """Note that the trace has ended."""
-        self._seconds[Word.ENDED] = time.monotonic()
+        self._seconds[HeaderWord.ENDED] = time.monotonic()
 
     def span(self, kind: Kind, began: float) -> None:
         """Write an event of this thread that ends now."""
@@ -155,7 +155,7 @@ class TraceRing:
         """Return `begin` and `end`: closures, which read a name in half the time of an attribute."""
         memory, words = self._memory, self._words
         pack, pack_end = layout.EVENT.pack_into, struct.Struct("=dd").pack_into
-        first, size, at_events, to_met = layout.EVENTS, layout.EVENT.size, int(Word.EVENTS), layout.MET
+        first, size, at_events, to_met = layout.EVENTS, layout.EVENT.size, int(HeaderWord.EVENTS), layout.MET
         threads = {threading.main_thread().ident: 0}
         thread_of, next_event = threading.get_ident, itertools.count().__next__
 

@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check.checks import network
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Severity
 from mpistrat.cli.check.checks.talk import Talk
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ranks(min=2)
 
 
 @pytest.mark.parametrize(
-    ("second", "verdict"), [(1e9, Verdict.OK), (3e6, Verdict.FIX)], ids=["was disturbed", "is slow"]
+    ("second", "verdict"), [(1e9, Severity.OK), (3e6, Severity.FIX)], ids=["was disturbed", "is slow"]
 )
 def test_slow_pair(comm, monkeypatch, second, verdict):
     measured = []
@@ -35,4 +35,4 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
     assert len(pairs) == SIZE * (SIZE - 1) // 2
     assert [pair[:2] for pair in pairs if pair.again] == [(0, 1)]
     job = CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, {"network": pairs})
-    assert network.judge(job).verdict is verdict
+    assert network.judge(job).severity is verdict

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check.checks import clocks, layout, network
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Severity
 from mpistrat.cli.check.checks.talk import SilenceError, Talk
 from mpistrat.runtime.topology import Topology
 
@@ -44,7 +44,7 @@ def test_slow_link(talk, comm):
     if RANK == 0:
         assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
         found = network.judge(job(network=pairs))
-        assert found.verdict is Verdict.FIX
+        assert found.severity is Severity.FIX
         assert "worst bandwidth 1 MB/s" in found.found
         assert f"-n{LAST})" in found.found.split(", best")[0]
 
@@ -54,7 +54,7 @@ def test_alone_or_not_every_pair_is_measured(talk):
     pairs = network.talk(talk, CheckOptions())
     if RANK == 0:
         assert pairs == []
-        assert network.judge(job(network=pairs)).verdict is Verdict.OK
+        assert network.judge(job(network=pairs)).severity is Severity.OK
 
 
 @pytest.mark.ranks(min=2)
@@ -65,20 +65,20 @@ def test_clock_of_one_rank(talk, monkeypatch):
     if RANK == 0:
         assert [peer for peer, _, _ in found] == list(range(1, SIZE))
         finding = clocks.judge(job(clocks=found))
-        assert finding.verdict is Verdict.FIX
+        assert finding.severity is Severity.FIX
         assert finding.found == f"rank {LAST} (n{LAST}) is 7.0 s behind rank 0"
 
 
 def test_clocks_that_agree(talk):
     found = clocks.talk(talk, CheckOptions())
     if RANK == 0:
-        assert clocks.judge(job(clocks=found)).verdict is Verdict.OK
+        assert clocks.judge(job(clocks=found)).severity is Severity.OK
 
 
 def test_layout(talk):
     said = layout.talk(talk, CheckOptions())
     assert said is None
-    assert layout.judge(job(layout=said)).verdict is Verdict.OK
+    assert layout.judge(job(layout=said)).severity is Severity.OK
 
 
 def test_layout_that_is_contradicted(talk, monkeypatch):
@@ -90,7 +90,7 @@ def test_layout_that_is_contradicted(talk, monkeypatch):
     said = layout.talk(talk, CheckOptions())
     if RANK == 0:
         finding = layout.judge(job(layout=said))
-        assert finding.verdict is Verdict.FIX
+        assert finding.severity is Severity.FIX
         assert f"rank {LAST}: size is {SIZE + 5} according to OMPI_COMM_WORLD_SIZE" in finding.found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.runtime.process import affinity
 
 
@@ -24,7 +24,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("binding")
     if not facts:
-        return Finding("this system does not show the cores of a process", Verdict.UNKNOWN)
+        return Finding("this system does not show the cores of a process", Severity.UNKNOWN)
     crowded = ""
     for host, those in job.nodes().items():
         here = [facts[rank] for rank in those if rank in facts]
@@ -36,7 +36,7 @@ def judge(job: CheckedJob) -> Finding:
         if affinity.share_one_core(masks, there):
             return Finding(
                 f"{host}: all {len(here)} ranks share core {affinity.ranges(union)} of {there}",
-                Verdict.FIX,
+                Severity.FIX,
                 affinity.advice(),
             )
         threads = sum(each["threads"] or len(each["cores"]) for each in here)
@@ -47,12 +47,12 @@ def judge(job: CheckedJob) -> Finding:
     if crowded:
         return Finding(
             crowded,
-            Verdict.LOOK,
+            Severity.LOOK,
             "set OMP_NUM_THREADS to the cores per rank, and do not start more ranks than cores",
         )
     first = next(iter(facts.values()))
     return Finding(
         f"{len(first['cores'])} core{'s' * (len(first['cores']) > 1)} for rank {next(iter(facts))}, "
         f"threads: {first['threads'] or 'one per core'}",
-        Verdict.OK,
+        Severity.OK,
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.cli.check.checks.talk import Talk
 
 # The clock of this rank. Tests replace it, because a program cannot set the clock of the machine.
@@ -49,16 +49,16 @@ def talk(talk: Talk, options: CheckOptions) -> list[list[float]] | None:
 def judge(job: CheckedJob) -> Finding:
     found: Any = job.talked.get("clocks")
     if found is None:
-        return Finding("the ranks could not be asked", Verdict.UNKNOWN)
+        return Finding("the ranks could not be asked", Severity.UNKNOWN)
     if not found:
-        return Finding("one rank", Verdict.OK)
+        return Finding("one rank", Severity.OK)
     rank, ahead, error = max(found, key=lambda each: abs(each[1]) - each[2])
     rank = int(rank)
     least = max(0.0, abs(ahead) - error)
     if least < _LOOK:
-        return Finding(f"within {max(abs(each[1]) + each[2] for each in found) * 1e3:.1f} ms", Verdict.OK)
+        return Finding(f"within {max(abs(each[1]) + each[2] for each in found) * 1e3:.1f} ms", Severity.OK)
     return Finding(
         f"rank {rank} ({job.facts[rank]['host']}) is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} rank 0",
-        Verdict.FIX if least >= _FIX else Verdict.LOOK,
+        Severity.FIX if least >= _FIX else Severity.LOOK,
         "tell your administrators (chronyd or ntpd on that node): file times and time limits will be wrong",
     )

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity, size
 
 _PATIENCE = 3.0  # seconds until other nodes must see a new file
 _LITTLE = 2**30
@@ -103,25 +103,25 @@ def talk(talk: Any, options: CheckOptions) -> list[int] | None:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("data")
     if job.options.data is None:
-        return Finding("no directory given", Verdict.UNKNOWN, "mpistrat check --data DIR")
+        return Finding("no directory given", Severity.UNKNOWN, "mpistrat check --data DIR")
     if not facts:
-        return Finding("no rank reported", Verdict.UNKNOWN)
+        return Finding("no rank reported", Severity.UNKNOWN)
     for rank, each in facts.items():
         where = f"{each['folder']} on {job.facts[rank]['host']} ({each['files']})"
         if each.get("missing"):
             return Finding(
-                f"{where}: there is no such directory", Verdict.FIX, "mount it on all nodes of the job"
+                f"{where}: there is no such directory", Severity.FIX, "mount it on all nodes of the job"
             )
         if "lock" in each:
             return Finding(
                 f"{where}: HDF5 cannot lock files: {each['lock']}",
-                Verdict.FIX,
+                Severity.FIX,
                 "export HDF5_USE_FILE_LOCKING=BEST_EFFORT (or mount it with flock), and let one process write a file",
             )
         if "unwritable" in each:
             return Finding(
                 f"{where}: not writable: {each['unwritable']}",
-                Verdict.FIX,
+                Severity.FIX,
                 "checkpoints and caches cannot be written there: use another directory, or let it be mounted "
                 "read-write on the compute nodes",
             )
@@ -130,11 +130,11 @@ def judge(job: CheckedJob) -> Finding:
         hosts = ", ".join(job.facts[rank]["host"] for rank in blind[:4])
         return Finding(
             f"a file that rank 0 made is not seen on {hosts}",
-            Verdict.FIX,
+            Severity.FIX,
             "each node has its own directory of this name: use a shared file system",
         )
     first = next(iter(facts.values()))
     text = f"{first['folder']} ({first['files']}): writable, locks work, {size(first['free'])} free"
     if first["free"] < _LITTLE:
-        return Finding(text, Verdict.LOOK, "little space is left for checkpoints")
-    return Finding(text, Verdict.OK)
+        return Finding(text, Severity.LOOK, "little space is left for checkpoints")
+    return Finding(text, Severity.OK)

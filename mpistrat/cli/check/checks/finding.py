@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 START = "the start of MPI"  # a stage of the checks
 
 
-class Verdict(enum.Enum):
+class Severity(enum.Enum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -29,13 +29,13 @@ class Finding(NamedTuple):
     Attributes
     ----------
     found : str
-    verdict : Verdict
+    severity : Severity
     advice : str
         What to do about it.
     """
 
     found: str
-    verdict: Verdict
+    severity: Severity
     advice: str = ""
 
 

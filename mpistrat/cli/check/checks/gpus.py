@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _ASK = (
@@ -59,7 +59,7 @@ def _there() -> int:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("gpus")
     if not facts:
-        return Finding("no rank reported", Verdict.UNKNOWN)
+        return Finding("no rank reported", Severity.UNKNOWN)
     anywhere = any(each["seen"] for each in facts.values())
     for host, those in job.nodes().items():
         here = {rank: facts[rank] for rank in those if rank in facts}
@@ -73,7 +73,7 @@ def judge(job: CheckedJob) -> Finding:
             has = f"the job has {given} there" if given else "other ranks see some"
             return Finding(
                 f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}",
-                Verdict.FIX,
+                Severity.FIX,
                 _ASK,
             )
         seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
@@ -81,31 +81,31 @@ def judge(job: CheckedJob) -> Finding:
             return Finding(
                 f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: all the "
                 "same GPUs, or each rank its own if cgroups number them from 0",
-                Verdict.UNKNOWN,
+                Severity.UNKNOWN,
             )
         if seen and len(seen) < given:
             return Finding(
                 f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
-                Verdict.FIX,
+                Severity.FIX,
                 "start one rank per GPU (--ntasks-per-node), or ask for fewer GPUs; " + _ASK,
             )
         slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
         if slices:
             return Finding(
                 f"{host}: {ranks_in_words(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
-                Verdict.FIX,
+                Severity.FIX,
                 "let the scheduler assign them (--gpus-per-task=1), or use SlurmClusterResolver(auto_set_gpu=True)",
             )
     shared = _shared(job, facts)
     if shared:
-        return Finding(shared, Verdict.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
+        return Finding(shared, Severity.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
     if not anywhere:
         there = max(each["there"] for each in facts.values())
         if there and any(each["seen"] is not None for each in facts.values()):
-            return Finding(f"no rank sees any of the {there} GPUs of its node", Verdict.LOOK, _ASK)
-        return Finding(f"{there} on a node, all visible" if there else "none", Verdict.OK)
+            return Finding(f"no rank sees any of the {there} GPUs of its node", Severity.LOOK, _ASK)
+        return Finding(f"{there} on a node, all visible" if there else "none", Severity.OK)
     return Finding(
-        f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Verdict.OK
+        f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK
     )
 
 

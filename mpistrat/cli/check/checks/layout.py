@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.cli.check.checks.talk import Talk
 
 
@@ -35,7 +35,7 @@ def judge(job: CheckedJob) -> Finding:
     text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {each}"
     if job.talked.get("layout"):
         rank, what, cause = job.talked["layout"]
-        return Finding(f"{text}\nrank {rank}: {what}", Verdict.FIX, cause)
+        return Finding(f"{text}\nrank {rank}: {what}", Severity.FIX, cause)
     if "layout" not in job.talked:
-        return Finding(text, Verdict.UNKNOWN)
-    return Finding(text, Verdict.OK)
+        return Finding(text, Severity.UNKNOWN)
+    return Finding(text, Severity.OK)

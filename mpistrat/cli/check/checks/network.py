@@ -6,7 +6,7 @@ import time
 from statistics import median, median_high
 from typing import Any, NamedTuple
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.cli.check.checks.talk import Talk, rounds
 
 _ROUNDS = 16
@@ -139,9 +139,9 @@ def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -
 def judge(job: CheckedJob) -> Finding:
     told: Any = job.talked.get("network")
     if told is None:
-        return Finding("the ranks could not communicate", Verdict.UNKNOWN)
+        return Finding("the ranks could not communicate", Severity.UNKNOWN)
     if not told:
-        return Finding("one node", Verdict.OK)
+        return Finding("one node", Severity.OK)
     pairs = [Pair(int(a), int(b), *rest) for a, b, *rest in told]
 
     def name(pair: Pair) -> str:
@@ -159,17 +159,17 @@ def judge(job: CheckedJob) -> Finding:
         node = f"{job.facts[often]['host']} is in all slow pairs: " if often is not None else ""
         return Finding(
             text,
-            Verdict.FIX,
+            Severity.FIX,
             f"{node}exclude that node (--exclude) and tell your administrators; if all pairs are slow, MPI does not "
             "use the fast network (UCX_NET_DEVICES, FI_PROVIDER, OMPI_MCA_btl_tcp_if_include)",
         )
     if longest.latency > _LONG:
         return Finding(
             text,
-            Verdict.LOOK,
+            Severity.LOOK,
             "small steps will be slow: are there more ranks than cores, or is the network slow?",
         )
-    return Finding(text, Verdict.OK)
+    return Finding(text, Severity.OK)
 
 
 def _in_all(pairs: list[Pair]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Verdict, size
+from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity, size
 
 PATH = "/dev/shm"
 _LEAST = 128 * 2**20
@@ -23,7 +23,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
 def judge(job: CheckedJob) -> Finding:
     facts = job.of("shared_memory")
     if not facts:
-        return Finding("there is no /dev/shm", Verdict.UNKNOWN)
+        return Finding("there is no /dev/shm", Severity.UNKNOWN)
     worst: tuple[float, str, int, Any] | None = None
     for host, those in job.nodes().items():
         here = [facts[rank] for rank in those if rank in facts]
@@ -36,10 +36,10 @@ def judge(job: CheckedJob) -> Finding:
     ratio, host, wanted, least = worst
     text = f"{host}: {size(least['free'])} free of {size(least['total'])}"
     if ratio >= 1:
-        return Finding(text, Verdict.OK)
+        return Finding(text, Severity.OK)
     why = (
         "give the container more space (docker --shm-size=8g, or --ipc=host)"
         if least["total"] < wanted
         else "remove files that killed jobs left there"
     )
-    return Finding(f"{text}; its ranks need {size(wanted)}", Verdict.FIX, why)
+    return Finding(f"{text}; its ranks need {size(wanted)}", Severity.FIX, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mpistrat.cli.check.checks.finding import START, CheckedJob, Finding, Verdict
+from mpistrat.cli.check.checks.finding import START, CheckedJob, Finding, Severity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
@@ -13,10 +13,10 @@ _AT_MOST = 6
 
 def judge(job: CheckedJob) -> Finding:
     if job.alone is not None:
-        return Finding(job.alone.found, Verdict.FIX, job.alone.advice)
+        return Finding(job.alone.found, Severity.FIX, job.alone.advice)
     if job.troubles:
-        return Finding("\n".join(_troubles(job)), Verdict.FIX, _advice(job))
-    return Finding(f"{job.size} rank{'s' * (job.size > 1)}, one job", Verdict.OK)
+        return Finding("\n".join(_troubles(job)), Severity.FIX, _advice(job))
+    return Finding(f"{job.size} rank{'s' * (job.size > 1)}, one job", Severity.OK)
 
 
 def _troubles(job: CheckedJob) -> list[str]:
