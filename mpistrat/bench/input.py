@@ -19,7 +19,6 @@ BATCH = 64
 WARM, COLD = "warm", "cold"
 _COMPUTED = 0.005  # seconds of computation per step
 _INDICES = (6, 9, 12)  # numbers of rows, as powers of ten
-_SHUFFLED = f"{LIBRARY}, shuffled"
 _UNTHREADED = f"{LIBRARY}, prefetch(0)"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from statistics import median
-from typing import Any
 
 from mpistrat.bench.allreduce import algorithms, interleaved_for
 from mpistrat.bench.measuring import launch, sizes
+from mpistrat.runtime import cache_file
 from mpistrat.runtime.environment import Options
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
@@ -62,22 +63,11 @@ def _measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
-            _keep(cost_file.path_of(topology), cost_file.to_json(topology, points))
+            cache_file.write(cost_file.path_of(topology), cost_file.to_json(topology, points))
             print(f"kept in {cost_file.path_of(topology)}; programs use it with {Options.tuned.variable}=1")
         if arguments.json:
-            _keep(arguments.json, cost_file.to_json(topology, points))
+            cache_file.write(Path(arguments.json), cost_file.to_json(topology, points))
     return 0
-
-
-def _keep(path: Any, text: str) -> None:
-    from pathlib import Path
-
-    from mpistrat.runtime.atomic_file import appearing
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(path, replace=True) as temporary:
-        temporary.write_text(text)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mpistrat.collectives.algorithms.costs import Points
+from mpistrat.runtime import cache_file
 from mpistrat.runtime.environment import Options, rc
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -23,10 +22,8 @@ _log = logging.getLogger(__name__)
 
 
 def path_of(topology: Topology) -> Path:
-    """Return the path of the measurements for this MPI library and layout, in XDG_CACHE_HOME or ``~/.cache``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = hashlib.sha256(json.dumps(_key(topology)).encode()).hexdigest()[:16]
-    return cache / "mpistrat" / f"costs-{name}.json"
+    """Return the path of the measurements for this MPI library and layout."""
+    return cache_file.path_of("costs", _key(topology))
 
 
 def to_json(topology: Topology, points: Points) -> str:

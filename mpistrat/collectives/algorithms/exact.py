@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.exact_sum import Exchange, exact_sum
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
-from mpistrat.collectives.rings.ring import ring_all_reduce
+from mpistrat.collectives.rings.segmented import segmented_ring_all_reduce
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -115,6 +114,6 @@ def _exchange(comm: Any, limits: Limits) -> Exchange:
         if array.nbytes < limits.exact_ring_bytes:
             comm.Allreduce(mpi.start().IN_PLACE, array, mpi_operation(ufunc, array.dtype))
         else:
-            ring_all_reduce(comm, ufunc, array, np.empty(math.ceil(len(array) / comm.size), array.dtype))
+            segmented_ring_all_reduce(comm, ufunc, array, limits.segment_bytes)
 
     return exchange

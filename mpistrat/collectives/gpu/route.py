@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,19 +51,3 @@ class Route(ABC):
 
         Work that is already in the current stream comes before the reductions, and later work comes after them.
         """
-
-
-def tried(topology: Topology, what: str, action: Callable[[], Any]) -> tuple[str, Any]:
-    """Run an action on all ranks, and return the error of the first rank that failed, and the result here.
-
-    Collective. The error is an empty text if the action succeeds on all ranks.
-    """
-    problem, done = "", None
-    try:
-        done = action()
-    except (RuntimeError, MemoryError, OSError) as error:  # errors of CUDA, and out of memory
-        problem = f"{what}: {error}"
-    for rank, text in enumerate(topology.world.allgather(problem)):
-        if text:
-            return f"rank {rank}: {text}", None
-    return "", done

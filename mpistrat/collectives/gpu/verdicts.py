@@ -6,13 +6,11 @@ operation once. The result is kept for this MPI library, driver and GPU, and for
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from mpistrat.runtime import cache_file
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -36,10 +34,8 @@ def key(topology: Topology, device: int) -> list[Any]:
 
 
 def path_of(key: list[Any]) -> Path:
-    """Return the path of the verdicts, in XDG_CACHE_HOME or ``~/.cache``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    return cache / "mpistrat" / f"gpu-direct-{name}.json"
+    """Return the path of the verdicts."""
+    return cache_file.path_of("gpu-direct", key)
 
 
 def read(key: list[Any]) -> dict[str, str]:
@@ -55,12 +51,8 @@ def read(key: list[Any]) -> dict[str, str]:
 
 def write(key: list[Any], operations: dict[str, str]) -> None:
     """Write the verdicts to their file, which is replaced as a whole."""
-    path = path_of(key)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"for": key, "operations": operations}, indent=1) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    cache_file.write(path_of(key), text)
 
 
 def obstacles(key: list[Any]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""All-reduces on rings between nodes: plain, in segments, and on each rail."""
+"""All-reduces on rings between nodes: in segments, and on each rail."""

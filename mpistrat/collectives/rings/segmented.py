@@ -48,10 +48,11 @@ class InMemory(NamedTuple):
 def segmented_ring_all_reduce(
     comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory | None = None
 ) -> None:
-    """Combine all ranks' ``data`` in place as `ring_all_reduce` does, with the same bits, in many segments.
+    """Combine all ranks' ``data`` in place, by a reduce-scatter and an all-gather on a ring, in segments.
 
-    A segment is sent to the next rank as soon as it is combined, while the following segments arrive. This is the
-    pipelined ring of Patarasuk and Yuan (2009), section 4.
+    Every rank sends ``2 (size - 1) / size`` times the bytes of ``data``, which is the minimum (Patarasuk and Yuan
+    2009). All ranks get the same bits: each part is combined once, in the order of the ring. A segment is sent to the
+    next rank as soon as it is combined, while the following segments arrive (section 4).
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ class _Ring:
 
 
 def _cut(data: np.ndarray, size: int, segment_bytes: int) -> list[list[slice]]:
-    """Return the parts of `ring_all_reduce`, each cut into the same number of segments."""
+    """Return the parts of the ranks, each cut into the same number of segments."""
     ends = [len(data) * i // size for i in range(size + 1)]
     longest = max(last - first for first, last in itertools.pairwise(ends))
     count = max(1, math.ceil(longest * data.itemsize / segment_bytes))

@@ -6,7 +6,6 @@ import contextlib
 import math
 import mmap
 from collections import deque
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,8 +15,7 @@ _MOST = 256 << 20  # bytes; larger arrays are rare and too large to keep
 _HUGE_PAGE = 2 << 20
 _ASKED, _MADE = 4096, 256 << 20  # arrays, bytes: after so many, unused memory is freed
 
-# An object that owns bytes, and the offset of the first usable byte.
-Memory: TypeAlias = "tuple[mmap.mmap | bytearray, int]"
+Memory: TypeAlias = "tuple[mmap.mmap, int]"  # pages, and the offset of the first usable byte
 
 
 class Buffers:
@@ -29,12 +27,6 @@ class Buffers:
 
     The pool frees memory that was not needed for a while. Of each size, this is the memory that stayed unused while
     4,096 arrays were requested, or while 256 MiB of new memory were allocated.
-
-    Parameters
-    ----------
-    allocate : callable, optional
-        Allocates memory: gets a number of bytes and returns an object with the buffer protocol and the offset of the
-        first byte. The object must not be a NumPy array. By default `new_memory`.
 
     Examples
     --------
@@ -48,8 +40,7 @@ class Buffers:
     (True, True)
     """
 
-    def __init__(self, allocate: Callable[[int], Memory] | None = None) -> None:
-        self._allocate = allocate or new_memory
+    def __init__(self) -> None:
         self._free: dict[int, _Free] = {}  # few keys: eight sizes per power of two
         self._asked = self._made = 0
 
@@ -67,7 +58,7 @@ class Buffers:
         try:
             memory = free.pop()
         except IndexError:
-            memory = self._allocate(capacity)
+            memory = new_memory(capacity)
             self._made += capacity
         if len(free) < free.least:
             free.least = len(free)
@@ -76,12 +67,7 @@ class Buffers:
             self._give_back()
         lease = _Lease(shape, dtype, *memory)
         lease.memory, lease.home = memory, free
-        array = lease.view(np.ndarray)
-        if array.base is not lease:  # of a chain of arrays, NumPy keeps only the first one alive
-            raise TypeError(
-                f"memory for buffers must not be that of an array, as {type(memory[0]).__name__} is"
-            )
-        return array
+        return lease.view(np.ndarray)
 
     def _give_back(self) -> None:
         """Free the memory that stayed unused since the last call."""
@@ -92,8 +78,8 @@ class Buffers:
                     free.popleft()
             free.least = len(free)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[Any, ...]]:
-        return Buffers, (self._allocate,)
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()
 
 
 class _Free(deque[Memory]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import threading
 import weakref
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime.memory.buffer_pool import new_memory
-from mpistrat.runtime.memory.shared import FOLDER, NoSharedMemoryError, pages
+from mpistrat.runtime.memory.shared import FOLDER, NoSharedMemoryError, mapped, pages
 from mpistrat.runtime.process import private_file
 
 
@@ -67,11 +66,17 @@ class FilledOnce:
             return
         self.part = node.rank / node.size
         self._locks = pages(nbytes)
+
+        def reserve() -> None:
+            if node.rank == 0:
+                _check_free(descriptor, nbytes)
+            os.posix_fallocate(descriptor, self._locks, pages(pieces))
+
         try:
             descriptor = private_file.share(node, FOLDER, self._locks + pages(pieces))
             # Not at exit: a thread that reads may still use the descriptor.
             weakref.finalize(self, os.close, descriptor).atexit = False
-            self.memory = _mapped(node, descriptor, nbytes, self._locks, pieces)
+            self.memory = mapped(node, descriptor, self._locks + pages(pieces), reserve)
         except OSError as error:
             raise NoSharedMemoryError(
                 f"{node.size} ranks of a node cannot share {nbytes} bytes in {FOLDER}: {error}"
@@ -127,22 +132,6 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _mapped(node: Any, descriptor: int, nbytes: int, start: int, pieces: int) -> np.ndarray:
-    """Map the file, with the flags of the pieces from byte ``start`` on. Raise OSError on all ranks if one fails."""
-    error: Exception | None = None
-    try:
-        if node.rank == 0:
-            _check_free(descriptor, nbytes)
-        os.posix_fallocate(descriptor, start, pages(pieces))
-        memory = np.frombuffer(mmap.mmap(descriptor, start + pages(pieces)), np.uint8)
-    except (OSError, ValueError) as problem:  # mmap raises these where file sizes are limited
-        error = problem
-    problems = private_file.on_all_ranks(node, error)
-    if problems:
-        raise OSError(problems[0])
-    return memory
 
 
 def _check_free(descriptor: int, nbytes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,10 +52,19 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     """
     own, common = pages(own), pages(common)
     stretches = node.size * own
+
+    def reserve() -> None:
+        # Reserved now, a lack of memory is an error here, not a SIGBUS at the first use. Each rank reserves its own
+        # part, which the system then places near its core.
+        parts = [(node.rank * own, own), (stretches, common if node.rank == 0 else 0)]
+        for start, nbytes in parts:
+            if nbytes:
+                os.posix_fallocate(descriptor, start, nbytes)
+
     try:
         descriptor = private_file.share(node, FOLDER, stretches + common)
         try:
-            memory = _map(node, descriptor, own, common)
+            memory = mapped(node, descriptor, stretches + common, reserve)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -64,28 +74,18 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
     return Shared(memory[:stretches].reshape(node.size, own), memory[stretches:])
 
 
-def _map(node: Any, descriptor: int, own: int, common: int) -> np.ndarray:
-    """Reserve and map a file. Raise OSError on all ranks if one rank fails."""
-    stretches = node.size * own
+def mapped(node: Any, descriptor: int, nbytes: int, reserve: Callable[[], None]) -> np.ndarray:
+    """Map a file after ``reserve()``. Raise OSError on all ranks if one rank fails. Collective over ``node``."""
     error: Exception | None = None
     try:
-        # Reserved now, a lack of memory is an error here, not a SIGBUS at the first use. Each rank reserves its own
-        # part, which the system then places near its core.
-        _reserve(descriptor, node.rank * own, own)
-        if node.rank == 0:
-            _reserve(descriptor, stretches, common)
-        memory = np.frombuffer(mmap.mmap(descriptor, stretches + common), np.uint8)
+        reserve()
+        memory = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
     except (OSError, ValueError) as problem:  # mmap raises these where file sizes are limited
         error = problem
     problems = private_file.on_all_ranks(node, error)
     if problems:
         raise OSError(problems[0])
     return memory
-
-
-def _reserve(descriptor: int, start: int, nbytes: int) -> None:
-    if nbytes:
-        os.posix_fallocate(descriptor, start, nbytes)
 
 
 def pages(nbytes: int) -> int:
