@@ -169,10 +169,7 @@ def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]
         if len(rows) < replicas or batch_size < replicas:
             return None
         shares = [sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance)]
-        sizes = [
-            first_stop[1] - first_stop[0]
-            for first_stop in (piece(batch_size, replicas, r) for r in range(replicas))
-        ]
+        sizes = [stop - first for first, stop in (piece(batch_size, replicas, r) for r in range(replicas))]
         return max(-(-share // size) for share, size in zip(shares, sizes, strict=True))
 
     steps = -(-sum(rows) // batch_size)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from mpistrat.cli import table
-
-if TYPE_CHECKING:
-    from mpistrat.cluster_resolver import ClusterResolver, Placement
+from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
+from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+from mpistrat.runtime.process import affinity, mpi
+from mpistrat.runtime.topology import Topology
 
 _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
 
@@ -28,8 +29,6 @@ def command(no_mpi: bool, as_json: bool) -> None:
 
     The exit status is 1 if the environment and MPI contradict each other.
     """
-    from mpistrat.cluster_resolver import resolve
-
     try:
         resolver = resolve()
         placement = resolver.placement
@@ -55,16 +54,12 @@ def command(no_mpi: bool, as_json: bool) -> None:
 
 def _wait_for_rank_0() -> None:
     """Wait until rank 0 has printed: the first rank that ends with an error ends all others."""
-    from mpistrat.runtime.process import mpi
-
     sys.stdout.flush()
     mpi.start().COMM_WORLD.Barrier()
 
 
 def _row(placement: Placement) -> list[str]:
     """Return the row of one rank in the table of ranks."""
-    from mpistrat.runtime.process import affinity
-
     cores = affinity.cores()
     values = [getattr(placement, name) for name in _OF_RANKS]
     return [*("" if value is None else str(value) for value in values), affinity.ranges(cores or ())]
@@ -72,11 +67,6 @@ def _row(placement: Placement) -> list[str]:
 
 def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:
     """Return MPI's placement of this rank, the rows of all ranks, and contradictions of one rank. Collective."""
-    from mpistrat.cluster_resolver import MpiClusterResolver
-    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
-    from mpistrat.runtime.process import mpi
-    from mpistrat.runtime.topology import Topology
-
     world = mpi.start().COMM_WORLD
     known = MpiClusterResolver(world).placement
     try:

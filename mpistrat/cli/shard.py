@@ -69,11 +69,8 @@ def command(
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(
-            json.dumps(
-                {"files": [{"path": str(path), "bytes": path.stat().st_size} for path in made]}, indent=2
-            )
-        )
+        files = [{"path": str(path), "bytes": path.stat().st_size} for path in made]
+        click.echo(json.dumps({"files": files}, indent=2))
         return
     total = sum(path.stat().st_size for path in made)
     last = f" ... {made[-1].name}" if count > 1 else ""

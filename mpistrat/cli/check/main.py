@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
 
 import click
 
 from mpistrat.bench.measuring import launch
 from mpistrat.cli import table
-
-if TYPE_CHECKING:
-    from mpistrat.cli.check.checks.finding import Check, CheckedJob, Finding
+from mpistrat.cli.check.checks import CHECKS
+from mpistrat.cli.check.checks.finding import Check, CheckedJob, CheckOptions, Finding, Severity
+from mpistrat.cli.check.checks.watch import Watcher
+from mpistrat.cluster_resolver import resolve
+from mpistrat.runtime.process.launch_key import key_of
 
 _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
 
@@ -49,12 +50,6 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     """
     if gpu_direct:
         raise SystemExit(_probe(limit))
-    from mpistrat.cli.check.checks import CHECKS
-    from mpistrat.cli.check.checks.finding import CheckOptions, Severity
-    from mpistrat.cli.check.checks.watch import Watcher
-    from mpistrat.cluster_resolver import resolve
-    from mpistrat.runtime.process.launch_key import key_of
-
     try:
         placement = resolve().placement
     except (RuntimeError, ValueError) as error:

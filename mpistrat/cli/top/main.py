@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,14 @@ import click
 
 from mpistrat.cli import table
 from mpistrat.cli.table import amount
+from mpistrat.cli.top import jobs
+from mpistrat.monitor import last as last_record
+from mpistrat.monitor import record_json, report, view, waits
+from mpistrat.runtime.record.process_facts import batch_job
+from mpistrat.runtime.record.read import Record
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from mpistrat.runtime.record.read import Record
 
 _EVERY = 2.0  # seconds
 
@@ -40,8 +44,6 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
     mpistrat top node01 node02
     mpistrat top --last            # after a crash
     """
-    from mpistrat.cli.top import jobs
-
     try:
         if last:
             _show_last(job, as_json)
@@ -54,8 +56,6 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
 
 
 def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None:
-    import sys
-
     rows = _rows(job, here)
     if as_json:
         click.echo(json.dumps(rows))
@@ -66,14 +66,12 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
         return
     from rich.live import Live
 
-    from mpistrat.cli.top.jobs import NoJobError
-
     with Live(_table(rows), console=console, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(_EVERY)
                 live.update(_table(_rows(job, here)), refresh=True)
-        except NoJobError as error:
+        except jobs.NoJobError as error:
             ended = str(error)
         except KeyboardInterrupt:
             return
@@ -81,8 +79,6 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
 
 
 def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
-    from mpistrat.cli.top import jobs
-
     records, elsewhere = _found(job, here, "--json")
     if elsewhere is None:
         return jobs.rows(records)
@@ -94,8 +90,6 @@ def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
 
 def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record], list[str] | None]:
     """Return the records of a job on this node; or what this command prints with an option where the ranks are."""
-    from mpistrat.cli.top import jobs
-
     if len(job) > 1 and any(each.isdecimal() for each in job):
         raise jobs.NoJobError(f"give one JOB, or names of hosts, not {' '.join(job)}")
     name = job[0] if len(job) == 1 else None
@@ -136,8 +130,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _show_stacks(job: tuple[str, ...], here: bool) -> None:
-    from mpistrat.monitor import report, view
-
     records, elsewhere = _found(job, here, "--stacks")
     if elsewhere is None:
         seen = view.look(records)
@@ -147,15 +139,11 @@ def _show_stacks(job: tuple[str, ...], here: bool) -> None:
 
 
 def _show_last(given: tuple[str, ...], as_json: bool) -> None:
-    from mpistrat.cli.top import jobs
-    from mpistrat.monitor import last, record_json, report, waits
-    from mpistrat.runtime.record.process_facts import batch_job
-
     if len(given) > 1:
         raise click.UsageError("--last shows one job: give its number, or the file of its record")
     job = given[0] if given else batch_job()
     try:
-        ended = last.load(job) if os.path.isfile(job) else last.latest(job)
+        ended = last_record.load(job) if os.path.isfile(job) else last_record.latest(job)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if ended is None:

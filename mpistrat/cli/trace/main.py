@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from mpistrat.cli.trace.files import Trace
+from mpistrat.cli.trace import chrome, files, picture, spans, summary
+from mpistrat.cli.trace.files import Trace
+from mpistrat.runtime.agreement.operation import ranks_in_words
 
 
 @click.command()
@@ -42,8 +43,6 @@ def command(
     mpistrat trace traces -o trace.json.gz
     mpistrat trace traces --summary --png summary.png
     """
-    from mpistrat.cli.trace import chrome, files, spans, summary
-
     if not (output or summarize or png or as_json):
         raise click.UsageError("say what to make of the traces: -o FILE, --summary, --png FILE or --json")
     try:
@@ -76,8 +75,6 @@ def command(
 
 
 def _draw(path: Path, tracks: Sequence[Any], told: dict[str, Any]) -> None:
-    from mpistrat.cli.trace import picture
-
     try:
         picture.draw(path, tracks, told, _title(told))
     except ImportError as error:
@@ -128,8 +125,6 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _faults(job: Sequence[Trace]) -> list[str]:
-    from mpistrat.runtime.agreement.operation import ranks_in_words
-
     found = [f"{each.path}: {each.problem}" for each in job if each.problem]
     missing = sorted(set(range(max(each.size for each in job))) - {each.rank for each in job})
     if missing:
