@@ -25,17 +25,8 @@ def exact_sum_over_axis(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum over some axes of all ranks' arrays, and the number of their examples. Collective.
 
-    Parameters
-    ----------
-    topology : Topology
-    array : numpy.ndarray of float32, float64, complex64 or complex128
-        This rank's values.
-    axis : int or tuple of int
-        The axes to sum over. Their lengths may differ between ranks.
-    dtype : numpy.dtype
-        The dtype of the sum, of the same kind as the dtype of ``array``.
-    timeout_seconds : float, optional
-        How long to wait for the other ranks.
+    The lengths of these axes may differ between ranks. ``dtype`` is that of the sum, of the same kind as that of the
+    array, which is floating point or complex. ``timeout_seconds`` is as in `Topology.turn`.
 
     Raises
     ------

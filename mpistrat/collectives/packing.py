@@ -88,16 +88,8 @@ class MessageSizes(NamedTuple):
 def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> tuple[Message, ...]:
     """Divide a list of arrays into messages, from the last array on, since its gradient is ready first.
 
-    Arrays without elements are left out.
-
-    Parameters
-    ----------
-    op : ReduceOp or FurtherOp
-    key : tuple of (dtype, shape)
-    size : int
-        The number of replicas.
-    limits : dict
-        The sizes of messages, by the dtype of the arrays.
+    Arrays without elements are left out. ``size`` is the number of replicas. ``limits`` has the sizes of messages by
+    the dtype of the arrays.
     """
     waiting: dict[np.dtype, list[int]] = {}
     packed: dict[np.dtype, int] = {}  # bytes in the dtype in which they are combined

@@ -21,15 +21,7 @@ HOST, GPU, ROWS, MIRRORED = "an array", "an array on a GPU", "sparse rows", "a m
 def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: float | None = None) -> None:
     """Compare the next collective of all ranks. Collective; returns at once on a single rank.
 
-    Parameters
-    ----------
-    topology : Topology
-    name : str
-        The collective.
-    *parts
-        The form of the structure, the kinds of its leaves, and other values that must be equal on all ranks.
-    timeout_seconds : float, optional
-        As in `Topology.compare`.
+    The parts are the form of the structure, the kinds of its leaves, and other values that must be equal on all ranks.
 
     Raises
     ------

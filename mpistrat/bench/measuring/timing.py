@@ -21,21 +21,10 @@ def interleaved(
 ) -> dict[Way, list[float]]:
     """Return the seconds of each way, by the slowest rank, once per repetition. Collective.
 
-    Each repetition measures every way and starts with another one, so that a disturbance of the machine
-    affects all of them. A barrier precedes each measurement.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    ways : mapping of str, or another key, to callable
-        ``way(k)`` repeats the operation k times.
-    repetitions : int
-    inner : int
-        Operations per measurement. The seconds are those of one operation.
-    warmup : int
-        First repetitions, which are not counted.
-    before : callable, optional
-        Called before each measurement, outside of the measured time.
+    Each repetition measures every way and starts with another one, so that a disturbance of the machine affects all of
+    them. ``way(k)`` repeats the operation k times. The seconds are those of one operation, of ``inner`` in each
+    measurement. The first ``warmup`` repetitions are not counted. Before each measurement ``before`` is called, then
+    all ranks meet at a barrier.
 
     Examples
     --------

@@ -28,20 +28,8 @@ def measure(
 ) -> bool:
     """Add the rows of all sizes to a report. Return whether all sums are right. Collective.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    strategy : Strategy
-        A strategy whose device is a GPU.
-    report : Report
-    sizes : sequence of int
-        Bytes of the arrays.
-    names : sequence of str
-        Routes to measure in addition.
-    timed : callable
-        Returns the seconds of each way.
-    device_pointers : bool
-        Whether to measure the MPI library's own all-reduce on device pointers.
+    The device of the strategy is a GPU. ``names`` are routes to measure in addition, and ``timed`` returns the seconds
+    of each way. With ``device_pointers`` the MPI library's own all-reduce on device pointers is measured too.
     """
     import cupy
 

@@ -81,22 +81,8 @@ def plan(
 ) -> Job:
     """Return the job that starts ``ranks`` processes of a program on this machine.
 
-    Parameters
-    ----------
-    launcher : Launcher
-        The mpirun to use.
-    ranks : int
-        The number of processes.
-    program : sequence of str
-        The interpreter and its arguments.
-    machine : Machine
-        The machine on which they run.
-    environ : mapping
-        The environment. Variables that it already has keep their values.
-    bind : bool, default False
-        Whether each rank is bound to a core.
-    tag : bool, default False
-        Whether each line of a rank begins with its number.
+    ``program`` is the interpreter and its arguments. Variables that ``environ`` has already keep their values. ``bind``
+    binds each rank to a core, and ``tag`` lets each line of a rank begin with its number.
     """
     family = _FAMILIES[launcher.family]
     settings = [

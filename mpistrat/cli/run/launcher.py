@@ -56,12 +56,7 @@ class Launcher(NamedTuple):
 
 
 def find(wanted: str | None = None) -> Launcher:
-    """Return the mpirun beside the interpreter, else the one on PATH.
-
-    Parameters
-    ----------
-    wanted : str, optional
-        The family that it must have.
+    """Return the mpirun beside the interpreter, else the one on PATH. ``wanted`` is the family that it must have.
 
     Raises
     ------
@@ -123,16 +118,7 @@ def identify(path: str, text: str) -> Launcher:
 def check(launcher: Launcher, wanted: str | None, library: str, where: str | None) -> None:
     """Check that a launcher can start programs of the library that mpi4py loads.
 
-    Parameters
-    ----------
-    launcher : Launcher
-        The launcher.
-    wanted : str or None
-        The family that the user asked for.
-    library : str
-        The text of ``MPI.Get_library_version()``.
-    where : str or None
-        The file of the library.
+    ``library`` is the text of ``MPI.Get_library_version()``, and ``where`` the file of the library.
 
     Raises
     ------

@@ -18,17 +18,9 @@ SHARED = Path("/dev/shm")
 
 
 def remove(since: float) -> list[Path]:
-    """Remove shared memory of ranks that was made after ``since`` and that is not mapped by a process.
+    """Remove shared memory of ranks that was made after the time ``since`` and that is not mapped by a process.
 
-    Parameters
-    ----------
-    since : float
-        The time in seconds since the epoch.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The files that were removed.
+    Return the files that were removed.
     """
     found = _mine(since)
     # Check twice: a process of another job may just have made a file, and maps it before the second check.

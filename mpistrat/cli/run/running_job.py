@@ -36,25 +36,12 @@ _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
 def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> int:
-    """Run a job to its end.
+    """Run a job to its end, and return its exit status.
 
-    Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
-
-    Parameters
-    ----------
-    job : Job
-        The job to run.
-    environ : dict
-        The environment, to which the job's own settings are added.
-    output : str, optional
-        The name of a file for the output of each rank, as `Streams` takes it.
-    tag : bool, default False
-        Whether each line of a rank begins with its number.
-
-    Returns
-    -------
-    int
-        The exit status: 128 + signal if a rank was killed by one, and never 0 if the job failed.
+    Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out. The
+    settings of the job are added to ``environ``. ``output`` names a file for each rank, as `Streams` takes it. With
+    ``tag`` each line of a rank begins with its number. The status is 128 + signal if a rank was killed by one, and
+    never 0 if the job failed.
     """
     started = time.time()
     environ = {**environ, **{name: value for name, value, _ in job.settings}}

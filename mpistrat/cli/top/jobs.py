@@ -37,10 +37,8 @@ class NoJobError(Exception):
 def find(what: str | None) -> list[Record]:
     """Return the records of one running job.
 
-    Parameters
-    ----------
-    what : str or None
-        The number of a batch job, of a process of the job, or of a process that started it. None for the only job.
+    ``what`` is the number of a batch job, of a process of the job, or of a process that started it. None is the only
+    job.
 
     Raises
     ------

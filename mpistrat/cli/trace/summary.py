@@ -17,12 +17,9 @@ _MOVES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce_scatter")
 def summary(tracks: Sequence[Track]) -> dict[str, Any]:
     """Return the numbers of a trace, as values that JSON can hold. Times are in seconds.
 
-    Returns
-    -------
-    dict
-        ``ranks``: of each rank its host, seconds, steps and the share of each phase. ``collectives``: those that took
-        longest. ``imbalance``: what the busiest rank was busy more than the mean, as a share. ``last``: how often each
-        rank came last to a collective. ``waited``: the mean time for which a rank waited for others.
+    ``ranks`` has of each rank its host, seconds, steps and the share of each phase. ``collectives`` has those that took
+    longest. ``imbalance`` is what the busiest rank was busy more than the mean, as a share. ``last`` is how often each
+    rank came last to a collective. ``waited`` is the mean time for which a rank waited for others.
     """
     main = [each for each in tracks if each.thread == 0]
     ranks: dict[int, dict[str, Any]] = {}

@@ -95,13 +95,8 @@ class Algorithm(ABC):
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         """Write the combination of all ranks' ``send`` into ``receive``. The caller holds the collective lock.
 
-        Parameters
-        ----------
-        topology : Topology
-        combine : numpy.ufunc
-            ``numpy.add``, ``maximum``, ``minimum`` or ``multiply``.
-        send, receive : numpy.ndarray
-            Flat, contiguous, of one length; may be the same array. The values are combined in the dtype of ``receive``.
+        Both are flat, contiguous, of one length, and may be the same array. The values are combined in the dtype of
+        ``receive``, by ``numpy.add``, ``maximum``, ``minimum`` or ``multiply``.
         """
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:

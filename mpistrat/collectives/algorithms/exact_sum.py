@@ -44,19 +44,10 @@ def exact_sum(
 ) -> None:
     """Write the exact sum over all rows of all blocks (of all ranks), rounded once, into ``out``.
 
-    With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero
-    is +0.
-
-    Parameters
-    ----------
-    blocks : sequence of numpy.ndarray, shape (rows, count)
-        Of one dtype: float32 or float64.
-    out : numpy.ndarray, shape (count,)
-        float32 or float64.
-    summands : int
-        The number of rows on all ranks together, or an upper bound.
-    exchange : callable, optional
-        ``exchange(ufunc, array)`` combines a flat array over the ranks, in place; by default only this rank counts.
+    With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero is
+    +0. A block has the shape (rows, count). Blocks and ``out`` are float32 or float64. ``summands`` is the number of
+    rows on all ranks together, or an upper bound. ``exchange(ufunc, array)`` combines a flat array over the ranks, in
+    place; by default only this rank counts.
     """
     if not len(out):
         return

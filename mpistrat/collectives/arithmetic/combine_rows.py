@@ -10,15 +10,7 @@ _BLOCK_BYTES = 128 << 10  # stays in the cache while the next rank's values are 
 
 
 def combine_rows(combine: np.ufunc, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write ``rows[0] + rows[1] + ...`` to ``out``, in this order and in the dtype of ``out``.
-
-    Parameters
-    ----------
-    combine : numpy.ufunc
-    rows : sequence of numpy.ndarray
-    out : numpy.ndarray
-        Of the shape of the rows. May be one of the rows.
-    """
+    """Write ``rows[0] + rows[1] + ...`` to ``out``, in this order and in the dtype of ``out``, which may be a row."""
     if len(rows) == 2:
         combine(rows[0], rows[1], out=out, dtype=out.dtype)
         return

@@ -8,17 +8,10 @@ import numpy as np
 
 
 def divide(total: Any, count: Any, out: Any = None) -> Any:
-    """Return ``total / count`` for a count of replicas or examples.
+    """Return ``total / count`` for a count of replicas or examples; written to ``out`` if given, also ``total``.
 
-    The parts of complex numbers are divided one by one: NumPy and CuPy multiply by a complex number, which makes
-    ``(inf + 2j) / 1`` a nan.
-
-    Parameters
-    ----------
-    total : array of NumPy or CuPy
-    count : int, or array of int of shape ()
-    out : array, optional
-        The array to write the result to; may be ``total``.
+    The parts of complex numbers are divided one by one: NumPy and CuPy multiply by a complex number, which makes ``(inf
+    + 2j) / 1`` a nan.
 
     Examples
     --------
@@ -41,14 +34,8 @@ def divide(total: Any, count: Any, out: Any = None) -> Any:
 def finish(wide: Any, divisor: int, total: Any) -> None:
     """Write a combination to ``total``: divide for a mean, and round to the dtype of the result.
 
-    Parameters
-    ----------
-    wide : array of NumPy or CuPy
-        The combination. A floating point array is divided in place.
-    divisor : int
-        The number of replicas for a mean, else 1.
-    total : array
-        The result; may be ``wide``.
+    The divisor is the number of replicas for a mean, else 1. ``total`` may be ``wide``. A floating point ``wide`` is
+    divided in place.
     """
     if divisor != 1:
         if wide.dtype.kind in "iu":

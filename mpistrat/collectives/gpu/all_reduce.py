@@ -40,20 +40,9 @@ def reduction_on_gpu(
 ) -> Reduction:
     """Prepare the all-reduce of CuPy arrays. Buffers are reduced in place: it is then valid for these objects only.
 
-    Parameters
-    ----------
-    topology : Topology
-    op : ReduceOp or FurtherOp
-    values : sequence of cupy.ndarray
-        Of equal shapes and dtypes on all ranks.
-    device : Device
-        The GPU that has them all.
-    bytes_per_pack : int
-        As in `CommunicationOptions`.
-    name : str, optional
-        The name of a route, or of an algorithm of the host, which uses the pinned route.
-    form : str, optional
-        The form of the structure whose leaves the values are. The ranks compare it.
+    Shapes and dtypes are equal on all ranks. ``device`` is the GPU that has all values, and ``bytes_per_pack`` is as in
+    `CommunicationOptions`. ``name`` is that of a route, or of an algorithm of the host, which uses the pinned route.
+    ``form`` is the form of the structure whose leaves the values are. The ranks compare it.
 
     Raises
     ------

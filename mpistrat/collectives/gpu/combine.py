@@ -17,13 +17,7 @@ _sums: dict[int, EachElement] = {}
 def combine_on_gpu(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
     """Write ``rows[0] + rows[1] + ...`` to ``total``, in this order; sums take few launches that read each row once.
 
-    Parameters
-    ----------
-    combine : numpy.ufunc
-    rows : sequence of cupy.ndarray
-        Contiguous, of one length and dtype.
-    total : cupy.ndarray
-        Of the same length and dtype; may be the first row.
+    Rows are contiguous, of the length and dtype of ``total``, which may be the first row.
     """
     if combine is not np.add:
         if total is not rows[0]:

@@ -170,9 +170,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
 def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndarray:
     """Exchange, with the agreement, the number of rows of every rank and the first bytes of the rows.
 
-    Returns
-    -------
-    numpy.ndarray of uint8, shape (ranks, cell)
+    Return bytes of the shape (ranks, cell).
     """
     memory = topology.memory
     assert memory is not None

@@ -48,19 +48,11 @@ class InMemory(NamedTuple):
 def segmented_ring_all_reduce(
     comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory | None = None
 ) -> None:
-    """Combine all ranks' ``data`` in place, by a reduce-scatter and an all-gather on a ring, in segments.
+    """Combine all ranks' flat ``data`` in place, by a reduce-scatter and an all-gather on a ring, in segments.
 
     Every rank sends ``2 (size - 1) / size`` times the bytes of ``data``, which is the minimum (Patarasuk and Yuan
     2009). All ranks get the same bits: each part is combined once, in the order of the ring. A segment is sent to the
     next rank as soon as it is combined, while the following segments arrive (section 4).
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    combine : numpy.ufunc
-    data : numpy.ndarray, shape (count,)
-    segment_bytes : int
-    in_memory : InMemory, optional
     """
     ring = _Ring(comm, combine, data, segment_bytes, in_memory or InMemory())
     try:

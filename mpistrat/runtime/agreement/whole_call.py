@@ -14,19 +14,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def whole(
     ranks_of: Callable[[Any], CollectiveLock], name: str | None = None
 ) -> Callable[[_Function], _Function]:
-    """Decorate a method that communicates.
+    """Decorate a method that communicates. ``ranks_of`` returns the topology of its object; messages call it ``name``.
 
     `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
     collectives of a call, or after the last one. If the program repeats the call, this rank is one call behind the
     other ranks. Its sequence number must then differ from theirs, so that all ranks raise. Errors that all ranks raise
     leave the ranks in step.
-
-    Parameters
-    ----------
-    ranks_of : callable
-        Returns the topology of the method's object.
-    name : str, optional
-        The name of the method in messages; by default its own.
     """
 
     def decorate(method: _Function) -> _Function:

@@ -142,16 +142,8 @@ class EachElement:
     ) -> EachElement:
         """Return a kernel that does more in the same launch.
 
-        Parameters
-        ----------
-        name : str
-            Added to the name of this kernel.
-        state : sequence of str
-            Names of further lists, read and written, after those of this kernel.
-        scalars : sequence of str
-            Names of further numbers, after those of this kernel.
-        before, after : str
-            Statements around the body of this kernel.
+        ``name`` is added to the name of this kernel. ``state`` names further lists, read and written, and ``scalars``
+        further numbers, each after those of this kernel. ``before`` and ``after`` are statements around its body.
         """
         return EachElement(
             f"{self._name}_{name}",
@@ -164,12 +156,8 @@ class EachElement:
     def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
         """Run the kernel on the current stream.
 
-        Parameters
-        ----------
-        lists : sequence of sequence of cupy.ndarray
-            The arrays of each name: the names of ``reads`` first, then those that are only written. Arrays must be
-            contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
-        scalars : sequence of float
+        ``lists`` has the arrays of each name: the names of ``reads`` first, then those that are only written. Arrays
+        must be contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
         """
         sizes = [int(each.size) for each in lists[0]]
         if not any(sizes):

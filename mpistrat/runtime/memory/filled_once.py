@@ -87,12 +87,7 @@ class FilledOnce:
     def fill(self, piece: int, spans: Iterable[tuple[int, int]], load: Callable[[], Any]) -> None:
         """Call ``load`` to fill a piece, unless a rank of the node has done so.
 
-        Parameters
-        ----------
-        piece : int
-        spans : iterable of (int, int)
-            Where the piece lies: first byte and number of bytes of each of its parts.
-        load : callable
+        ``spans`` tell where the piece lies: first byte and number of bytes of each of its parts.
 
         Raises
         ------

@@ -19,13 +19,7 @@ FOLDER = "/dev/shm"
 
 
 class Shared(NamedTuple):
-    """Shared bytes for every rank of a node, and bytes for all ranks together.
-
-    Attributes
-    ----------
-    stretches : numpy.ndarray of uint8, shape (ranks, bytes)
-    common : numpy.ndarray of uint8
-    """
+    """Shared bytes: a row for every rank of a node, and bytes for all ranks together."""
 
     stretches: np.ndarray
     common: np.ndarray
@@ -36,14 +30,9 @@ class NoSharedMemoryError(OSError):
 
 
 def share(node: Any, own: int, common: int = 0) -> Shared:
-    """Return zeroed memory that all ranks of ``node`` share. Collective over ``node``.
+    """Return zeroed memory that all ranks of ``node`` share: bytes for each rank and for all together, in whole pages.
 
-    Parameters
-    ----------
-    node : mpi4py.MPI.Intracomm
-        Ranks that can share memory.
-    own, common : int
-        Bytes for each rank and for all together, rounded up to pages.
+    Collective over ``node``, whose ranks can share memory.
 
     Raises
     ------

@@ -47,14 +47,8 @@ def number() -> int:
 def measure(world: Any, clocks: Sequence[int]) -> Sample:
     """Return what the clock of rank 0 is ahead of this rank's. Collective, if there are several clocks.
 
-    Rank 0 exchanges messages with one rank of each other clock. The fastest answer of several counts: the error is at
-    most half of the time that it took.
-
-    Parameters
-    ----------
-    world : mpi4py.MPI.Intracomm
-    clocks : sequence of int
-        The number of each rank's clock.
+    ``clocks`` has the number of each rank's clock. Rank 0 exchanges messages with one rank of each other clock. The
+    fastest answer of several counts: the error is at most half of the time that it took.
     """
     first = clocks[0]
     others = list(dict.fromkeys(each for each in clocks if each != first))

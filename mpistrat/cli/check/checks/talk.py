@@ -125,11 +125,7 @@ class Talk:
 def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
     """Return rounds of pairs in which each node occurs once per round (round-robin tournament).
 
-    Parameters
-    ----------
-    nodes : sequence of int
-    most : int
-        Maximum number of rounds. With more nodes some pairs are left out.
+    With more than ``most`` rounds some pairs are left out.
 
     Examples
     --------

@@ -54,13 +54,7 @@ class Watcher:
         self._gather = _GATHER
 
     def run(self) -> CheckedJob | None:
-        """Run the checks until they end, fail or hang.
-
-        Returns
-        -------
-        CheckedJob or None
-            The facts of all ranks, on the rank that reports; None on other ranks.
-        """
+        """Run the checks until they end, fail or hang. Return the facts of all ranks on the rank that reports."""
         trouble = self._follow()
         if trouble is None:
             if self._inbox is not None:
