@@ -21,10 +21,6 @@ class ClusterResolver(ABC):
         Why `resolve` chose this resolver; empty for a resolver that the program made.
     rpc_layer : str or None
         Protocol of the addresses that `master` returns; none by default.
-    task_type : str or None
-        Job of this process.
-    task_id : int or None
-        Number of this process among the tasks of its job.
 
     Examples
     --------
@@ -38,8 +34,8 @@ class ClusterResolver(ABC):
     reason: str = ""
     rpc_layer: str | None = ""
     asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
-    task_type: str | None = None
-    task_id: int | None = None
+    _task_type: str | None = None
+    _task_id: int | None = None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -89,6 +85,24 @@ class ClusterResolver(ABC):
     def environment(self) -> str | None:
         """Name of the environment; empty by default."""
         return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Number of this process among the tasks of its job."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
 
     @property
     def placement(self) -> Placement:
