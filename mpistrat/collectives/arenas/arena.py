@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import weakref
@@ -14,6 +15,7 @@ from mpistrat.collectives import structures
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device, cupy_for
 from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
+from mpistrat.runtime.memory.side_by_side import map_side_by_side
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -91,15 +93,42 @@ def buffers(
         found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
     # After the lock is released: a rank that is out of memory then fails without keeping other ranks waiting.
     memory, stride, start, shared = found or _private(max(end, 1), device)
-    arena = Arena(topology.sequence, weakref.ref(memory), stride, start, shared)
-    arenas = topology.slot(Arenas)
-    arenas[id(memory)] = arena
-    weakref.finalize(memory, arenas.pop, id(memory), None)
+    _add(topology, Arena(topology.sequence, weakref.ref(memory), stride, start, shared))
     arrays = []
     for offset, (dtype, shape) in zip(offsets, leaves, strict=True):
         own = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
         arrays.append(own.view(dtype).reshape(shape))
     return arrays
+
+
+def buffer_on_file(
+    topology: Topology, descriptor: int | None, dtype: np.dtype, count: int
+) -> np.ndarray | None:
+    """Return the content of a file in memory, one of each rank, as a flat array in an arena. Collective.
+
+    ``descriptor`` is the open file of this rank; None if it does not have one. Return None on all ranks if the ranks
+    of a node cannot map each other's files.
+    """
+    nbytes = count * dtype.itemsize
+    with topology.turn(operation("buffer on a file", dtype.str, count)):
+        memory = None
+        if topology.memory is not None:
+            with contextlib.suppress(NoSharedMemoryError):
+                memory = map_side_by_side(topology.node, descriptor, nbytes)
+        if not topology.world.allreduce(memory is not None, mpi.start().LAND):
+            return None
+    assert memory is not None
+    stride = len(memory) // topology.node.size
+    start = topology.node.rank * stride
+    _add(topology, Arena(topology.sequence, weakref.ref(memory), stride, start, True))
+    return memory[start : start + nbytes].view(dtype)
+
+
+def _add(topology: Topology, arena: Arena) -> None:
+    """Let reductions find an arena by its memory, for as long as this exists."""
+    arenas, memory = topology.slot(Arenas), arena.memory()
+    arenas[id(memory)] = arena
+    weakref.finalize(memory, arenas.pop, id(memory), None)
 
 
 def _shared(topology: Topology, nbytes: int) -> tuple[Any, int, int, bool] | None:

@@ -25,10 +25,11 @@ from mpistrat.collectives import CommunicationOptions
 from mpistrat.integrations.torch.communicators import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.rendezvous import register as _register_rendezvous
+from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
 from mpistrat.runtime.agreement.operation import skip_in_call_sites
 
-__all__ = ["BACKEND", "MpiStore", "ProcessGroup"]
+__all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
 
 BACKEND = "mpistrat"
 

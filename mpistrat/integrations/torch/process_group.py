@@ -112,6 +112,10 @@ class ProcessGroup(DescribedGroup):
         """Combine tensors over all ranks, in place, in as few messages as possible."""
         return self._all_reduce("all_reduce_coalesced", list(tensors), op_of(opts))
 
+    def average_buffer(self, buffer: np.ndarray) -> None:
+        """Average an array in an arena over all ranks, in place."""
+        self._open_reductions().average_buffer(buffer)
+
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks. Only the root's is written to."""
         totals = self._open_reductions().combined(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, reduce_scatter, structures
+from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.movement import all_gather
 from mpistrat.integrations.torch.reduce_ops import reduction
@@ -50,9 +51,15 @@ class Reductions:
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
-        if len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES and len(self.topology.nodes) == 1:
+        large = len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES
+        if large and len(self.topology.nodes) == 1 and arena.homes(self.topology, hosts) == [None]:
             return [self._by_pieces(own, hosts[0], name, in_place)]
         return self._ops.all_reduce(own, hosts, self._options, name)
+
+    @_collective
+    def average_buffer(self, buffer: np.ndarray) -> None:
+        """Average an array in an arena over all ranks, in place."""
+        self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._options, "all_reduce")
 
     def _by_pieces(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray:
         """Combine an array piece by piece, each of which is still in the cache when it is copied to its place."""
