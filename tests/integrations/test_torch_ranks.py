@@ -28,6 +28,11 @@ def test_ranks(n, run_ranks, summarize):
         ("killed", ["signal 9"]),
         ("ends", ["the end of the program"]),
         ("receives_from_ended", ["from any rank", "came [1.0, 1.0, 1.0]", "rank 1", "has ended its program"]),
+        (
+            "asks_the_store_of_ended",
+            ["came b'words'", "keys ['never set'] were not set before", "ended their programs: [1]"],
+        ),
+        ("counts_after_the_first", ["did not answer add('count') before", "ended their programs: [0]"]),
         ("late", ["TimeoutError", "rank 1 of 2 did not come within 1 s"]),
     ],
 )

@@ -64,6 +64,23 @@ def receives_from_ended():
     dist.recv(torch.ones(3), 1)
 
 
+def asks_the_store_of_ended():
+    """One rank waits for keys of another that has ended; what that had set still comes."""
+    store = mpistrat.integrations.torch.MpiStore()
+    if RANK == 1:
+        store.set("last", "words")
+        return
+    print("came", store.get("last"))
+    store.get("never set")
+
+
+def counts_after_the_first():
+    """Rank 0, which counts for all, has ended."""
+    store = mpistrat.integrations.torch.MpiStore()
+    if RANK == 1:
+        store.add("count", 1)
+
+
 def leaves_everything():
     """Handles that nothing waited for, messages that nothing takes, and a group that is not destroyed."""
     dist.all_reduce(torch.ones(3), async_op=True)

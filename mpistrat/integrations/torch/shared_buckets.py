@@ -63,11 +63,11 @@ class SharedBuckets:
 
     def _moved(self, tensor: torch.Tensor) -> int | None:
         """Move the memory of a tensor to a file, and return the descriptor, which belongs to torch."""
-        if tensor.device.type != "cpu":
+        topology, storage = self.process_group.topology, tensor.untyped_storage()
+        if tensor.device.type != "cpu" or topology.memory is None:
             return None
-        storage = tensor.untyped_storage()
-        needed = 2 * self.process_group.topology.node.size * storage.nbytes()  # MPI needs some later
-        with contextlib.suppress(OSError):  # without this folder, or with too little memory
+        needed = 2 * topology.node.size * storage.nbytes()  # MPI needs some later
+        with contextlib.suppress(OSError, RuntimeError):  # of torch, if the system refuses
             system = os.statvfs(FOLDER)
             if needed <= system.f_bavail * system.f_frsize:
                 descriptor, nbytes = storage._share_fd_cpu_()

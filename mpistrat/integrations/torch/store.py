@@ -8,17 +8,19 @@ does it meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from mpistrat.integrations.torch import goodbyes
 from mpistrat.runtime.process import mpi
 
 _OWNER = 0
 _TAG = 0
 _LONGEST_NAP = 0.001
+_PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
 
 
 class MpiStore(torch.distributed.Store):
@@ -41,7 +43,11 @@ class MpiStore(torch.distributed.Store):
         super().__init__()
         MPI = mpi.start()
         self._MPI = MPI
-        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        world = MPI.COMM_WORLD
+        self._comm = (world if comm is None else comm).Dup()
+        if self._comm.size == world.size:
+            goodbyes.begin(world)
+        self._in_job: list[int] = self._comm.allgather(world.rank)
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
         self._asked = 0
@@ -96,13 +102,16 @@ class MpiStore(torch.distributed.Store):
         ------
         TimeoutError
             If that takes longer than ``timeout``, by default the store's.
+        RuntimeError
+            If all other ranks have ended their programs.
         """
-        limit = (self.timeout if timeout is None else timeout).total_seconds()
-        deadline, nap = time.monotonic() + limit, 0.0
-        while not self.check(keys):
-            missing = [key for key in keys if key not in self._values]
-            self._nap(deadline, nap, f"the keys {missing} were not set within {limit:g} s")
-            nap = min(_LONGEST_NAP, nap + 1e-5)
+        limit = self.timeout if timeout is None else timeout
+
+        def what() -> str:
+            return f"the keys {[key for key in keys if key not in self._values]} were not set"
+
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        self._wait_until(lambda: self.check(keys), what, others, limit.total_seconds())
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to the value of a key."""
@@ -171,16 +180,15 @@ class MpiStore(torch.distributed.Store):
             return self._as_owner(kind, key, *operands)
         self._asked += 1
         self._send(("ask", self._asked, kind, key, *operands), _OWNER)
-        limit = self.timeout.total_seconds()
-        deadline, nap = time.monotonic() + limit, 0.0
-        while self._asked not in self._answers:
+
+        def answered() -> bool:
             self._read()
-            self._nap(
-                deadline,
-                nap,
-                f"rank {_OWNER} did not answer {kind}({key!r}) within {limit:g} s: it must make a call",
-            )
-            nap = min(_LONGEST_NAP, nap + 1e-5)
+            return self._asked in self._answers
+
+        def what() -> str:
+            return f"rank {_OWNER} must make a call, and did not answer {kind}({key!r})"
+
+        self._wait_until(answered, what, [_OWNER], self.timeout.total_seconds())
         return self._answers.pop(self._asked)
 
     def _as_owner(self, kind: str, key: str, *operands: Any) -> bytes:
@@ -198,10 +206,28 @@ class MpiStore(torch.distributed.Store):
         self._tell_all("set", key, value)
         return value
 
-    def _nap(self, deadline: float, seconds: float, why: str) -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {self._comm.rank}: the store of torch.distributed: {why}")
-        time.sleep(seconds)
+    def _wait_until(
+        self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float
+    ) -> None:
+        """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
+        start = time.monotonic()
+        nap, look, ended = 0.0, _PATIENCE, False
+        while not done():
+            waited = time.monotonic() - start
+            if waited > limit:
+                raise TimeoutError(f"{self._speaker} {what()} within {limit:g} s")
+            if waited > look:
+                if ended:  # since the last look: what it sent before has come
+                    raise RuntimeError(
+                        f"{self._speaker} {what()} before these ranks ended their programs: {ranks}"
+                    )
+                ended, look = goodbyes.have_ended(self._in_job[rank] for rank in ranks), waited + _PATIENCE
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+            time.sleep(nap)
+
+    @property
+    def _speaker(self) -> str:
+        return f"rank {self._comm.rank}: the store of torch.distributed:"
 
 
 def _bytes(value: str | bytes) -> bytes:
