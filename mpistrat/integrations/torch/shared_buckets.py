@@ -45,32 +45,40 @@ class SharedBuckets:
                 f"SharedBuckets needs a process group of the backend mpistrat, not {type(group).__name__}"
             )
         self.process_group = group
-        self._found: dict[int, tuple[Any, np.ndarray | None]] = {}
+        self._found: dict[StorageWeakRef, np.ndarray | None] = {}
 
     def in_arena(self, tensor: torch.Tensor) -> np.ndarray | None:
-        """Return a bucket as an array in an arena; None if it stays in memory of its own. Collective if it is new."""
-        storage = tensor.untyped_storage()
-        known = self._found.get(tensor.data_ptr())
-        if known is not None and known[0].cdata == storage._cdata:
-            return known[1]
+        """Return a bucket as an array in an arena; None if it stays in memory of its own. Collective if it is new.
+
+        Raises
+        ------
+        ValueError
+            If the tensor is a part of its memory.
+        """
+        if tensor.nbytes != tensor.untyped_storage().nbytes() or not tensor.is_contiguous():
+            raise ValueError("a bucket must be a contiguous tensor that has its memory for itself")
+        storage = StorageWeakRef(tensor.untyped_storage())
+        if storage in self._found:
+            return self._found[storage]
         # DDP makes new buckets once, after the first step.
-        self._found = {address: each for address, each in self._found.items() if not each[0].expired()}
+        self._found = {known: array for known, array in self._found.items() if not known.expired()}
         dtype = arrays.dtype_and_shape(tensor[:0])[0]
         descriptor = self._moved(tensor)
         array = arena.buffer_on_file(self.process_group.topology, descriptor, dtype, tensor.numel())
-        self._found[tensor.data_ptr()] = StorageWeakRef(storage), array
+        self._found[storage] = array
         return array
 
     def _moved(self, tensor: torch.Tensor) -> int | None:
         """Move the memory of a tensor to a file, and return the descriptor, which belongs to torch."""
         topology, storage = self.process_group.topology, tensor.untyped_storage()
-        if tensor.device.type != "cpu" or topology.memory is None:
+        move = getattr(storage, "_share_fd_cpu_", None)  # torch has no public name for it
+        if tensor.device.type != "cpu" or topology.memory is None or move is None:
             return None
         needed = 2 * topology.node.size * storage.nbytes()  # MPI needs some later
         with contextlib.suppress(OSError, RuntimeError):  # of torch, if the system refuses
             system = os.statvfs(FOLDER)
             if needed <= system.f_bavail * system.f_frsize:
-                descriptor, nbytes = storage._share_fd_cpu_()
+                descriptor, nbytes = move()
                 os.posix_fallocate(descriptor, 0, nbytes)
                 return int(descriptor)
         return None

@@ -54,8 +54,8 @@ def is_in_place(tensor: torch.Tensor) -> bool:
 def write(tensor: torch.Tensor, result: np.ndarray) -> None:
     """Copy a result into a tensor of as many elements, of any strides and on any device."""
     if is_in_place(tensor):
-        target = host_array(tensor)
-        if target.ctypes.data != result.ctypes.data:
+        if tensor.data_ptr() != result.ctypes.data:
+            target = host_array(tensor)
             np.copyto(target, result.reshape(target.shape), casting="unsafe")  # bools come as integers
         return
     values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))

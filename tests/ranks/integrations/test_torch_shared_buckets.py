@@ -113,6 +113,12 @@ def test_groups_of_other_backends_are_refused():
         SharedBuckets("gloo")
 
 
+@pytest.mark.parametrize("part", [torch.ones(9)[3:], torch.ones(9)[::2], torch.ones(3, 3).t()])
+def test_parts_of_tensors_are_refused(part):
+    with pytest.raises(ValueError, match="memory for itself"):
+        SharedBuckets().in_arena(part)
+
+
 def test_a_group_that_was_destroyed():
     group = dist.new_group()
     state = SharedBuckets(group)
