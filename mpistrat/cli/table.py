@@ -33,6 +33,17 @@ def console() -> Console:
     return Console(width=140, highlight=False, force_terminal=False, no_color=True)
 
 
+def three_digits(number: float) -> str:
+    """Return a number rounded to three digits, without an exponent.
+
+    Examples
+    --------
+    >>> three_digits(0.01234), three_digits(999.9), three_digits(1234.5)
+    ('0.0123', '1000', '1230')
+    """
+    return f"{float(f'{number:.3g}'):.15g}"
+
+
 def amount(nbytes: float) -> str:
     """Return a number of bytes in three digits and its unit.
 
@@ -43,6 +54,6 @@ def amount(nbytes: float) -> str:
     """
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
+            return f"{three_digits(nbytes)} {unit}"
         nbytes /= 1000
-    return f"{nbytes:.3g} GB"
+    return f"{three_digits(nbytes)} GB"

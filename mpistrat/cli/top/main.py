@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpistrat.cli import table
-from mpistrat.cli.table import amount
+from mpistrat.cli.table import amount, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import record_json, report, view, waits
@@ -119,9 +119,9 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             row["host"],
             str(row["pid"]),
             str(row["step"]),
-            "" if seconds is None else f"{seconds:.3g} s",
+            "" if seconds is None else f"{three_digits(seconds)} s",
             row["phase"],
-            f"{row['for_seconds']:.3g} s",
+            f"{three_digits(row['for_seconds'])} s",
             row["collective"],
             amount(row["bytes_per_second"]),
             amount(row["resident_bytes"]),

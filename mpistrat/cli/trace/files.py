@@ -119,9 +119,11 @@ def _parsed(path: Path, data: bytes) -> Trace:
         raise NotATraceError(f"{path} is damaged")
     there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
     ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)
-    # The writer may be at the place of the oldest event.
-    order = np.arange(max(0, written - capacity + 1) if written > capacity else 0, written) % capacity
-    kept = ring[order[order < there]]
+    # The number of the last event at each place of the ring. The writer may be at the place of the oldest event.
+    numbers = written - 1 - (written - 1 - np.arange(there)) % capacity
+    oldest = written - capacity + 1 if written > capacity else 0
+    order = np.argsort(numbers)
+    kept = ring[order[numbers[order] >= oldest]]
     began, ended = kept["began"], kept["ended"]
     with np.errstate(invalid="ignore"):
         good = (
@@ -130,7 +132,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
         good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
     events = kept[good]
     events = events[np.argsort(events["began"], kind="stable")]
-    bad = len(order) - len(events)
+    bad = written - oldest - len(events)
     ends = [
         seconds[HeaderWord.BEGAN],
         *(float(events[name].max()) for name in ("began", "met", "ended") if len(events)),

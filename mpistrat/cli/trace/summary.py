@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.cli.table import amount
+from mpistrat.cli.table import amount, three_digits
 from mpistrat.cli.trace.spans import MEET, PHASES, Span, Track, shares
 
 _MOST_COLLECTIVES = 10
@@ -127,7 +127,7 @@ def lines(told: dict[str, Any]) -> list[str]:
 
 
 def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds * 1e6)} us"
