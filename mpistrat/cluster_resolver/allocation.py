@@ -35,12 +35,7 @@ class Allocation:
     ) -> tuple[tuple[int, ...], str] | None:
         """Return the number of ranks on each node and its source, or None if the variables do not tell.
 
-        Parameters
-        ----------
-        size : int
-            Number of ranks.
-        local_size, node : int or None
-            Number of ranks of one node, and the index of that node.
+        There are ``size`` ranks, of which ``local_size`` are on the node of the index ``node``.
 
         Examples
         --------

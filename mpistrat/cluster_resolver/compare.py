@@ -68,14 +68,9 @@ def facts_of(placement: Placement) -> dict[str, Fact]:
 
 
 def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradiction]:
-    """Return the facts in which a resolver and MPI differ.
+    """Return the facts in which a resolver and MPI differ. ``told`` is as `told_by` returns it.
 
-    Parameters
-    ----------
-    told : mapping
-        Facts of a resolver, as `told_by` returns them.
-    known : Placement
-        Facts of MPI; MPI leaves the others at None, and they are not compared.
+    MPI leaves the facts that it does not know at None, and they are not compared.
 
     Examples
     --------

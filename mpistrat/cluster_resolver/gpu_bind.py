@@ -17,17 +17,8 @@ def among(
 ) -> tuple[int, int]:
     """Return the index of this task among those that see the same GPUs, and the number of these tasks.
 
-    Parameters
-    ----------
-    environ : mapping
-        Environment of the task.
-    seen : int
-        Number of GPUs that the task sees.
-    local_rank, local_size : int
-        Index of the task on its node, and number of tasks there.
-    on_node : int or None
-        Number of GPUs that the step has on this node. A task that sees fewer has them alone, or shares them with
-        other tasks if they are more than its part.
+    The task sees ``seen`` GPUs, of ``on_node`` that the step has on this node. A task that sees fewer has them alone,
+    or shares them with other tasks if they are more than its part.
 
     Examples
     --------

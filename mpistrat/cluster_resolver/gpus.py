@@ -136,12 +136,7 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
 def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
     """Return the part of shared GPUs that is for one rank, or None if there are no GPUs.
 
-    Parameters
-    ----------
-    ids : tuple of str
-        GPUs that the ranks see.
-    index, users : int
-        Index of the rank among those that see these GPUs, and the number of these ranks.
+    ``index`` is that of the rank among the ``users`` ranks that see these GPUs.
 
     Examples
     --------

@@ -163,18 +163,8 @@ def dealt(
 ) -> Roles:
     """Return the ranks of each job: consecutive ranks, in the order of the jobs.
 
-    Parameters
-    ----------
-    jobs : mapping
-        Number of tasks of each job.
-    size : int
-        Number of ranks.
-    spread : str, optional
-        Job that has the last rank of each node. The other jobs have consecutive ranks among the rest.
-    ranks_by_node : sequence of sequence of int, optional
-        Ranks of each node.
-    source : str
-        Argument or variable that tells the jobs.
+    The job ``spread`` has the last rank of each node of ``ranks_by_node``, and the other jobs have consecutive ranks
+    among the rest. ``source`` is the argument or variable that tells the jobs.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class ObjectCollectives(CollectiveLock):
 
     @_whole
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's (pickled) object, in the order of ranks, on every rank."""
+        """Return every rank's (pickled) object, in the order of ranks, on every rank."""
         if self.size == 1:
             with self.turn(_ALL_GATHER_OBJECT):
                 return [value]
@@ -67,7 +67,7 @@ class ObjectCollectives(CollectiveLock):
         name: str = "broadcast_object",
         timeout_seconds: float | None = None,
     ) -> Any:
-        """The (pickled) object of rank ``root``, on every rank. ``name`` is what messages call it."""
+        """Return the (pickled) object of rank ``root`` on every rank. Messages call the collective ``name``."""
         what = operation(name, root)
         if self.size == 1:
             with self.turn(what):
@@ -79,10 +79,10 @@ class ObjectCollectives(CollectiveLock):
 
     @_whole
     def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
-        """``fn()``, called on rank 0 alone once all ranks are here: its (pickled) result or its error, on every rank.
+        """Call ``fn()`` on rank 0 alone, once all ranks are here, and return its (pickled) result on every rank.
 
-        The ranks compare ``what``, which messages name.
-        A limit of time is for the ranks to come, not for what rank 0 then does.
+        The ranks compare ``what``, which messages name. A limit of time is for the ranks to come, not for what rank 0
+        then does.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class ObjectCollectives(CollectiveLock):
         return result
 
     def all_true(self, flag: Any) -> bool:
-        """Whether the flag is true on all ranks."""
+        """Return whether the flag is true on all ranks."""
         own = bool(flag)  # before the collective: a failure here leaves no rank waiting
         sequence = self.sequence
         try:  # as `whole`, without its cost
@@ -126,7 +126,7 @@ class ObjectCollectives(CollectiveLock):
 
 
 def _error(names: list[str], text: str) -> Exception:
-    """An error of the first of the builtin classes that is made of a text alone."""
+    """Return an error of the first of the builtin classes that is made of a text alone."""
     for name in names:
         kind = getattr(builtins, name)
         if issubclass(kind, Exception):

@@ -62,7 +62,7 @@ def alone(activity: str) -> Iterator[None]:
 
 
 class Key:
-    """What is kept for the ranks of a communicator is kept under one of these, in a dictionary with weak keys."""
+    """The key of a topology in dictionaries with weak keys, the same for all that share its ranks."""
 
 
 class Topology(ObjectCollectives):
@@ -345,7 +345,7 @@ def _node_of(comm: Any, split: Split) -> int:
 
 
 def _delete(comm: Any, keyval: int, topology: Topology) -> None:
-    """The user frees the communicator: MPI frees what was cached on it, collectively as that call is."""
+    """Free the topology of a communicator that the program frees. MPI calls this on all ranks of it."""
     if mpi.running():
         MPI = mpi.start()
         if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
@@ -353,7 +353,7 @@ def _delete(comm: Any, keyval: int, topology: Topology) -> None:
 
 
 class _Finalized:
-    """In place of a communicator: the MPI library would end the process."""
+    """A stand-in for a communicator after MPI.Finalize(), where the MPI library would end the process."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"{name} {_AFTER_FINALIZE}")
@@ -369,7 +369,7 @@ def _refuse_after_finalize(comm: Any, keyval: int, value: None) -> None:
 
 
 def _refuse_in_child() -> None:
-    """A forked process would take its parent's place in barriers and in shared memory."""
+    """Refuse collectives in a forked process: it would take the place of its parent in barriers and memory."""
     _refuse_all("in a forked process: only those that MPI started may communicate")
 
 

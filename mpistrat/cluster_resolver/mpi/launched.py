@@ -108,18 +108,9 @@ def place(
 ) -> Placement:
     """Return the place of a rank, from its launcher's variables and the nodes that a scheduler gave to the job.
 
-    Parameters
-    ----------
-    environ : mapping
-        Environment of the rank.
-    told : Launched
-        Facts from the launcher's variables.
-    allocations : sequence of Allocation
-        Nodes on which the ranks may be, the most reliable list first.
-    here : bool
-        Whether this process is the rank, so that the name of this machine is the rank's node.
-    job : tuple of str, optional
-        Name of the job, and the variables that it was read from.
+    ``allocations`` are the nodes on which the ranks may be, the most reliable list first. ``here`` tells whether this
+    process is the rank, so that the name of this machine is the rank's node. ``job`` is the name of the job, and the
+    variables that it was read from.
 
     Raises
     ------

@@ -12,14 +12,7 @@ _Task = tuple[str | None, int | None]
 
 
 def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
-    """Return the rank of each task, as each rank's resolver tells its own. Collective.
-
-    Parameters
-    ----------
-    resolver : ClusterResolver
-        Resolver of this rank.
-    topology : Topology
-        All ranks of the program.
+    """Return the rank of each task, as each rank's resolver tells its own. Collective over all ranks of the program.
 
     Raises
     ------

@@ -22,16 +22,9 @@ _warned: set[str] = set()
 
 
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:
-    """Raise on every rank if a resolver contradicts MPI on any rank. Collective.
+    """Raise on every rank of a strategy if a resolver contradicts MPI on any rank. Collective.
 
-    Parameters
-    ----------
-    resolver : ClusterResolver
-        Resolver of the ranks of the topology, or of the whole job.
-    topology : Topology
-        Ranks of the strategy.
-    world : mpi4py.MPI.Intracomm
-        All ranks of the job.
+    The resolver is that of the ranks of the topology, or of the whole job, whose ranks are ``world``.
 
     Raises
     ------
@@ -54,10 +47,10 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     if not ranks:
         return
     what, cause = told[topology.rank] or told[ranks[0]]
-    who = topology.rank if topology.rank in ranks else ranks[0]
+    first = topology.rank if topology.rank in ranks else ranks[0]
     also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} other rank{'s' * (len(ranks) > 2)})"
     raise RuntimeError(
-        f"{type(resolver).__name__} and MPI contradict each other. Rank {who}{also}: {what}. {cause}".rstrip()
+        f"{type(resolver).__name__} and MPI contradict each other. Rank {first}{also}: {what}. {cause}".rstrip()
     )
 
 

@@ -92,16 +92,9 @@ def _warn(topology: Topology, text: str) -> None:
 
 
 def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
-    """Return the index of a rank's own GPU among those that it sees.
+    """Return the index of a rank's own GPU among those that it sees. ``seen`` has those of each rank of the node.
 
     Ranks that see the same GPUs divide them, as neighbours. Ranks that see different GPUs have them from a scheduler.
-
-    Parameters
-    ----------
-    seen : sequence of tuple of str
-        GPUs that each rank of the node sees.
-    local_rank : int
-        Index of the rank on its node.
 
     Examples
     --------

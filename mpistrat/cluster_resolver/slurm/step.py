@@ -88,14 +88,7 @@ def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
-    """Return the step of a task.
-
-    Parameters
-    ----------
-    environ : mapping
-        Environment of the task.
-    tasks_per_node : mapping or int, optional
-        Number of tasks of each node. Replaces the environment's.
+    """Return the step of a task. ``tasks_per_node`` replaces the number of tasks of each node in the environment.
 
     Raises
     ------

@@ -200,7 +200,7 @@ def timed(kind: Kind, function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _forget() -> None:
-    """A forked process would write to its parent's file."""
+    """Drop the trace in a forked process, which would write to the file of its parent."""
     global ring
     ring = None
 
