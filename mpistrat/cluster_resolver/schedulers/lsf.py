@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.mpi import lsf_job
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
 from mpistrat.cluster_resolver.mpi.launcher import Launched, launched, told
-from mpistrat.cluster_resolver.mpi.resolver import ALONE
-from mpistrat.cluster_resolver.variables import required
+from mpistrat.cluster_resolver.mpi.resolver import placement_in_job
 from mpistrat.runtime.process.launchers import JSRUN
 
 
@@ -50,12 +49,9 @@ class LsfClusterResolver(LaunchedClusterResolver):
         *,
         environ: Mapping[str, str] | None = None,
     ):
-        here = environ is None
-        environ = os.environ if environ is None else environ
-        required(environ, lsf_job.JOB, "LSF sets it in its jobs; is this process in a job?")
-        by = by_jsrun(environ) or launched(environ) or ALONE
-        allocations = lsf_job.allocations(environ)
-        placement = place(environ, by, allocations, here=here, job=lsf_job.job(environ))
+        by = by_jsrun(os.environ if environ is None else environ)
+        why = "LSF sets it in its jobs; is this process in a job?"
+        placement = placement_in_job(lsf_job, environ, why, by)
         super().__init__(placement, port_base, rpc_layer, environ=environ)
 
 

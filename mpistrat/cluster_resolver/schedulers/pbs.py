@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.mpi import pbs_job
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.mpi.launcher import launched
-from mpistrat.cluster_resolver.mpi.resolver import ALONE
-from mpistrat.cluster_resolver.variables import required
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
+from mpistrat.cluster_resolver.mpi.resolver import placement_in_job
 
 
 class PbsClusterResolver(LaunchedClusterResolver):
@@ -49,10 +46,6 @@ class PbsClusterResolver(LaunchedClusterResolver):
         *,
         environ: Mapping[str, str] | None = None,
     ):
-        here = environ is None
-        environ = os.environ if environ is None else environ
-        required(environ, pbs_job.JOB, "PBS sets it in its jobs; is this process in a job?")
-        told = launched(environ) or ALONE
-        allocations = pbs_job.allocations(environ)
-        placement = place(environ, told, allocations, here=here, job=pbs_job.job(environ))
+        why = "PBS sets it in its jobs; is this process in a job?"
+        placement = placement_in_job(pbs_job, environ, why)
         super().__init__(placement, port_base, rpc_layer, environ=environ)

@@ -13,7 +13,7 @@ from mpistrat.collectives.gpu.direct import GpuDirectRoute
 from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.packing import Laid, lay_down, packed_for_gpu, unpack, widened
 from mpistrat.collectives.gpu.pinned import PinnedRoute
-from mpistrat.collectives.gpu.route import Route
+from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.collectives.packing import Key, Message, message
 from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.runtime.agreement.operation import Operation
@@ -83,8 +83,9 @@ def reduction_on_gpu(
         state: tuple[Sequence[Any], list[Laid]], timeout_seconds: float | None
     ) -> tuple[Sequence[Any], list[Laid]]:
         with cupy.cuda.Device(device.index):
+            call = GpuCall(topology, device.index, algorithm, timeout_seconds)
             for route, some in groups:
-                route.reduce(topology, device.index, [state[1][i] for i in some], algorithm, timeout_seconds)
+                route.reduce(call, [state[1][i] for i in some])
         return state
 
     def give_back(state: tuple[Sequence[Any], list[Laid]]) -> list[Any]:
@@ -174,14 +175,7 @@ class _Alone(Route):
 
     name = "identity"
 
-    def reduce(
-        self,
-        topology: Topology,
-        device: int,
-        jobs: Sequence[Laid],
-        algorithm: str | None,
-        timeout_seconds: float | None,
-    ) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
         for job in jobs:
             if job.total is not job.send:
                 finish(widened(job), job.message.divisor, job.total)

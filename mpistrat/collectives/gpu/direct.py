@@ -11,7 +11,7 @@ from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.packing import Laid, widened
-from mpistrat.collectives.gpu.route import Route
+from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.topology import Topology
 
@@ -28,16 +28,10 @@ class GpuDirectRoute(Route):
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
         return wire.kind in "iufc"
 
-    def reduce(
-        self,
-        topology: Topology,
-        device: int,
-        jobs: Sequence[Laid],
-        algorithm: str | None,
-        timeout_seconds: float | None,
-    ) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
         cupy = cupy_for("arrays on GPUs")
-        with gpu_pointers.scratch(device) as memory:
+        topology = call.topology
+        with gpu_pointers.scratch(call.device) as memory:
             for job in jobs:
                 message = widened(job)
                 wide = job.total if job.total.dtype == message.dtype else cupy.empty_like(message)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
-from mpistrat.collectives.gpu.route import Route
+from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.device import cupy_for, gpu_count
 from mpistrat.runtime.slot import Slot
@@ -132,16 +132,10 @@ class NcclRoute(Route):
             return combine is np.add and np.dtype(f"f{wire.itemsize // 2}") in _TYPES
         return wire in _TYPES and (combine in (np.add, np.multiply) or wire.kind in "iu")
 
-    def reduce(
-        self,
-        topology: Topology,
-        device: int,
-        jobs: Sequence[Laid],
-        algorithm: str | None,
-        timeout_seconds: float | None,
-    ) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
         cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
-        communicator = topology.slot(Communicators)[device]
+        topology = call.topology
+        communicator = topology.slot(Communicators)[call.device]
         _check(topology, communicator)  # errors of earlier operations
         stream = cupy.cuda.get_current_stream()
         for job in jobs:
@@ -159,8 +153,8 @@ class NcclRoute(Route):
                 stream.ptr,
             )
             finish(wide, job.message.divisor, job.total)
-        if timeout_seconds is not None:
-            _wait(topology, communicator, stream, timeout_seconds)
+        if call.timeout_seconds is not None:
+            _wait(topology, communicator, stream, call.timeout_seconds)
 
 
 def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) -> None:

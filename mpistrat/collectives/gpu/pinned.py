@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.gpu.packing import Laid
-from mpistrat.collectives.gpu.route import Route
+from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Message
 from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
@@ -27,18 +27,11 @@ class PinnedRoute(Route):
     def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
         return _best(topology, message, algorithm).algorithm.meets
 
-    def reduce(
-        self,
-        topology: Topology,
-        device: int,
-        jobs: Sequence[Laid],
-        algorithm: str | None,
-        timeout_seconds: float | None,
-    ) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
         pieces: list[StagedCopy] = []
         for job in jobs:
-            pieces += _pieces(topology, job, algorithm)
-        with staging(device) as stage:
+            pieces += _pieces(call.topology, job, call.algorithm)
+        with staging(call.device) as stage:
             through_host(stage, pieces)
 
 

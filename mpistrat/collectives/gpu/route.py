@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from mpistrat.collectives.gpu.packing import Laid
 from mpistrat.collectives.packing import Message
 from mpistrat.runtime.topology import Topology
+
+
+class GpuCall(NamedTuple):
+    """What a route is told of an all-reduce. The device is this rank's GPU, which is current."""
+
+    topology: Topology
+    device: int
+    algorithm: str | None  # of the host, which the user named
+    timeout_seconds: float | None
 
 
 class Route(ABC):
@@ -39,15 +49,8 @@ class Route(ABC):
         return False
 
     @abstractmethod
-    def reduce(
-        self,
-        topology: Topology,
-        device: int,
-        jobs: Sequence[Laid],
-        algorithm: str | None,
-        timeout_seconds: float | None,
-    ) -> None:
-        """Write the reductions over all ranks. The caller holds the collective lock, and the device is current.
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+        """Write the reductions over all ranks. The caller holds the collective lock.
 
         Work that is already in the current stream comes before the reductions, and later work comes after them.
         """

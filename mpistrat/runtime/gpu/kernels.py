@@ -28,6 +28,7 @@ FLOATS = {
     "float64": ("double", "double", "", ""),
 }
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_BYTES = {"float": 4, "double": 8, **{name: nbytes for nbytes, name in _BITS.items()}}
 
 _HALVES = """
 union Bits { unsigned int u; float f; };
@@ -165,7 +166,7 @@ class EachElement:
         cupy = cupy_for("a kernel")
         dtype = lists[0][0].dtype
         memory, _, _, _ = _types(dtype)
-        words = dtype.itemsize // np.dtype(_SIZES[memory]).itemsize  # per element, over 1 above 8 bytes
+        words = dtype.itemsize // _BYTES[memory]  # per element, over 1 above 8 bytes
         kernel = self._kernels.get(dtype.name)
         if kernel is None:
             source = _HALVES + self._source(dtype)
@@ -203,7 +204,7 @@ class EachElement:
             f"({memory}*)pointers[{i} * members + member] + first;"
             for i, name in enumerate(self._lists)
         ]
-        batch = max(2, _BYTES_AHEAD // np.dtype(_SIZES[memory]).itemsize)
+        batch = max(2, _BYTES_AHEAD // _BYTES[memory])
         values = [
             f"        R {name} = {load}({name}_read[k]);" if name in self.reads else f"        R {name};"
             for name in self._lists
@@ -221,16 +222,6 @@ class EachElement:
             body=self._body,
             stores="\n".join(f"        {name}_[i] = {store}({name});" for name in self._writes),
         )
-
-
-_SIZES = {
-    "unsigned char": "u1",
-    "unsigned short": "u2",
-    "unsigned int": "u4",
-    "unsigned long long": "u8",
-    "float": "f4",
-    "double": "f8",
-}
 
 
 def _types(dtype: np.dtype) -> tuple[str, str, str, str]:

@@ -9,6 +9,7 @@ import mpistrat
 from mpistrat.collectives import packing
 from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
 from mpistrat.collectives.gpu.packing import Laid
+from mpistrat.collectives.gpu.route import GpuCall
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
@@ -114,7 +115,7 @@ def test_nccl_with_one_rank(cupy):
             message = cupy.asarray(mine).reshape(-1)
             whole = packing.message(op, ((mine.dtype, mine.shape),), [0], 1)
             laid = Laid(whole, message, cupy.empty(whole.length, whole.result))
-            route.reduce(topology, device, [laid], None, 60.0)
+            route.reduce(GpuCall(topology, device, None, 60.0), [laid])
             np.testing.assert_array_equal(laid.total.get(), mine.reshape(-1).astype(whole.result))
     comm.Free()
 
