@@ -15,19 +15,7 @@ _GUESSED = "assumed:"
 
 
 class Contradiction(NamedTuple):
-    """A fact in which a resolver and MPI differ.
-
-    Attributes
-    ----------
-    name : str
-        Attribute of `Placement` that holds the fact.
-    told : object
-        Value according to the resolver.
-    source : str
-        Source of the resolver's value.
-    known : object
-        Value according to MPI.
-    """
+    """A fact in which a resolver and MPI differ: its name in `Placement`, and what the resolver told and MPI knows."""
 
     name: str
     told: Any

@@ -28,15 +28,7 @@ _DEALT = (
 
 
 class Visible(NamedTuple):
-    """The GPUs that an environment lets a process see.
-
-    Attributes
-    ----------
-    ids : tuple of str
-        Numbers, or names such as ``GPU-8932f937`` and ``MIG-6f4b2d``.
-    variable : str
-        Variable that lists them.
-    """
+    """The GPUs that a variable lets a process see, as numbers or as names such as ``MIG-6f4b2d``."""
 
     ids: tuple[str, ...]
     variable: str

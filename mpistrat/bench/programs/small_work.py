@@ -12,17 +12,9 @@ import numpy as np
 class Work(NamedTuple):
     """What the calls work on, and where the files of the loops are.
 
-    Attributes
-    ----------
-    values : numpy.ndarray
-        Reduced as it is, given to a metric, or summed.
-    few, many : list of numpy.ndarray
-        Gradients of the variables of the loop, and of 200 variables.
-    array, arrays : numpy.ndarray, list of numpy.ndarray
-        64 KiB, and 60 vectors of 16 to 4,096 floats.
-    folder : Path
-    epochs : int
-        Of the loops.
+    ``values`` are reduced as they are, given to a metric, or summed. ``few`` and ``many`` are gradients of the
+    variables of the loop, and of 200 variables. ``array`` has 64 KiB, and ``arrays`` are 60 vectors of 16 to 4,096
+    floats.
     """
 
     values: np.ndarray

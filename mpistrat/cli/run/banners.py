@@ -19,14 +19,8 @@ _EQUALS = b"=" * 83 + b"\n"
 class Death(NamedTuple):
     """A rank that was killed by a signal.
 
-    Attributes
-    ----------
-    signal : int
-        The signal that the launcher reports.
-    rank, pid : int or None
-        The rank and its process, if the launcher reports them.
-    or_signals : tuple of int
-        Other signals that the report of the launcher may stand for.
+    ``signal`` is the one that the launcher reports, and ``or_signals`` are others that its report may stand for.
+    ``rank`` and ``pid`` are None if the launcher does not report them.
     """
 
     signal: int

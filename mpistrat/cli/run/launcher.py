@@ -38,17 +38,7 @@ print(MPI.Get_library_version())
 
 
 class Launcher(NamedTuple):
-    """An mpirun.
-
-    Attributes
-    ----------
-    path : str
-        The path of the program.
-    family : str
-        The MPI that it belongs to: ``"openmpi"``, ``"mpich"`` or ``"intel"``.
-    version : tuple of int
-        The version, empty if unknown.
-    """
+    """An mpirun of a family of MPI: ``"openmpi"``, ``"mpich"`` or ``"intel"``. An unknown version is empty."""
 
     path: str
     family: str

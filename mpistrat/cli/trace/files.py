@@ -246,12 +246,8 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
 class Aligned:
     """The way from the clock of a rank to that of the first rank.
 
-    Attributes
-    ----------
-    at, ahead : numpy.ndarray
-        What the clock of the first rank was ahead at some times. Between them the difference is a straight line.
-    error : float
-        How far a time may be off, in seconds.
+    At the times ``at`` the clock of the first rank was ``ahead``. Between them the difference is a straight line.
+    ``error`` is how far a time may be off, in seconds.
     """
 
     at: np.ndarray

@@ -18,14 +18,8 @@ PHASES = ("INPUT_WAIT", "REDUCE_PACK", MEET, WIRE, "REDUCE_UNPACK", "SAVE", USER
 class Call(NamedTuple):
     """A collective of one rank.
 
-    Attributes
-    ----------
-    operation, place : str
-    communicator, size, number : int
-        The random number of the communicator, its size, and the number of the collective in it.
-    nbytes : int
-    finished : bool
-        Whether this rank has left it.
+    ``communicator`` is the random number of the communicator, and ``number`` that of the collective in it. ``finished``
+    tells whether this rank has left it.
     """
 
     operation: str

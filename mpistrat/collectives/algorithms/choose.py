@@ -42,15 +42,7 @@ GPU_ROUTES = ("nccl", "gpu_direct", "pinned")  # the names of the routes for arr
 
 
 class Candidate(NamedTuple):
-    """An algorithm that works on some ranks, and what it costs there.
-
-    Attributes
-    ----------
-    algorithm : Algorithm
-    cost : Cost
-    piece_bytes : int
-        The bytes of the largest message that the algorithm takes.
-    """
+    """An algorithm that works on some ranks, its cost there, and the bytes of the largest message that it takes."""
 
     algorithm: Algorithm
     cost: Cost

@@ -20,15 +20,7 @@ from mpistrat.runtime.topology import Topology
 
 
 class Scattered(NamedTuple):
-    """What a rank gets of a scatter.
-
-    Attributes
-    ----------
-    arrays : list of numpy.ndarray
-        Its rows.
-    note : Any
-        What rank ``root`` sent with them to all ranks.
-    """
+    """What a rank gets of a scatter: its rows, and the note that rank ``root`` sent to all ranks."""
 
     arrays: list[np.ndarray]
     note: Any

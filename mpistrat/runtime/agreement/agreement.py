@@ -40,12 +40,8 @@ class Payload(NamedTuple):
 class Exchange(NamedTuple):
     """One message pattern between the leaders of nodes.
 
-    Attributes
-    ----------
-    mine
-        The array for this node's payload.
-    make
-        Sends the payload with a word, and leaves the result in the memory of the node.
+    ``mine`` is the array for this node's payload. ``make`` sends the payload with a word, and leaves the result in the
+    memory of the node.
     """
 
     mine: np.ndarray

@@ -28,15 +28,9 @@ _idle: dict[int, list[Feed]] = {}
 
 
 class Sent(NamedTuple):
-    """Arrays whose copies to a GPU may still be running.
+    """Arrays whose copies to a GPU may still be running, the event after the last copy, and their feed.
 
-    Attributes
-    ----------
-    arrays : list of cupy.ndarray
-        Arrays in the memory of the feed. Only `received` may use them.
-    ready : cupy.cuda.Event
-        The event after the last copy.
-    feed : Feed
+    The arrays lie in the memory of the feed. Only `received` may use them.
     """
 
     arrays: list[Any]

@@ -24,15 +24,7 @@ class Severity(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A result of a check.
-
-    Attributes
-    ----------
-    found : str
-    severity : Severity
-    advice : str
-        What to do about it.
-    """
+    """A result of a check: what was found, how severe it is, and what to do about it."""
 
     found: str
     severity: Severity
@@ -41,15 +33,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """The options of `mpistrat check`.
-
-    Attributes
-    ----------
-    data : str or None
-        The data directory of the program.
-    limit : float
-        Seconds without progress until a rank is reported.
-    """
+    """The options of `mpistrat check`. A rank without progress for ``limit`` seconds is reported."""
 
     data: str | None = None
     limit: float = 60.0
@@ -71,13 +55,7 @@ class Blame(enum.IntEnum):
 class Trouble(NamedTuple):
     """The trouble that stopped the checks of a rank. It has plain values only: it is sent as JSON.
 
-    Attributes
-    ----------
-    blame : int
-        A `Blame`.
-    text : str
-    stage : str
-        The stage of the checks at that time, or empty.
+    ``blame`` is a `Blame`, and ``stage`` the stage of the checks at that time, or empty.
     """
 
     blame: int
@@ -86,14 +64,7 @@ class Trouble(NamedTuple):
 
 
 class Singletons(NamedTuple):
-    """The finding that each rank is a job of its own.
-
-    Attributes
-    ----------
-    found : str
-    advice : str
-        What to do about it.
-    """
+    """The finding that each rank is a job of its own, and what to do about it."""
 
     found: str
     advice: str

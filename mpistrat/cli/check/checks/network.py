@@ -21,18 +21,9 @@ _LONG = 1e-3  # seconds of latency
 
 
 class Pair(NamedTuple):
-    """The measurement of a pair of nodes.
+    """The measurement of a pair of nodes, by their first ranks: latency in seconds, and bandwidth in bytes per second.
 
-    Attributes
-    ----------
-    a, b : int
-        The first rank of each node.
-    latency : float
-        In seconds.
-    rate : float
-        In bytes per second.
-    again : bool
-        Whether the pair was slow and was measured a second time, alone.
+    ``again`` tells that the pair was slow and was measured a second time, alone.
     """
 
     a: int
