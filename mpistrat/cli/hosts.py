@@ -12,6 +12,7 @@ from mpistrat.cli import table
 from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
 from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
 from mpistrat.runtime.process import affinity, mpi
+from mpistrat.runtime.ranges import ranges
 from mpistrat.runtime.topology import Topology
 
 _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
@@ -62,7 +63,7 @@ def _row(placement: Placement) -> list[str]:
     """Return the row of one rank in the table of ranks."""
     cores = affinity.cores()
     values = [getattr(placement, name) for name in _OF_RANKS]
-    return [*("" if value is None else str(value) for value in values), affinity.ranges(cores or ())]
+    return [*("" if value is None else str(value) for value in values), ranges(cores or ())]
 
 
 def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:

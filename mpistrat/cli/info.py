@@ -17,6 +17,7 @@ from mpistrat.cli.run import machine
 from mpistrat.runtime import environment
 from mpistrat.runtime.process import affinity
 from mpistrat.runtime.process.launch import launcher_variables
+from mpistrat.runtime.ranges import ranges
 from mpistrat.version import __version__
 
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
@@ -178,7 +179,7 @@ def _machine() -> dict[str, Any]:
     found: dict[str, Any] = {
         "host": platform.node(),
         "cores": machine.cores(),
-        "affinity": affinity.ranges(affinity.cores() or ()) or "unknown",
+        "affinity": ranges(affinity.cores() or ()) or "unknown",
         "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}

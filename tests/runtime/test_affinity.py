@@ -5,6 +5,7 @@ import os
 import pytest
 
 from mpistrat.runtime.process import affinity
+from mpistrat.runtime.ranges import ranges
 
 PROGRAM = """
 import os, warnings
@@ -17,9 +18,9 @@ for _ in range(2):
 
 
 def test_ranges():
-    assert affinity.ranges([]) == ""
-    assert affinity.ranges({7}) == "7"
-    assert affinity.ranges({9, 1, 2, 3, 5}) == "1-3,5,9"
+    assert ranges([]) == ""
+    assert ranges({7}) == "7"
+    assert ranges({9, 1, 2, 3, 5}) == "1-3,5,9"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.process.affinity import ranges
+from mpistrat.runtime.ranges import ranges
 
 # Directories whose code makes collectives for the user: this package's, and those of libraries that call it.
 _directories: tuple[str, ...] = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from mpistrat.runtime.ranges import ranges
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -36,23 +38,6 @@ def cores_of_machine() -> int:
         return len(os.sched_getaffinity(1))
     except (AttributeError, OSError):
         return os.cpu_count() or 1
-
-
-def ranges(numbers: Iterable[int], between: str = ",") -> str:
-    """Return cores, or other numbers, as text.
-
-    Examples
-    --------
-    >>> ranges({0, 1, 2, 5})
-    '0-2,5'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.runtime.process import affinity
+from mpistrat.runtime.ranges import ranges
 
 
 def local(options: CheckOptions) -> dict[str, Any] | None:
@@ -35,7 +36,7 @@ def judge(job: CheckedJob) -> Finding:
         there = max(each["there"] for each in here)
         if affinity.share_one_core(masks, there):
             return Finding(
-                f"{host}: all {len(here)} ranks share core {affinity.ranges(union)} of {there}",
+                f"{host}: all {len(here)} ranks share core {ranges(union)} of {there}",
                 Severity.FIX,
                 affinity.advice(),
             )
