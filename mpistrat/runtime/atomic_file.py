@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -27,15 +27,36 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
         raise FileExistsError(
             errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path)
         )
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
+    with appearing_together([path], replace) as (temporary,):
         yield temporary
-        to_disk(temporary)
-        publish(temporary, path, replace)
-        to_disk(path.parent)
+
+
+@contextlib.contextmanager
+def appearing_together(paths: Sequence[Path], replace: bool) -> Iterator[list[Path]]:
+    """Yield temporary paths as `appearing` for several files, which get their names when all are on the disk.
+
+    Without ``replace``, the block leaves no file with its final name if it raises.
+    """
+    token = secrets.token_hex(8)
+    temporaries = [path.with_name(f".{path.name}.{token}.tmp") for path in paths]
+    published: list[Path] = []
+    try:
+        yield temporaries
+        for temporary in temporaries:
+            to_disk(temporary)
+        for temporary, path in zip(temporaries, paths, strict=True):
+            publish(temporary, path, replace)
+            published.append(path)
+        for folder in {path.parent for path in paths}:
+            to_disk(folder)
+    except BaseException:
+        if not replace:
+            for path in published:
+                path.unlink(missing_ok=True)
+        raise
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
 
 
 def publish(temporary: Path, path: Path, replace: bool) -> None:
@@ -50,10 +71,8 @@ def publish(temporary: Path, path: Path, replace: bool) -> None:
         try:
             os.link(temporary, path)  # unlike a rename, it fails if another process was faster
             return
-        except FileExistsError:
-            raise FileExistsError(f"{path} exists already: choose another name, or remove it") from None
-        except OSError:  # a file system without hard links
-            if path.exists():
+        except OSError as error:  # also of a file system without hard links
+            if isinstance(error, FileExistsError) or path.exists():
                 raise FileExistsError(f"{path} exists already: choose another name, or remove it") from None
     os.replace(temporary, path)
 
@@ -65,3 +84,10 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write bytes to an open file from ``offset`` on: one call of the system may write only a part."""
+    while len(data):
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

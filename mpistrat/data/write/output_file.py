@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import h5py
 
+from mpistrat.runtime.atomic_file import write_all
+
 _PAGE = 4096
 _LOOK_AROUND = 0.2  # seconds between two looks whether the caller is still there
 _Result = TypeVar("_Result")
@@ -157,27 +159,15 @@ class _RawFile(io.RawIOBase):
                 self._error.errno, os.strerror(self._error.errno or 0), str(self._path)
             ) from self._error
 
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = 0) -> int:
         self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def tell(self) -> int:
         return self._place
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         if self._error is None:
             try:
-                _write(self._descriptor, view, self._place)
+                write_all(self._descriptor, view, self._place)
             except OSError as error:
                 self._error = error
         if self._error is not None:
@@ -220,12 +210,6 @@ class _RawFile(io.RawIOBase):
 
     def _stored(self, offset: int, count: int) -> bytes:
         return os.pread(self._descriptor, count, offset).ljust(count, b"\0")
-
-
-def _write(descriptor: int, view: memoryview, offset: int) -> None:
-    while len(view):
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def _pages(offset: int, view: memoryview) -> Iterator[tuple[int, int, memoryview]]:

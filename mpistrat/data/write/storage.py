@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
+import numpy as np
 
 from mpistrat.data.errors import FilterUnavailableError
-from mpistrat.data.write.writable import NewColumn
+from mpistrat.data.write.writable import NewColumn, WritableRows
 
 _BLOCK_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
@@ -36,6 +37,17 @@ class Storage:
             return rows
         longest = max(self.chunk_rows(column) for column in columns.values())
         return max(longest, rows // longest * longest)
+
+    def blocks(
+        self, rows: WritableRows, columns: Mapping[str, NewColumn], first: int, stop: int
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Yield rows that fit the columns a few MiB at a time: the number of the first row, and the arrays."""
+        block = self.block_rows(columns)
+        for start in range(first, stop, block):
+            part = rows.read(start, min(start + block, stop))
+            for name, values in part.items():
+                columns[name].check(name, values, start)
+            yield start, part
 
     def in_place(self, columns: Mapping[str, NewColumn]) -> bool:
         """Return whether all rows have a place in the file as soon as the datasets are made."""

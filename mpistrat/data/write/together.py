@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +18,7 @@ from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import Storage, put
 from mpistrat.data.write.writable import NewColumn, WritableRows
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.atomic_file import publish, to_disk
+from mpistrat.runtime.atomic_file import publish, to_disk, write_all
 
 _TAG = 7302
 _TOLD = (
@@ -197,41 +197,23 @@ def _write_in_place(
         return
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        for start, part in _blocks(storage, columns, rows):
+        for start, part in storage.blocks(rows, columns, 0, rows.number):
             for name, values in part.items():
                 place = places[name]
                 if place is not None:
                     data = np.ascontiguousarray(values, columns[name].dtype)
                     row_bytes = data.nbytes // len(data)
-                    _write(descriptor, data, place + (first + start) * row_bytes)
+                    bits = data.reshape(-1).view(np.uint8).data
+                    write_all(descriptor, bits, place + (first + start) * row_bytes)
         os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
     finally:
         os.close(descriptor)
 
 
-def _write(descriptor: int, data: np.ndarray, offset: int) -> None:
-    view = data.reshape(-1).view(np.uint8).data
-    while len(view):
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def _blocks(
-    storage: Storage, columns: Mapping[str, NewColumn], rows: WritableRows
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield this rank's rows a few MiB at a time: the number of the first row, and an array for each column."""
-    block = storage.block_rows(columns)
-    for start in range(0, rows.number, block):
-        part = rows.read(start, min(start + block, rows.number))
-        for name, values in part.items():
-            columns[name].check(name, values, start)
-        yield start, part
-
-
 def _send(storage: Storage, columns: Mapping[str, NewColumn], rows: WritableRows, comm: Any) -> None:
     """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
     try:
-        for _, part in _blocks(storage, columns, rows):
+        for _, part in storage.blocks(rows, columns, 0, rows.number):
             comm.send(part, 0, _TAG)
     finally:
         comm.send(None, 0, _TAG)
@@ -250,7 +232,7 @@ def _write_received(
     try:
         with hdf5_output(temporary) as output:
             made = output.do(partial(storage.create_all, columns, starts[-1]))
-            for start, part in _blocks(storage, columns, rows):
+            for start, part in storage.blocks(rows, columns, 0, rows.number):
                 output.do(partial(put, made, part, start))
             while waiting:
                 at = starts[waiting[0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import h5py
@@ -11,6 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.dataset import Dataset
+from mpistrat.data.distribute.autoshard import INFINITE_CARDINALITY
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.runtime.arrays import as_numpy, refuse_masked
 
@@ -62,9 +63,11 @@ def is_stream(rows: Any, files: int) -> bool:
     Raises
     ------
     ValueError
-        If such rows would have to be divided over several files.
+        If such rows would have to be divided over several files, or are endless.
     """
     if isinstance(rows, Dataset):
+        if rows.cardinality() == INFINITE_CARDINALITY:
+            raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
         stream = rows.batch_size is not None or rows.cardinality() < 0
     else:
         stream = not isinstance(rows, Mapping) and not hasattr(rows, "shape") and not isinstance(rows, list)
@@ -87,7 +90,7 @@ def random_access(rows: Any) -> WritableRows:
     if isinstance(rows, Dataset):
         return _of_dataset(rows)
     arrays = named(rows)
-    columns = {name: column_of(array) for name, array in arrays.items()}
+    columns = {name: column_of(name, array) for name, array in arrays.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DatasetMismatchError(
@@ -101,9 +104,13 @@ def random_access(rows: Any) -> WritableRows:
 
 
 def _of_dataset(dataset: Dataset) -> WritableRows:
-    columns = {
-        name: NewColumn(each.dtype, tuple(each.shape)) for name, each in named(dataset.element_spec).items()
-    }
+    columns = {}
+    for name, each in named(dataset.element_spec).items():
+        if None in each.shape:
+            raise DatasetMismatchError(
+                f"dataset {name!r} has rows of different shapes ({each}); fix: give all rows of a dataset one shape"
+            )
+        columns[name] = _column(name, each.dtype, each.shape, {})
     epoch = next(dataset.epochs)
 
     def read(first: int, stop: int) -> dict[str, np.ndarray]:
@@ -140,13 +147,30 @@ def named(tree: Any) -> dict[str, Any]:
     return found
 
 
-def column_of(array: Any) -> NewColumn:
-    """Return the description of the HDF5 dataset that an array becomes."""
+def column_of(name: str, array: Any) -> NewColumn:
+    """Return the description of the HDF5 dataset that an array becomes.
+
+    Raises
+    ------
+    TypeError
+        If HDF5 has no such type.
+    ValueError
+        If the array is a scalar.
+    """
     if not array.shape:
-        raise ValueError("axis 0 must be the axis of the samples, but an array is a scalar")
-    dtype, attributes = np.dtype(array.dtype), {}
-    if isinstance(array, h5py.Dataset):
-        attributes = dict(array.attrs)
-    elif dtype.kind in "UO":
+        raise ValueError(f"{name!r} is a scalar, but axis 0 must be the axis of the samples")
+    attributes = dict(array.attrs) if isinstance(array, h5py.Dataset) else {}
+    return _column(name, array.dtype, array.shape[1:], attributes)
+
+
+def _column(name: str, dtype: Any, shape: Sequence[int], attributes: Mapping[str, Any]) -> NewColumn:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "U" or (dtype.kind == "O" and dtype.metadata is None):
         dtype = h5py.string_dtype()
-    return NewColumn(dtype, tuple(array.shape[1:]), attributes)
+    try:
+        h5py.h5t.py_create(dtype, logical=True)
+    except TypeError:
+        raise TypeError(
+            f"dataset {name!r}: HDF5 has no type for {dtype}; fix: give numbers or strings, for times astype('i8')"
+        ) from None
+    return NewColumn(dtype, tuple(shape), attributes)

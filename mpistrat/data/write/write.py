@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +27,7 @@ from mpistrat.data.write.writable import (
     random_access,
 )
 from mpistrat.runtime.arrays import as_numpy
-from mpistrat.runtime.atomic_file import publish, to_disk
+from mpistrat.runtime.atomic_file import appearing_together
 from mpistrat.runtime.process import mpi
 
 
@@ -151,22 +149,17 @@ def write_rows(
     """Write a known number of rows to files. ``begin`` is called on each new file first."""
     if rows.number < len(targets):
         raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
-    block = storage.block_rows(rows.columns)
-    stops = _stops(rows, len(targets), by, block)
-    with _published_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
+    stops = _stops(rows, len(targets), by, storage.block_rows(rows.columns))
+    with appearing_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
         first = 0
         for temporary, stop in zip(temporaries, stops, strict=True):
             with hdf5_output(temporary) as output:
                 if begin is not None:
                     output.do(begin)
                 made = output.do(partial(storage.create_all, rows.columns, stop - first))
-                for start in range(first, stop, block):
-                    end = min(start + block, stop)
-                    parts = rows.read(start, end)
-                    for name, part in parts.items():
-                        rows.columns[name].check(name, part, start)
+                for start, parts in storage.blocks(rows, rows.columns, first, stop):
                     output.do(partial(put, made, parts, start - first))
-                    bar.update(end - start)
+                    bar.update(len(next(iter(parts.values()))))
             first = stop
 
 
@@ -188,7 +181,9 @@ def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, o
         raise ValueError("two of the files to write to have the same name")
     if by not in ("rows", "bytes"):
         raise ValueError(f"by must be 'rows' or 'bytes', not {by!r}")
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+    if chunk is not None and (
+        isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1
+    ):
         raise ValueError(f"chunk must be a number of rows, at least 1, not {chunk!r}")
     if compress is not None and compress not in COMPRESSIONS:
         raise ValueError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {compress!r}")
@@ -197,31 +192,6 @@ def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, o
             raise FileExistsError(f"{path} exists already: choose another name, or remove it")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
-
-
-@contextlib.contextmanager
-def _published_together(targets: Sequence[Path], overwrite: bool) -> Iterator[list[Path]]:
-    """Yield temporary names to write to. When all files are on the disk, rename them to the targets."""
-    token = secrets.token_hex(8)
-    temporaries = [path.with_name(f".{path.name}.{token}.tmp") for path in targets]
-    published: list[Path] = []
-    try:
-        yield temporaries
-        for temporary in temporaries:
-            to_disk(temporary)
-        for temporary, path in zip(temporaries, targets, strict=True):
-            publish(temporary, path, overwrite)
-            published.append(path)
-        for folder in {path.parent for path in targets}:
-            to_disk(folder)
-    except BaseException:
-        if not overwrite:
-            for path in published:
-                path.unlink(missing_ok=True)
-        raise
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
 
 
 def _bar(rows: int | None, progress: bool) -> Any:
@@ -279,7 +249,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
         raise TypeError(
             f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}"
         )
-    with _published_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
+    with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
         count = 0
         with hdf5_output(temporary) as output:
             made: dict[str, h5py.Dataset] = {}
@@ -287,7 +257,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
             for batch in rows:
                 arrays = {name: as_numpy(array) for name, array in named(batch).items()}
                 if not made:
-                    columns = {name: column_of(array) for name, array in arrays.items()}
+                    columns = {name: column_of(name, array) for name, array in arrays.items()}
                     made = output.do(partial(storage.create_all, columns, None))
                 if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
                     raise DatasetMismatchError(

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from mpistrat.runtime.atomic_file import write_all
+
 _AT_ONCE = 16 << 20
 _SMALL = 64 << 10
 _FLUSHED = 64 << 20  # bytes between flushes, so that the disk begins before all is written
@@ -30,7 +32,7 @@ class DiskWriter:
     def put(self, data: memoryview, offset: int) -> None:
         """Write data at this offset soon. Do not change the memory before `settle` returns."""
         if len(data) < _SMALL:  # a write takes less time than handing it to the thread
-            _put(self._descriptor, data, offset)
+            write_all(self._descriptor, data, offset)
             return
         try:
             self._written.append(self._writing.submit(self._put, data, offset))
@@ -53,7 +55,7 @@ class DiskWriter:
     def _put(self, data: memoryview, offset: int) -> None:
         for start in range(0, len(data), _AT_ONCE):
             part = data[start : start + _AT_ONCE]
-            _put(self._descriptor, part, offset + start)
+            write_all(self._descriptor, part, offset + start)
             self._waiting += len(part)
             if self._waiting >= _FLUSHED:
                 self._begin_to_flush()
@@ -62,12 +64,6 @@ class DiskWriter:
         self._waiting = 0
         with contextlib.suppress(RuntimeError):  # at interpreter exit: the final fsync then takes longer
             self._flushed.append(self._flushing.submit(_flush, self._descriptor))
-
-
-def _put(descriptor: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
 
 
 @contextlib.contextmanager
