@@ -8,12 +8,14 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.collectives import structures
+from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
-from mpistrat.runtime.arrays import as_numpy
-from mpistrat.runtime.topology import Alone
-from mpistrat.strategy.exact_reduction import exact_parts, has_roundings
+from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
+from mpistrat.runtime import arrays
+from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.strategy.local_reduction import (
-    extreme_of_parts,
+    Axis,
+    given_back,
     local_extreme,
     local_mean_parts,
     local_sum,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
 
 
-def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[int, ...]) -> Any:
+def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
     A list without distributed values is one array, as in a `Dataset`.
@@ -44,7 +46,7 @@ def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: int |
         return _reduce(extended, op, value, axis)
 
 
-def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[int, ...]) -> Any:
+def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     topology, options = extended.engine.topology, extended.engine.options
     form = f"{op.name} over axis {axis}"
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
@@ -57,11 +59,11 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[in
     (leaf,) = extended.engine.contributions(op, [value], form)
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         summed = op in (ReduceOp.SUM, ReduceOp.MEAN)
-        exact = summed and options.algorithm == "exact" and has_roundings(op, leaf)
+        exact = summed and options.algorithm == "exact" and _has_roundings(op, leaf)
         parts = [] if exact else _local_parts(op, leaf, axis)
     if exact:
         topology = Alone() if isinstance(value, Mirrored) else topology
-        total, count = exact_parts(topology, op, leaf, axis, options.timeout_seconds)
+        total, count = _exact_parts(topology, op, leaf, axis, options.timeout_seconds)
         return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
     if op in (ReduceOp.SUM, FurtherOp.PROD):
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=leaf)
@@ -72,17 +74,35 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: int | tuple[in
         return mean_of_parts(parts[0], parts[1], like=leaf)
     if not parts[1]:
         raise ValueError(f"{form}: the axis has no values on any replica")
-    return extreme_of_parts(parts[0], like=leaf)
+    return given_back(parts[0], like=leaf)
 
 
 def _one_array(values: list[Any]) -> np.ndarray:
     try:
-        return as_numpy(values)
+        return arrays.as_numpy(values)
     except ValueError as error:
         raise ValueError(f"reduce over an axis takes a list as one array, but {error}") from None
 
 
-def _local_parts(op: Op, leaf: Any, axis: int | tuple[int, ...]) -> list[Any]:
+def _local_parts(op: Op, leaf: Any, axis: Axis) -> list[Any]:
     if op in (FurtherOp.MAX, FurtherOp.MIN):
         return local_extreme(leaf, axis, op)
     return local_mean_parts(leaf, axis) if op is ReduceOp.MEAN else [local_sum(leaf, axis, op)]
+
+
+def _has_roundings(op: Op, value: Any) -> bool:
+    """Return whether the sum for ``op`` can round: it is floating point or complex, not integer."""
+    return dtypes.accumulator(arrays.to_host(value).dtype, op).kind in "fc"
+
+
+def _exact_parts(
+    topology: Topology, op: Op, value: Any, axis: Axis, timeout_seconds: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum and the number of examples over an axis of all replicas; for MEAN in double precision."""
+    array = arrays.to_host(value)
+    wide = dtypes.accumulator(array.dtype, op)
+    if wide.char not in "fdFD":
+        raise TypeError(f"no exact sum of {array.dtype}: cast it to float64 or complex128")
+    double = np.dtype(np.complex128 if wide.kind == "c" else np.float64)
+    result = double if op is ReduceOp.MEAN else wide
+    return exact_sum_over_axis(topology, array.astype(wide, copy=False), axis, result, timeout_seconds)

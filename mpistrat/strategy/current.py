@@ -75,16 +75,11 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"experimental_set_strategy() takes a strategy or None, not {strategy!r}")
     stack = context.stack()
-    if stack and isinstance(stack[0], _Set):
-        if len(stack) > 1:
-            raise RuntimeError(
-                "Must not be called inside a strategy scope: experimental_set_strategy() was called inside one"
-            )
-        stack.pop()
-    if stack:
+    if stack and not (len(stack) == 1 and isinstance(stack[0], _Set)):
         raise RuntimeError(
             "Must not be called inside a strategy scope: leave `with strategy.scope()` before you set another"
         )
+    stack.clear()
     if strategy is not None and strategy is not default_mode().strategy:
         stack.append(_Set(strategy))
 

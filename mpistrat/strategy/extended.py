@@ -19,12 +19,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
 from mpistrat.strategy.replica_context import ReplicaContext
-from mpistrat.values import (
-    Mirrored,
-    ReduceOp,
-    VariableSynchronization,
-    component,
-)
+from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
@@ -88,10 +83,6 @@ class StrategyExtended:
     _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 
     # --- properties ------------------------------------------------------------------
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return self.engine.topology.size
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from mpistrat.values import ReduceOp
 Axis = int | tuple[int, ...]
 
 
-def local_sum(value: Any, axis: Axis, op: Op = ReduceOp.SUM) -> Any:
+def local_sum(value: Any, axis: Axis, op: Op) -> Any:
     """Return the sum over an axis, for PROD the product, in the dtype that ``op`` adds in.
 
     Raises
@@ -26,10 +26,7 @@ def local_sum(value: Any, axis: Axis, op: Op = ReduceOp.SUM) -> Any:
     TypeError
         If the value is bool or not numeric.
     """
-    array = arrays.numpy_or_cupy(value)
-    wide = dtypes.accumulator(array.dtype, op)
-    if array.ndim == 0:
-        raise ValueError(f"axis {axis} is out of range for a scalar")
+    array, wide = _array(value, axis, op)
     wider = array.astype(wide, copy=False)
     total = wider.prod(axis=axis) if op is FurtherOp.PROD else wider.sum(axis=axis)
     return np.asarray(total) if type(array) is np.ndarray else total
@@ -45,10 +42,7 @@ def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
     ValueError, TypeError
         As `local_sum`.
     """
-    array = arrays.numpy_or_cupy(value)
-    dtypes.accumulator(array.dtype, op)
-    if array.ndim == 0:
-        raise ValueError(f"axis {axis} is out of range for a scalar")
+    array, _ = _array(value, axis, op)
     count = examples(array, axis)
     if count:
         extreme = array.max(axis=axis) if op is FurtherOp.MAX else array.min(axis=axis)
@@ -59,17 +53,21 @@ def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
     return [np.asarray(extreme) if type(array) is np.ndarray else extreme, np.array(count, np.int64)]
 
 
+def _array(value: Any, axis: Axis, op: Op) -> tuple[Any, np.dtype]:
+    """Return a value as an array, and the dtype that ``op`` adds in."""
+    array = arrays.numpy_or_cupy(value)
+    wide = dtypes.accumulator(array.dtype, op)
+    if array.ndim == 0:
+        raise ValueError(f"axis {axis} is out of range for a scalar")
+    return array, wide
+
+
 def _neutral(dtype: np.dtype, op: Op) -> Any:
     sign = -1 if op is FurtherOp.MAX else 1
     if dtype.kind not in "iu":
         return sign * np.inf
     limits = np.iinfo(dtype)
     return limits.min if sign < 0 else limits.max
-
-
-def extreme_of_parts(extreme: Any, like: Any) -> Any:
-    """Return the result of MAX or MIN over an axis, in the library of ``like``."""
-    return _given_back(extreme, like)
 
 
 def examples(array: Any, axis: Axis) -> int:
@@ -81,7 +79,7 @@ def sum_of_parts(total: Any, like: Any) -> Any:
     """Return the result of SUM or PROD over an axis, in the dtype and library of ``like``."""
     dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
-    return _given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
+    return given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
@@ -96,10 +94,11 @@ def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     mean = divide(total, count[()])
     if not arrays.on_gpu(mean):
         mean = np.asarray(mean)
-    return _given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
+    return given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
 
 
-def _given_back(result: Any, like: Any) -> Any:
+def given_back(result: Any, like: Any) -> Any:
+    """Return a result in the library of ``like``."""
     if arrays.on_gpu(result):
         return arrays.from_cupy(result, like)
     return result[()] if isinstance(like, (np.ndarray, np.generic)) else arrays.from_host(result, like)

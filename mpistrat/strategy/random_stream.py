@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,7 @@ def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generato
     ValueError
         If a number is negative.
     """
-    numbers = (
-        [seed]
-        if isinstance(seed, (int, np.integer))
-        else list(seed)
-        if isinstance(seed, (list, tuple))
-        else []
-    )
+    numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
     if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):
         raise TypeError(f"seed must be an int or a list of ints, the same on every replica, not {seed!r}")
     if min(numbers) < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from mpistrat import context
-from mpistrat.strategy.checks import mixing
+from mpistrat.strategy.checks import require_cross_replica
 
 Owner = TypeVar("Owner", bound=context.AnyStrategy)
 
@@ -19,18 +19,9 @@ class Scope(Generic[Owner]):
         self._strategy = strategy
 
     def __enter__(self) -> Owner:
-        strategy = self._strategy
-        mode = context.current()
-        if not context.is_default():
-            if mode.strategy is not strategy:
-                mixing(mode.strategy, strategy)
-            if mode.replica_context is not None:
-                raise RuntimeError(
-                    "Method requires being in cross-replica context, use get_replica_context().merge_call(): "
-                    "scope() was entered in a replica context"
-                )
-        context.stack().append(strategy.extended.cross_replica_mode)
-        return strategy
+        require_cross_replica(self._strategy, "scope", "enter it outside of run")
+        context.stack().append(self._strategy.extended.cross_replica_mode)
+        return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:
         context.stack().pop()
