@@ -65,7 +65,7 @@ class ConfusionMatrix(Metric):
                 raise ValueError(
                     f"{name} has classes from {classes.min()} to {classes.max()}, not from 0 to {self._classes - 1}"
                 )
-        _, weights = weighted(labels, 1.0 if sample_weight is None else sample_weight)
+        _, weights = weighted(labels, sample_weight)
         where = labels.astype(np.int64).reshape(-1) * self._classes + predictions.astype(np.int64).reshape(-1)
         counts = np.bincount(where, weights.reshape(-1), self._classes**2)
         self._counts.assign_add(counts.reshape(self._classes, self._classes))

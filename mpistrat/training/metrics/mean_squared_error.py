@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime import arrays
+from mpistrat.training.metrics.accuracy import require_same_shape
 from mpistrat.training.metrics.mean import Mean
 
 
@@ -42,6 +43,5 @@ class MeanSquaredError(Mean):
             If the shapes differ.
         """
         y_true, y_pred = (arrays.as_numpy(y, np.float64) for y in (y_true, y_pred))
-        if y_true.shape != y_pred.shape:
-            raise ValueError(f"y_true has shape {y_true.shape}, and y_pred {y_pred.shape}")
+        require_same_shape(y_true, y_pred)
         super().update_state((y_pred - y_true) ** 2, sample_weight)

@@ -157,14 +157,14 @@ def as_float64(values: Any) -> np.ndarray:
 
 
 def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values and their weights as float64 arrays of one shape.
+    """Return the values and their weights as float64 arrays of one shape. None stands for weights of 1.
 
     Raises
     ------
     ValueError
         If an axis of the weights has neither the length of the same axis of the values nor length 1.
     """
-    values, weights = as_float64(values), as_float64(sample_weight)
+    values, weights = as_float64(values), as_float64(1.0 if sample_weight is None else sample_weight)
     if weights.ndim < values.ndim:
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
     try:

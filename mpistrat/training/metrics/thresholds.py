@@ -65,7 +65,7 @@ class ThresholdMetric(Metric):
             raise ValueError(
                 f"predictions must be in [0, 1], not from {predictions.min()} to {predictions.max()}"
             )
-        labels, weights = weighted(labels, 1.0 if sample_weight is None else sample_weight)
+        labels, weights = weighted(labels, sample_weight)
         labels, predictions, weights = self._chosen(labels, predictions, weights)
         above = np.searchsorted(self._thresholds, predictions.reshape(-1))
         where = above + (labels.reshape(-1) != 0) * (self._thresholds.size + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -90,13 +89,7 @@ class Adagrad(Optimizer):
                 f"initial_accumulator_value must not be negative, not {initial_accumulator_value!r}"
             )
         self._initial, self._epsilon = initial_accumulator_value, epsilon
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "initial_accumulator_value": self._initial,
-            "epsilon": self._epsilon,
-        }
+        self._config |= {"initial_accumulator_value": self._initial, "epsilon": self._epsilon}
 
     def initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         return np.full(variable.shape, self._initial, variable.dtype)

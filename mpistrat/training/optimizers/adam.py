@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -102,20 +101,12 @@ class Adam(Optimizer):
                 raise ValueError(f"{what} must be in [0, 1), not {beta!r}")
         self._beta_1, self._beta_2, self._epsilon = beta_1, beta_2, epsilon
         self.slots = ("m", "v", "vhat") if amsgrad else ("m", "v")
+        self._config |= {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": bool(amsgrad)}
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
         scaled = rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step)
         numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon)
         return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "beta_1": self._beta_1,
-            "beta_2": self._beta_2,
-            "epsilon": self._epsilon,
-            "amsgrad": len(self.slots) == 3,
-        }
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

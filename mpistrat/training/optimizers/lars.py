@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -93,16 +92,8 @@ class LARS(Optimizer):
             raise ValueError(f"eta must be positive, not {eta!r}")
         self._momentum, self._decay, self._eta, self._epsilon = momentum, weight_decay, eta, epsilon
         self._nesterov = bool(nesterov)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "momentum": self._momentum,
-            "weight_decay": self._decay,
-            "eta": self._eta,
-            "epsilon": self._epsilon,
-            "nesterov": self._nesterov,
-        }
+        self._config |= {"momentum": momentum, "weight_decay": weight_decay, "eta": eta, "epsilon": epsilon}
+        self._config["nesterov"] = self._nesterov
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

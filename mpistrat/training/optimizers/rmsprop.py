@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -88,15 +87,7 @@ class RMSprop(Optimizer):
         self._rho, self._momentum, self._epsilon, self._centered = rho, momentum, epsilon, bool(centered)
         self.slots = ("velocity", *(["momentum"] if momentum else []), *(["mean"] if centered else []))
         self._kernel = _kernel(momentum > 0, self._centered)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "rho": self._rho,
-            "momentum": self._momentum,
-            "epsilon": self._epsilon,
-            "centered": self._centered,
-        }
+        self._config |= {"rho": rho, "momentum": momentum, "epsilon": epsilon, "centered": self._centered}
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray

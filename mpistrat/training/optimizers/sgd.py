@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -99,9 +98,7 @@ class SGD(Optimizer):
             raise ValueError("nesterov=True needs a momentum")
         self._momentum, self._nesterov = momentum, nesterov
         self.slots = ("momentum",) if momentum else ()
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "momentum": self._momentum, "nesterov": self._nesterov}
+        self._config |= {"momentum": self._momentum, "nesterov": self._nesterov}
 
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
