@@ -11,7 +11,6 @@ from mpistrat.runtime.topology import Topology
 
 global_process_set = ProcessSet([])
 _sets: ProcessSets | None = None
-_comms: dict[Any, Any] = {}  # the duplicates of communicators that `init` was given, for all later calls
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -45,10 +44,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     for each in given:
         if not isinstance(each, ProcessSet):
             raise TypeError(f'process_sets must be a list of ProcessSet, or "dynamic", not {process_sets!r}')
-    key = None if comm is None else getattr(comm, "handle", -1)
-    own = _comms.get(key)
-    if own is None:
-        own = _comms[key] = communicator(comm)
+    own = communicator(comm)
     global_process_set.ranks = list(range(own.size))
     global_process_set.begin(0, own.rank, own)
     watchdog.start(global_process_set.topology)
@@ -81,15 +77,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether `init` was called.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.is_initialized()
-    True
-    """
+    """Return whether `init` was called."""
     return _sets is not None
 
 
@@ -183,15 +171,7 @@ def rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of ranks on this node: those that share memory.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.local_size() <= hvd.size()
-    True
-    """
+    """Return the number of ranks on this node: those that share memory."""
     return int(topology().node.size)
 
 
@@ -209,39 +189,15 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of nodes that have a rank with this local rank.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.cross_size() <= hvd.size()
-    True
-    """
+    """Return the number of nodes that have a rank with this local rank."""
     return int(topology().rail.size)
 
 
 def cross_rank() -> int:
-    """Return the number of this node among those that have a rank with this local rank.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.cross_rank() in range(hvd.cross_size())
-    True
-    """
+    """Return the number of this node among those that have a rank with this local rank."""
     return int(topology().rail.rank)
 
 
 def is_homogeneous() -> bool:
-    """Return whether all nodes have equally many ranks.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.is_homogeneous()
-    True
-    """
+    """Return whether all nodes have equally many ranks."""
     return len(set(topology().ranks_per_node)) == 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from mpistrat import absent
 
 _INSTEAD = {
     "elastic": "a batch script that starts the job again, and checkpoints of rank 0 (docs: It hangs, preemption)",
@@ -20,8 +21,7 @@ _INSTEAD = {
 def explained(module: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` whose error says what to use in place of a name of Horovod."""
 
-    def __getattr__(name: str) -> Any:
-        advice = f": use {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"{module} has no {name!r}{advice}", name=name, obj=sys.modules[module])
+    def find(name: str) -> NoReturn:
+        raise AttributeError(name)
 
-    return __getattr__
+    return absent.explained(module, find, _INSTEAD)

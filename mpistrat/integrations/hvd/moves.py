@@ -199,14 +199,7 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks of a process set.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.barrier()
-    """
+    """Wait for all ranks of a process set."""
     collective(process_set, "barrier", process_set.topology.barrier)
 
 

@@ -12,6 +12,7 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _TAG = 0  # of the creation of communicators, on the communicator of the job
+_keyval: int | None = None
 
 
 class ProcessSet:
@@ -169,7 +170,9 @@ class ProcessSets:
 
 
 def communicator(comm: Any) -> Any:
-    """Return the communicator of a job: a duplicate of the one that is given, or of all ranks.
+    """Return the communicator of a job: the duplicate of the one that is given, or of all ranks.
+
+    The first call for a communicator is collective. Further calls return the same duplicate.
 
     Raises
     ------
@@ -183,4 +186,11 @@ def communicator(comm: Any) -> Any:
         raise TypeError(
             f"comm must be an intra-communicator of mpi4py, not {comm!r}: for some of the ranks use process_sets"
         )
-    return comm.Dup()
+    global _keyval
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval()
+    own = comm.Get_attr(_keyval)  # not by handle: MPI gives that of a freed communicator to another
+    if own is None:
+        own = comm.Dup()
+        comm.Set_attr(_keyval, own)
+    return own

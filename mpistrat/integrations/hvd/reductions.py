@@ -51,9 +51,7 @@ def all_reduced(
         hosts = [arrays.to_host(each) for each in values]
         if op is Adasum:
             adasum.check(topology, hosts)
-        for each in hosts:
-            dtypes.accumulator(each.dtype, OWN.get(op, OWN[Sum]))
-        sent = [_scaled(_wide(each, op), prescale_factor) for each in hosts]
+        sent = [_to_send(each, op, prescale_factor) for each in hosts]
         form = _compared(name, op, sent, prescale_factor, postscale_factor)
     described = [(each.dtype, each.shape) for each in sent]
     substitute: Substitute | None = (_without_data, (op, described, form)) if op in _NEUTRAL else None
@@ -102,9 +100,8 @@ def reduce_scattered(
         if op is Adasum:
             raise NotImplementedError("reducescatter by Adasum is not provided: use allreduce, or op=Average")
         host = arrays.to_host(value)
-        dtypes.accumulator(host.dtype, OWN[op])
+        sent = _to_send(host, op, prescale_factor)
         reduce_scatter.rows_of_ranks(host, 1)
-        sent = _scaled(_wide(host, op), prescale_factor)
         form = _compared(name, op, [sent], prescale_factor, postscale_factor)
 
     def make() -> np.ndarray:
@@ -116,10 +113,17 @@ def reduce_scattered(
     return _scaled(total, postscale_factor).astype(host.dtype, copy=False)
 
 
-def _wide(host: np.ndarray, op: Op) -> np.ndarray:
-    """Return small integers of which the mean is asked for in a dtype whose sum does not overflow."""
+def _to_send(host: np.ndarray, op: Op, factor: float) -> np.ndarray:
+    """Return an array, scaled, in a dtype in which the sum for a mean of small integers does not overflow.
+
+    Raises
+    ------
+    TypeError
+        If values of this dtype cannot be combined.
+    """
+    dtypes.accumulator(host.dtype, OWN.get(op, OWN[Sum]))
     small = host.dtype.kind in "iu" and host.dtype.itemsize < 8
-    return host.astype(np.int64) if op is Average and small else host
+    return _scaled(host.astype(np.int64) if op is Average and small else host, factor)
 
 
 def _divided(total: np.ndarray, op: Op, sent: Sequence[np.ndarray], size: int) -> np.ndarray:

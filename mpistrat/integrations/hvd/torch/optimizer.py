@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -54,33 +54,24 @@ class _Distributed:
         self._passes.clear()
         if not self._process_set.included() or self._process_set.topology.size == 1:
             return
-        parameters = self._updated()
-        were_sparse: dict[
-            Tensor, int
-        ] = {}  # gradients that are sent dense, with their numbers of sparse axes
-        for p in parameters:
-            if p.grad is None:  # another rank may have computed it
-                p.grad = torch.zeros_like(p)
-            if p.grad.is_sparse and self._sparse_as_dense:
-                were_sparse[p] = p.grad.sparse_dim()
-                p.grad = p.grad.to_dense()
-        for p in parameters:
-            if p.grad is not None and p.grad.is_sparse:
-                p.grad = sparse_allreduce_async(
-                    p.grad, self._parameter_names[p], self._op, self._process_set
-                )()
-        for group in grouped([p for p in parameters if not self._is_sparse(p)], self._groups):
-            self._reduce(group)
+        were_sparse: dict[Tensor, int] = {}  # the number of sparse axes of gradients that are sent dense
+        dense: dict[Tensor, Tensor] = {}
+        for p in self._updated():
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad  # another rank may have computed it
+            if not gradient.is_sparse:
+                dense[p] = p.grad = gradient
+            elif self._sparse_as_dense:
+                were_sparse[p] = gradient.sparse_dim()
+                dense[p] = p.grad = gradient.to_dense()
+            else:
+                name = self._parameter_names[p]
+                p.grad = sparse_allreduce_async(gradient, name, self._op, self._process_set)()
+        for group in grouped([*dense], self._groups):
+            self._reduce(group, [dense[p] for p in group])
         for p, axes in were_sparse.items():  # an optimizer such as SparseAdam takes no others
-            assert p.grad is not None
-            p.grad = p.grad.to_sparse(axes)
+            p.grad = dense[p].to_sparse(axes)
 
-    @staticmethod
-    def _is_sparse(p: Tensor) -> bool:
-        return p.grad is not None and p.grad.is_sparse
-
-    def _reduce(self, parameters: list[Tensor]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
+    def _reduce(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         pairs = [self._compression.compress(each) for each in gradients]
         name = "gradients of " + abbreviated([self._parameter_names[p] for p in parameters])
         totals = all_reduce.grouped_allreduce(
@@ -141,11 +132,9 @@ class _DistributedAdasum(_Distributed):
     def synchronize(self) -> None:
         """Do nothing: `step` combines."""
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> NoReturn:
         """Raise AssertionError: every step is combined."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-        yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step, and combine with those of all ranks. Collective."""
