@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.cli.table import counted
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.view import View
@@ -53,7 +54,7 @@ def find(what: str | None) -> list[Record]:
             f"no job{of} of this user runs on this node, or it keeps no record (MPISTRAT_RECORD=0)"
         )
     if len(jobs) > 1:
-        choices = "; ".join(f"{job[0].pid} ({len(job)} ranks: {job[0].program})" for job in jobs)
+        choices = "; ".join(f"{job[0].pid} ({counted(len(job), 'rank')}: {job[0].program})" for job in jobs)
         raise NoJobError(
             f"several jobs of this user run on this node: name one by a process of it: {choices}"
         )
