@@ -48,7 +48,7 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
         parts = [(node.rank * own, own), (stretches, common if node.rank == 0 else 0)]
         for start, nbytes in parts:
             if nbytes:
-                os.posix_fallocate(descriptor, start, nbytes)
+                _reserve(descriptor, start, nbytes)
 
     try:
         descriptor = private_file.share(node, FOLDER, stretches + common)
@@ -75,6 +75,10 @@ def mapped(node: Any, descriptor: int, nbytes: int, reserve: Callable[[], None])
     if problems:
         raise OSError(problems[0])
     return memory
+
+
+def _reserve(descriptor: int, start: int, nbytes: int) -> None:
+    os.posix_fallocate(descriptor, start, nbytes)
 
 
 def pages(nbytes: int) -> int:
