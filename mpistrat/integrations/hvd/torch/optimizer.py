@@ -13,11 +13,11 @@ from torch import Tensor
 from mpistrat.integrations.hvd import all_reduce, job
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Adasum, Average, Op
+from mpistrat.integrations.hvd.torch.backward_passes import BackwardPasses
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
 from mpistrat.integrations.hvd.torch.gradients import sparse_allreduce_async
 from mpistrat.integrations.hvd.torch.groups import grouped
 from mpistrat.integrations.hvd.torch.named_parameters import names_of
-from mpistrat.integrations.hvd.torch.passes import Passes
 from mpistrat.integrations.hvd.torch.start_values import abbreviated
 
 
@@ -26,7 +26,7 @@ class _Distributed:
 
     param_groups: list[dict[str, Any]]
     _parameter_names: dict[Tensor, str]
-    _passes: Passes
+    _passes: BackwardPasses
     _compression: type[Compressor]
     _op: Op
     _predivide: float
@@ -244,7 +244,7 @@ def DistributedOptimizer(
     made._compression, made._op, made._predivide = compression, op, gradient_predivide_factor
     made._groups = (num_groups or None) if groups is None else groups
     made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
-    made._passes = Passes(
+    made._passes = BackwardPasses(
         made._parameter_names if several and process_set.included() else (), backward_passes_per_step
     )
     return made

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 
-class Passes:
+class BackwardPasses:
     """How often a gradient was computed since the last step.
 
     Parameters
