@@ -14,23 +14,20 @@ _DRAWS = 4096
 _BLOCKS_KEPT = 8
 
 
-class Draws:
-    """Blocks of random choices, which depend on the seed and the number of the block only."""
+def drawn(seed: int, weights: Sequence[float], block: int, left: np.ndarray) -> np.ndarray:
+    """Return a block of random choices between the datasets that ``left`` is true for, the same in every call.
 
-    def __init__(self, seed: int, weights: np.ndarray):
-        self._seed, self._weights = seed, weights
-
-    def block(self, number: int, left: np.ndarray) -> np.ndarray:
-        """Return choices between the datasets that ``left`` is true for. Empty if these have no weight."""
-        weights = np.where(left, self._weights, 0.0)
-        total = weights.sum()
-        if not total:
-            return np.empty(0, np.int64)
-        key = hashlib.blake2b(f"{self._seed}/choices/{number}".encode(), digest_size=16).digest()
-        words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(_DRAWS)
-        ends = np.cumsum(weights) / total
-        ends[np.flatnonzero(weights)[-1] :] = 1.0
-        return ends.searchsorted((words >> np.uint64(11)) * 2.0**-53, side="right")
+    The block is empty if these have no weight.
+    """
+    usable = np.where(left, np.asarray(weights, float), 0.0)
+    total = usable.sum()
+    if not total:
+        return np.empty(0, np.int64)
+    key = hashlib.blake2b(f"{seed}/choices/{block}".encode(), digest_size=16).digest()
+    words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(_DRAWS)
+    ends = np.cumsum(usable) / total
+    ends[np.flatnonzero(usable)[-1] :] = 1.0
+    return ends.searchsorted((words >> np.uint64(11)) * 2.0**-53, side="right")
 
 
 class Choices:
@@ -59,7 +56,7 @@ class Choices:
     """
 
     def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
-        self._draws = Draws(seed, np.asarray(weights, float))
+        self._seed, self._weights = seed, weights
         self._lengths = np.array([np.iinfo(np.int64).max if each is None else each for each in lengths])
         self._stop = stop
         self._ends = [0]
@@ -124,7 +121,8 @@ class Choices:
     def _cut(self, block: int) -> tuple[np.ndarray, bool]:
         """Return the choices of a block that have a row, and whether no rows follow."""
         left = self._lengths - self._before[block]
-        chosen = self._draws.block(block, np.ones(len(left), bool) if self._stop else left > 0)
+        usable = np.ones(len(left), bool) if self._stop else left > 0
+        chosen = drawn(self._seed, self._weights, block, usable)
         if not len(chosen):
             return chosen, True
         keep = np.ones(len(chosen), bool)

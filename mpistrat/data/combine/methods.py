@@ -219,12 +219,8 @@ class Combining(Chain):
                 "after it"
             )
         part = _part(replace(own, transforms=own.transforms[:at]), "cache")
-        source: Any
-        if part.streamed:
-            source = streamed.CachedStream([part])
-        else:
-            source = CachedSource([part])
-        return self._of(source, after, own.options)
+        kind = streamed.CachedStream if part.streamed else CachedSource
+        return self._of(kind([part]), after, own.options)
 
     @classmethod
     def sample_from_datasets(

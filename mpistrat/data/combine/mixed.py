@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.data.combine.choices import Choices, Draws
+from mpistrat.data.combine.choices import Choices, drawn
 from mpistrat.data.combine.chosen import ChosenSource
 from mpistrat.data.combine.dataset_part import DatasetPart
 from mpistrat.data.combine.of_parts import OfParts
@@ -85,12 +86,12 @@ class MixedStream(Drawn, StreamedSource):
 
     def combine(self, openers: Openers) -> Iterator[Any]:
         """Yield elements of the parts, as they are drawn."""
-        draws = Draws(self._seed.value, np.asarray(self._weights, float))
         streams = alike(openers)
         left = np.ones(len(streams), bool)
-        block = 0
-        while len(chosen := draws.block(block, left)):
-            block += 1
+        for block in itertools.count():
+            chosen = drawn(self._seed.value, self._weights, block, left)
+            if not len(chosen):
+                return
             for each in chosen.tolist():
                 if not left[each]:
                     continue

@@ -80,7 +80,9 @@ def write_hdf5(
     FileExistsError
         If one of the files exists and ``overwrite`` is False.
     ValueError
-        If there are fewer rows than files, or no rows. With ``strategy``, if there are several files.
+        If there are fewer rows than files, no rows, or rows without end. With ``strategy``, if there are several files.
+    TypeError
+        If rows have no names, or HDF5 has no type for them, as for times.
     DatasetMismatchError
         If arrays differ in length or between ranks, or later rows differ from the first rows in shape, or their
         dtype cannot be converted safely. This is a ValueError.
