@@ -289,6 +289,7 @@ class Collectives:
         found = scatter.scatter(topology, leaves, axis, src, note=skeleton)
         return nest.flatten(found.note)[1](found.arrays)
 
+    @_whole
     def gather_object(self, value: Any, dst: int | None = None) -> list[Any] | None:
         """Return every replica's object, in replica order, on every replica or on one. Collective.
 
@@ -319,13 +320,9 @@ class Collectives:
         True
         """
         require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
-        if dst is None:
-            return self._topology.all_gather_object(value)
-        return self._gather_object_to(value, dst)
-
-    @_whole
-    def _gather_object_to(self, value: Any, dst: int) -> list[Any] | None:
         topology = self._topology
+        if dst is None:
+            return topology.all_gather_object(value)
         with structures.refusals("gather_object", topology):
             dst = checked_replica("dst", dst, topology.size)
         return gather.gather_object(topology, value, dst)
