@@ -62,7 +62,8 @@ class Optimizer(ABC):
     ema_overwrite_frequency : int, optional
         After so many steps each, the variables are set to their averages.
     gradient_accumulation_steps : int, optional
-        Calls of `apply_gradients` for each step. The gradients of these calls are averaged.
+        Calls of `apply_gradients` for each step. The gradients of these calls are averaged. Variables of
+        `CentralStorageStrategy` and `ParameterServerStrategy` have one copy for all replicas, and are refused.
 
     Raises
     ------

@@ -107,5 +107,5 @@ def _update_on_host(
         rows = IndexedSlices(values, indices, gradient.dense_shape)
         rule.update_rows(weights, rows, step, rate, *state)
     else:
-        dense = for_update(np.ascontiguousarray(arrays.to_host(gradient)), weights.dtype)
+        dense = for_update(np.asarray(arrays.to_host(gradient), order="C"), weights.dtype)
         rule.update(weights, dense, step, rate, *state)
