@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpistrat import nest
+from mpistrat.asynchronous.bar import CallsBar
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.remote_value import (
     CancelledError,
@@ -36,6 +37,9 @@ class ClusterCoordinator:
     Parameters
     ----------
     strategy : ParameterServerStrategy
+    progress : bool
+        Whether to show a bar until `join` returns: how many of the calls have ended. ``MPISTRAT_PROGRESS=0`` turns it
+        off. The strategy's first coordinator decides.
 
     Raises
     ------
@@ -53,12 +57,12 @@ class ClusterCoordinator:
     [0, 1, 4, 9]
     """
 
-    def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
+    def __new__(cls, strategy: ParameterServerStrategy, progress: bool = False) -> ClusterCoordinator:
         if not isinstance(strategy, ParameterServerStrategy):
             raise ValueError(f"a ClusterCoordinator needs a ParameterServerStrategy, not {strategy!r}")
         return strategy.coordinator or object.__new__(cls)
 
-    def __init__(self, strategy: ParameterServerStrategy):
+    def __init__(self, strategy: ParameterServerStrategy, progress: bool = False):
         if strategy.coordinator is self:
             return
         self._strategy = strategy
@@ -67,6 +71,7 @@ class ClusterCoordinator:
         self._functions = strategy.contact.functions
         self._tasks = dispatcher_of(strategy.contact)
         self._error: BaseException | None = None
+        self._bar = CallsBar(progress)
         strategy.coordinator = self
 
     @property
@@ -130,6 +135,7 @@ class ClusterCoordinator:
         if self._dispatcher.queued >= _LONGEST_QUEUE:
             self._dispatcher.wait(lambda: self._dispatcher.queued < _LONGEST_QUEUE)
             self._raise_kept()
+        self._bar.queued()
         value = ScheduledValue(self._dispatcher.wait)
         self._dispatcher.add(self._task(function, arguments, (fn, references), value))
         return value
@@ -149,6 +155,7 @@ class ClusterCoordinator:
     def _task(self, function: SentFunction, arguments: Packed, kept: Any, value: ScheduledValue) -> Task:
         def ended(result: Any, error: BaseException | None) -> None:
             value.end(result, error)
+            self._bar.ended()
             if error is not None and self._error is None and not isinstance(error, CancelledError):
                 self._error = error
 
@@ -176,8 +183,11 @@ class ClusterCoordinator:
         Exception
             The first error of a function, once. What was queued is then cancelled, and nothing is running.
         """
-        self._dispatcher.wait(lambda: self._error is not None or not self._dispatcher.unfinished(self))
-        self._raise_kept()
+        try:
+            self._dispatcher.wait(lambda: self._error is not None or not self._dispatcher.unfinished(self))
+            self._raise_kept()
+        finally:
+            self._bar.close()
 
     def done(self) -> bool:
         """Return whether all scheduled functions have ended.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import itertools
-import sys
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpistrat.asynchronous import on_worker
+from mpistrat.asynchronous.bar import CallsBar
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.statistics import Statistics
@@ -20,7 +20,6 @@ from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments
-from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
@@ -96,7 +95,7 @@ class Executor(concurrent.futures.Executor):
         self._closed = False
         self._thread: threading.Thread | None = None
         if not self._serves:
-            self._bar = _bar(progress)
+            self._bar = CallsBar(progress)
             if self._strategy is None:
                 self._dispatcher = Dispatcher(self._contact)
             else:
@@ -202,7 +201,7 @@ class Executor(concurrent.futures.Executor):
             if self._closed:
                 raise RuntimeError("the Executor was shut down: submit before that")
             self._open.add(future)
-            self._bar.total += 1
+            self._bar.queued()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="mpistrat-executor", daemon=True)
                 self._thread.start()
@@ -223,7 +222,7 @@ class Executor(concurrent.futures.Executor):
                     future.set_result(value)
                 with self._change:
                     self._open.discard(future)
-                    self._bar.update()
+                    self._bar.ended()
                     self._change.notify_all()
 
             kept = (fn, function.references, references, self._strategy)
@@ -333,13 +332,6 @@ class Executor(concurrent.futures.Executor):
                 backoff.reset()
             else:
                 backoff.pause()
-
-
-def _bar(shown: bool) -> Any:
-    from tqdm.auto import tqdm
-
-    shown = shown and rc.progress is not False and (rc.progress or sys.stderr.isatty())
-    return tqdm(total=0, desc="calls", unit="call", disable=not shown, leave=False)
 
 
 def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, ...]]:
