@@ -33,7 +33,7 @@ GO_ON = {
 END = {"order": "other order", "killed": "killed", "exits": "exited"}
 NODE_FAULTS = {"link": "network", "node": "node"}
 CAUSES = {**GO_ON, **END, **NODE_FAULTS}
-LIMIT = 60  # seconds of a job, more for each repetition in it
+LIMIT = 60  # seconds of a job, and of each repetition in it
 _ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "OMPI_MCA_btl": "^ofi",
@@ -75,7 +75,7 @@ class OneNode:
         """Return the output of a job, and of ``top --last`` after it."""
         environ = {**os.environ, **environ_of(names[0], folder, 2)}
         command = [sys.executable, "-m", "mpistrat", "run", "-n", "4", str(PROGRAM), *names]
-        output = self._said(command, environ, LIMIT + 10 * len(names))
+        output = self._said(command, environ, LIMIT * (1 + len(names)))
         if names[0] in END:
             for record in map(str, folder.glob("last-*")):
                 output += self._said(
@@ -122,7 +122,7 @@ class FourNodes:
                 with contextlib.suppress(TimeoutError):
                     started.wait_until(lambda: bool(reports(folder)), "a report", LIMIT)
                 return started.output()
-            if started.wait(LIMIT + 10 * len(names)) is None:
+            if started.wait(LIMIT * (1 + len(names))) is None:
                 return started.output() + "\nstopped at its limit\n"
             output = started.output()
             if name in END:

@@ -103,6 +103,7 @@ def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
     now = time.monotonic()
     facts = process.look(record.pid, record.started)
     inside = record.waits[0].last if record.waits else None
+    left = record.entries[-1].left if record.entries else 0.0
     steps = sorted(each[0] for each in record.steps[-_STEPS:])
     return {
         "rank": record.rank,
@@ -114,7 +115,7 @@ def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
         "phase": "collective" if inside is not None else record.phase.name.lower().replace("_", " "),
         "collective": "" if inside is None else f"{inside.operation} at {inside.place}",
         "number": None if inside is None else inside.number,
-        "for_seconds": now - (record.phase_since if inside is None else inside.entered),
+        "for_seconds": now - (max(record.phase_since, left) if inside is None else inside.entered),
         "bytes_per_second": (record.bytes - bytes_before) / seconds,
         "resident_bytes": facts.resident,
         "state": facts.state,
