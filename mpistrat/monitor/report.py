@@ -20,6 +20,10 @@ from mpistrat.runtime.record.read import Entry, Record
 
 _MOST_FRAMES = 12
 _MOST_PROCESSES = 4
+_NO_PROGRESS = (
+    "  cause: no progress. All ranks are in this call and get no further: look whether this node has memory left, and "
+    "at MPI itself (`mpistrat check`)."
+)
 _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the chief's block
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
@@ -137,7 +141,7 @@ def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:
             f"  cause: {found.cause}. {found.remedy}",
         ]
     if not wait.missing and not wait.unseen:
-        lines += _network(nodes)
+        lines += _network(nodes) if len(seen.links) > 1 else [_NO_PROGRESS]
     if wait.unseen:
         lines += _unseen(wait, seen)
     return lines

@@ -22,6 +22,8 @@ class Wait:
         The ranks in it, and those that are not. A rank whose process is stopped or gone counts as missing.
     unseen : tuple of int
         Ranks of the communicator without a record on this node.
+    last_entered : float
+        When the last of the waiting ranks has entered it.
     """
 
     token: int
@@ -30,6 +32,13 @@ class Wait:
     waiting: tuple[Record, ...]
     missing: tuple[Record, ...]
     unseen: tuple[int, ...]
+    last_entered: float
+
+    def goes_on(self, now: float) -> bool:
+        """Return whether all ranks are in it, and the last one came so late that the call may not be stuck."""
+        return (
+            not self.missing and not self.unseen and now - self.last_entered < (now - self.entry.entered) / 2
+        )
 
 
 def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
@@ -61,7 +70,8 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
             ]
             missing = [record for record, _ in members if record not in waiting and record not in ahead]
             entry = min((entry for entry, _ in ranks), key=lambda each: each.entered)
-            found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen))
+            last = max(entry.entered for entry, _ in ranks)
+            found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen, last))
     return sorted(found, key=lambda each: each.entry.entered)
 
 

@@ -170,7 +170,7 @@ class Watchdog(threading.Thread):
                 notices.ask(call, seen)
         if notices:
             seen = self._of_all_nodes(notices, seen, own.size, call)
-        found = report.waits_in(seen) if self._writes else []
+        found = [each for each in report.waits_in(seen) if self._writes and not each.goes_on(seen.now)]
         if not found or self._record.in_collective() != since:
             return  # another rank reports, or it goes on
         if len(seen.links) == 1 and all(not each.missing and 0 in each.unseen for each in found):

@@ -1,0 +1,52 @@
+"""A collective that all ranks are in: it may be stuck, or the last rank may just have come."""
+
+import pytest
+
+from mpistrat.monitor import report, waits
+from mpistrat.monitor.links import Links
+from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.view import View
+from mpistrat.runtime.record.layout import Phase
+from mpistrat.runtime.record.read import Entry, Membership, Record
+
+NOW = 130.0
+
+
+def record(rank, entered):
+    entry = Entry(7, 4, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0)
+    return Record(
+        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
+        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
+        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
+        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
+        pid=1000 + rank,
+        rank=rank,
+        size=2,
+        phase=Phase.USER_CODE,
+        memberships=(Membership(7, 2, rank, entry),),
+        steps=(),
+        entries=(entry,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("entered", "goes_on"), [((5.0, 5.1), False), ((5.0, 129.0), True), ((5.0, 60.0), False)]
+)
+def test_a_rank_that_came_late_lets_the_call_go_on(entered, goes_on):
+    (wait,) = waits.waits([record(0, entered[0]), record(1, entered[1])], ())
+    assert wait.goes_on(NOW) == goes_on
+
+
+def test_a_rank_that_does_not_come_keeps_the_call():
+    (wait,) = waits.waits([record(0, 129.0)], ())
+    assert not wait.goes_on(NOW)
+
+
+@pytest.mark.parametrize(("nodes", "cause"), [(1, "no progress"), (2, "network")])
+def test_the_cause_on_one_node_is_not_its_network(nodes, cause):
+    records = (record(0, 5.0), record(1, 5.0))
+    links = tuple(Links(f"node{i}", (i,), (), (), ()) for i in range(nodes))
+    facts = {each.key: ProcessFacts("R") for each in records}
+    seen = View(NOW, records, facts, {}, frozenset(), links)
+    text = report.text(seen, report.waits_in(seen), 0)
+    assert f"cause: {cause}. All ranks are in this call and get no further" in text
