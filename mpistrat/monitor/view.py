@@ -18,6 +18,7 @@ from mpistrat.runtime.record.read import Record
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
 _POLL = 0.1  # seconds
 _MISSED = 2  # heartbeats
+_SAMPLES, _BETWEEN = 20, 0.01  # of processes that seem to compute, and the seconds between two
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,23 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
         beat()
         records = [read.read(each.path) or each for each in records]
         silent &= {each.key for each in records if each.heartbeat == before[each.key]}
+    facts |= _that_sleep([each for each in records if facts[each.key].state == "R" and each.moves is False])
     own = links.look([each.rank for each in records])
     return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
+
+
+def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
+    """Return what the system tells of those that run now and then only: a loop that sleeps between two looks, say."""
+    samples: list[dict[str, ProcessFacts]] = []
+    for _ in range(_SAMPLES if records else 0):
+        time.sleep(_BETWEEN)
+        samples.append({each.key: process.look(each.pid, each.started) for each in records})
+    found = {}
+    for each in records:
+        idle = [sample[each.key] for sample in samples if sample[each.key].state != "R"]
+        if len(idle) > len(samples) / 2:
+            found[each.key] = idle[-1]
+    return found
 
 
 def _is_silent(record: Record) -> bool:
