@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -23,7 +22,6 @@ _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
 _PATIENCE = 10.0  # seconds for the file of a job
-_log = logging.getLogger(__name__)
 
 
 class Ended(NamedTuple):
@@ -150,29 +148,34 @@ def latest(job: str = "") -> Ended | None:
     Raises
     ------
     OSError
-        If the directory for files does not exist.
+        If the directory for files does not exist, or its files cannot be read.
+    ValueError
+        If its files are damaged.
     """
     gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
     files = sorted(folder.folder().glob(f"{_PREFIX}*.json"), reverse=True)
-    of_job = (
-        ended
-        for ended in map(_loaded, files)
-        if ended and (not job or job in {each.job for each in ended.records})
-    )
-    kept = next(of_job, None)
+    kept, problems = _newest(files, job)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
         return Ended(tuple(of_one_job(newest, gone)), (), max(times))
+    if kept is None and problems:
+        raise problems[0]
     return kept
 
 
-def _loaded(path: Path) -> Ended | None:
-    try:
-        return load(path)
-    except (OSError, ValueError) as error:
-        _log.warning("%s", error)
-        return None
+def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Exception]]:
+    """Return the first of these files that has records, of this job if there is one, and what is wrong with others."""
+    problems: list[Exception] = []
+    for path in files:
+        try:
+            ended = load(path)
+        except (OSError, ValueError) as error:
+            problems.append(error)
+        else:
+            if not job or job in {each.job for each in ended.records}:
+                return ended, problems
+    return None, problems
 
 
 def load(path: str | Path) -> Ended:
