@@ -47,7 +47,7 @@ def train(resolver, options):
         images, labels = next(iterator)
 
         def replica():
-            weights = [v.read_value() for v in variables]
+            weights = strategy.extended.batch_read(variables)  # one message to each parameter server
             loss, gradients = digits.loss_and_gradients(weights, images, labels)
             optimizer.apply_gradients(
                 [(g / len(labels), v) for g, v in zip(gradients, variables, strict=True)]
@@ -65,7 +65,7 @@ def train(resolver, options):
 
     test = mpistrat.data.Dataset.from_hdf5(options.data_dir / "test.h5", NAMES).batch(360).map(scaled)
     images, labels = next(iter(test))
-    _, outputs = digits.forward([v.read_value() for v in variables], images)
+    _, outputs = digits.forward(strategy.extended.batch_read(variables), images)
     accuracy = float((outputs.argmax(axis=1) == labels).mean())
     print(f"test accuracy {accuracy:.3f}  {len(labels)} images  {time.monotonic() - start:.1f} s")
     print(coordinator.statistics())

@@ -19,6 +19,7 @@ SUBJECTS = {
     "allreduce": "All-reduce of one array, by size and algorithm.",
     "gradients": "All-reduce of the gradients of known networks.",
     "overlap": "The part of an all-reduce that overlaps with computation.",
+    "variables": "Reading and updating variables on parameter servers.",
     "closures": "Calls of functions on other ranks.",
     "farm": "A task farm: sleeping tasks of unequal length, beside list scheduling.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",

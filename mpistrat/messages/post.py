@@ -230,7 +230,11 @@ class Post:
 
     def answer(self, letter: Letter, value: Any) -> None:
         """Send the value that a request asked for, and wait until its arrays may change."""
-        self.send(letter.source, "value", letter.head[:1], pack(value)[0], REPLY)
+        self.reply(letter, pack(value)[0])
+
+    def reply(self, letter: Letter, body: Packed) -> None:
+        """Send a packed value that a request asked for, and wait until its arrays may change."""
+        self.send(letter.source, "value", letter.head[:1], body, REPLY)
         self.flush()
 
     def refuse(self, letter: Letter, error: BaseException, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY, pack
 
@@ -47,16 +48,20 @@ class Servers:
         return reply
 
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
-        """Return the replies to requests, which the parameter servers work on at the same time."""
+        """Return the replies to requests, with one message to each parameter server and one back.
+
+        The parameter servers work at the same time. Each does what its message asks for as a whole.
+        """
         post = self._contact.post
         while self._freed:
             server, key = self._freed.popleft()
             post.send(self._ranks[server], "free", (key,))
-        return post.ask_all(
+        return ask_in_bundles(
+            post,
             [
                 (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
                 for server, kind, head, value in requests
-            ]
+            ],
         )
 
     def update(self, updates: Sequence[Update]) -> list[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,9 +23,10 @@ from mpistrat.messages.servers import NoServers, Servers
 from mpistrat.strategy import RunOptions, Strategy, StrategyExtended
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
+from mpistrat.strategy.extended import UpdateCall
 from mpistrat.values import Mirrored, VariableSynchronization, component
 from mpistrat.variables import Variable
-from mpistrat.variables.on_server import ServerVariable
+from mpistrat.variables.on_server import ServerVariable, read_all, update_all
 from mpistrat.variables.sharding import shards_wanted
 
 _log = logging.getLogger(__name__)
@@ -216,6 +218,9 @@ class PlacedExtended(StrategyExtended):
         super().__init__(strategy)
         self.contact = reached
 
+    def __reduce__(self) -> Any:
+        return attrgetter("extended"), (self._strategy,)
+
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The parameter servers."""
@@ -252,6 +257,45 @@ class PlacedExtended(StrategyExtended):
         else:  # on the parameter server already
             return self.update_non_slot(None, fn, (var, *args), kwargs, group)
         return Mirrored((result,)) if group else (result,)
+
+    def batch_read(self, variables: Sequence[Variable]) -> list[np.ndarray]:
+        """Return copies of the values of variables, with one message to each parameter server.
+
+        Each parameter server answers at one moment: of its variables the values belong together.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `read_var`.
+        """
+        variables = list(variables)
+        for variable in variables:
+            self.check_variable(variable, "batch_read")
+        return read_all(variables) if _on_servers(variables) else super().batch_read(variables)
+
+    def batch_update(self, calls: Sequence[UpdateCall], group: bool = True) -> list[Any]:
+        """Run functions beside the variables that they update, with one message to each parameter server.
+
+        Parameters
+        ----------
+        calls : sequence of (variable, function, args)
+        group : bool
+            As in `update`.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `update`. The other functions run all the same.
+        """
+        calls = list(calls)
+        if not _on_servers([variable for variable, _, _ in calls]):
+            return super().batch_update(calls, group)
+        for variable, _, _ in calls:
+            self.check_variable(variable, "batch_update")
+        if context.current().replica_context is not self.replica_context:
+            require_cross_replica(self._strategy, "batch_update", "")
+        results = update_all([(var, fn, tuple(map(component, args))) for var, fn, args in calls])
+        return [Mirrored((result,)) if group else (result,) for result in results]
 
 
 class PlacingExtended(PlacedExtended):
@@ -329,6 +373,11 @@ class _ServingExtended(PlacedExtended):
             "a scheduled function creates a variable: create it on the coordinator, in strategy.scope(). For the state "
             "of an optimizer, call optimizer.build(variables) there"
         )
+
+
+def _on_servers(variables: Sequence[Variable]) -> bool:
+    """Return whether these are variables to be asked for, and not those of this parameter server."""
+    return bool(variables) and all(isinstance(each, ServerVariable) for each in variables)
 
 
 def _check_jobs(resolver: resolvers.ClusterResolver) -> None:

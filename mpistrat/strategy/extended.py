@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _whole = whole(attrgetter("engine.topology"))
 
+UpdateCall = tuple[Variable, Callable[..., Any], tuple[Any, ...]]  # variable, function, arguments after it
+
 
 class StrategyExtended:
     """The part of a strategy that optimizers and other libraries use.
@@ -214,6 +216,28 @@ class StrategyExtended:
         var.after_local_write("update")
         return result
 
+    def batch_update(self, calls: Sequence[UpdateCall], group: bool = True) -> list[Any]:
+        """Do `update` for several variables. On parameter servers this takes one message to each.
+
+        Parameters
+        ----------
+        calls : sequence of (variable, function, args)
+            The arguments of each `update`.
+        group : bool
+            As in `update`.
+
+        Returns
+        -------
+        list
+            The result of each `update`.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `update`.
+        """
+        return [self.update(variable, fn, args, group=group) for variable, fn, args in calls]
+
     def update_non_slot(
         self,
         colocate_with: Any,
@@ -351,6 +375,25 @@ class StrategyExtended:
         """Return the value of a variable. A former name of `Variable.read_value`."""
         self.check_variable(v, "read_var")
         return v.read_value()
+
+    def batch_read(self, variables: Sequence[Variable]) -> list[Any]:
+        """Return copies of the values of variables. On parameter servers this takes one message to each.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `read_var`.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> with strategy.scope():
+        ...     v, w = mpistrat.Variable(1.0), mpistrat.Variable([2.0])
+        >>> [value.tolist() for value in strategy.extended.batch_read([v, w])]
+        [1.0, [2.0]]
+        """
+        return [self.read_var(variable) for variable in variables]
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
         """Return a dataset over arrays in memory. A former name of `Dataset.from_arrays`; ``session`` is ignored.

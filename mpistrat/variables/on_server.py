@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat import context
 from mpistrat.messages.pickling import refer
+from mpistrat.messages.servers import Update
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, component
 from mpistrat.variables.sharding import Sharding
@@ -124,7 +125,7 @@ class ServerVariable(Variable):
         return self._strategy.extended.servers.ask_all(requests)
 
     def _read(self) -> np.ndarray:
-        return _joined(self._ask_shards("read", [(i, None) for i in range(len(self.shards))]))
+        return read_all([self])[0]
 
     def own_copy(self) -> np.ndarray:
         """Return a copy of the value, which the parameter server sends."""
@@ -215,14 +216,41 @@ class ServerVariable(Variable):
         It runs once for each shard of a divided variable, and the results are a tuple. Arguments of the variable's
         shape, and rows of it, are cut then. The others go to all shards.
         """
+        return self.result_of_update(
+            iter(self._strategy.extended.servers.update(self.updates(function, args, kwargs)))
+        )
+
+    def updates(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Update]:
+        """Return the calls of an `update`: one for each shard."""
         given = [self._cut(value) for value in (*args, *kwargs.values())]
-        calls = []
+        calls: list[Update] = []
         for i, shard in enumerate(self.shards):
             own = [each[i] for each in given]
             named = dict(zip(kwargs, own[len(args) :], strict=True))
             calls.append((shard, function, tuple(own[: len(args)]), named))
-        results = self._strategy.extended.servers.update(calls)
-        return tuple(results) if self._shards else results[0]
+        return calls
+
+    def result_of_update(self, results: Iterator[Any]) -> Any:
+        """Return the result of an `update` from the next results of its calls."""
+        own = tuple(itertools.islice(results, len(self.shards)))
+        return own if self._shards else own[0]
+
+
+def read_all(variables: Sequence[Any]) -> list[np.ndarray]:
+    """Return the values of variables of one strategy, with one message to each parameter server."""
+    shards = [shard for variable in variables for shard in variable.shards]
+    servers = variables[0].distribute_strategy.extended.servers
+    values = iter(servers.ask_all([(shard.server, "read", (shard.key,), None) for shard in shards]))
+    return [_joined([*itertools.islice(values, len(variable.shards))]) for variable in variables]
+
+
+def update_all(calls: Sequence[tuple[Any, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+    """Do `ServerVariable.update` for variables of one strategy, with one message to each parameter server."""
+    updates = [each for variable, function, args in calls for each in variable.updates(function, args, {})]
+    results = iter(calls[0][0].distribute_strategy.extended.servers.update(updates))
+    return [variable.result_of_update(results) for variable, _, _ in calls]
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

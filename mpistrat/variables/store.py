@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.messages.bundles import SEVERAL, answer_bundle
+from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
-from mpistrat.messages.pickling import unpack
+from mpistrat.messages.pickling import Packed, pack, unpack
 from mpistrat.messages.post import Letter, Post
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable
@@ -51,6 +53,8 @@ class VariableStore:
             self._functions.keep(letter)
         elif letter.kind == "free":
             self._free(letter.head[0])
+        elif letter.kind == SEVERAL:
+            answer_bundle(post, letter, lambda each: self._outcome(each, where))
         else:
             try:
                 post.answer(letter, self._replies[letter.kind](letter))
@@ -60,6 +64,16 @@ class VariableStore:
                 BaseException
             ) as error:  # raised where it was asked for; sys.exit() must not end the server
                 post.refuse(letter, error, where)
+
+    def _outcome(self, letter: Letter, where: str) -> Packed:
+        """Return the packed answer to one of several requests, or the packed error that it met."""
+        try:
+            value = self._replies[letter.kind](letter)
+            return pack(value, copy=letter.kind == "update")[0]  # a later one may change what it returns
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return pack(failure_of(error, where))[0]
 
     def _array(self, letter: Letter) -> np.ndarray:
         return self._held[letter.head[1]][1].array

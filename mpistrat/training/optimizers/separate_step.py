@@ -50,9 +50,13 @@ class SeparateStep:
         variables: Sequence[Variable] = self.variables
         if self._extended.engine.device.kind == "cuda":
             gradients, variables = self._update_on_gpu(rule, gradients, step, rate)
-        for gradient, variable in zip(gradients, variables, strict=True):
-            slots = self._slots[id(variable)][1]
-            self._extended.update(variable, _update_one, (rule, gradient, step, rate, *slots), group=False)
+        self._extended.batch_update(
+            [
+                (variable, _update_one, (rule, gradient, step, rate, *self._slots[id(variable)][1]))
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ],
+            group=False,
+        )
 
     def _update_on_gpu(
         self, rule: Rule, gradients: Sequence[Any], step: int, rate: float

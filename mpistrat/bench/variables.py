@@ -1,0 +1,97 @@
+"""Measure reads and updates of a network's variables on parameter servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring.report import LIBRARY, Report
+from mpistrat.bench.reduction.networks import NETWORKS
+
+PROGRAM = ("-m", "mpistrat.bench.variables")
+
+
+def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
+    """Run the subject with these arguments."""
+    parser = launch.parser("variables", __doc__ or "", repetitions=10)
+    parser.set_defaults(n=4)
+    parser.add_argument(
+        "--servers",
+        type=launch.positive,
+        default=2,
+        help="parameter servers, the last ranks (%(default)s); at least 2 ranks are left for chief and worker",
+    )
+    parser.add_argument("--network", choices=list(NETWORKS), default="ResNet-50", help="(%(default)s)")
+    parser.add_argument(
+        "--part",
+        type=launch.positive,
+        default=1,
+        help="measure only every N-th tensor, for a trial (%(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+    status = launch.launched(program, arguments, argv)
+    return _measure(arguments) if status is None else status
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    import numpy as np
+    from mpi4py import MPI
+
+    import mpistrat
+    from mpistrat.bench.measuring.timing import interleaved, median
+
+    size, servers = MPI.COMM_WORLD.size, arguments.servers
+    jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}
+    if jobs["worker"] < 1:
+        if MPI.COMM_WORLD.rank == 0:
+            sys.stderr.write(
+                f"{servers} parameter servers, a chief and a worker are {servers + 2} ranks: -n\n"
+            )
+        return 1
+    resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs=jobs)
+    if resolver.task_type != "chief":
+        mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
+        return 0
+    arrays = [np.ones(shape, np.float32) for shape in NETWORKS[arguments.network]()[:: arguments.part]]
+    targets = [each.copy() for each in arrays]
+    strategy = mpistrat.ParameterServerStrategy(resolver)
+    with strategy.scope():
+        variables = [mpistrat.Variable(each) for each in arrays]
+    extended = strategy.extended
+    pairs = [*zip(variables, arrays, strict=True)]
+    ways: dict[tuple[str, str], Callable[[], object]] = {
+        ("read", LIBRARY): lambda: extended.batch_read(variables),
+        ("read", "read_value of each"): lambda: [each.read_value() for each in variables],
+        ("read", "copies in this rank"): lambda: [each.copy() for each in arrays],
+        ("read", "into existing arrays"): lambda: [*map(np.copyto, targets, arrays)],
+        ("update", LIBRARY): lambda: extended.batch_update([(v, _add, (each,)) for v, each in pairs]),
+        ("update", "assign_add of each"): lambda: [v.assign_add(each) for v, each in pairs],
+        ("update", "in this rank"): lambda: [*map(np.add, targets, arrays, targets)],
+    }
+    repeated = {name: _repeated(way) for name, way in ways.items()}
+    seconds = interleaved(MPI.COMM_SELF, repeated, arguments.repetitions)
+    report = Report("variables", size)
+    nbytes = sum(each.nbytes for each in arrays)
+    for (case, way), samples in seconds.items():
+        report.add(f"{case}, {arguments.network}", way, nbytes, median(samples))
+    report.show(arguments.json)
+    return 0
+
+
+def _repeated(way: Callable[[], object]) -> Callable[[int], None]:
+    def times(k: int) -> None:
+        for _ in range(k):
+            way()
+
+    return times
+
+
+def _add(variable: Any, delta: Any) -> None:
+    variable.assign_add(delta)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

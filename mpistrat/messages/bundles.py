@@ -1,0 +1,59 @@
+"""Several requests to one rank as one letter, and their outcomes as one reply."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpistrat.messages.failures import Failure
+from mpistrat.messages.pickling import Packed, unpack
+from mpistrat.messages.post import Letter, Post
+
+SEVERAL = "several"  # kind of such a letter
+
+Request = tuple[int, str, tuple[Any, ...], Packed]  # rank, kind, head, body
+
+
+def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
+    """Return the replies to requests, with one letter to each rank. The first error is raised after all have come.
+
+    A rank does what one letter asks for before it looks at the next letter.
+
+    Raises
+    ------
+    Exception
+        The error of another rank.
+    """
+    places: dict[int, list[int]] = {}
+    for place, (to, *_) in enumerate(requests):
+        places.setdefault(to, []).append(place)
+    if len(places) == len(requests):
+        return post.ask_all(requests)
+    replies: list[Any] = [None] * len(requests)
+    letters = [(to, SEVERAL, (), _bundle([requests[i][1:] for i in own])) for to, own in places.items()]
+    for own, outcomes in zip(places.values(), post.ask_all(letters), strict=True):
+        for place, (_, _, body) in zip(own, outcomes, strict=True):
+            replies[place] = unpack(body)
+    for reply in replies:
+        if isinstance(reply, Failure):
+            raise reply.error()
+    return replies
+
+
+def answer_bundle(post: Post, letter: Letter, outcome: Callable[[Letter], Packed]) -> None:
+    """Reply to a letter of several requests. ``outcome`` returns the packed value, or `Failure`, of one of them."""
+    outcomes = []
+    for kind, head, body in unpack(letter.body):
+        outcomes.append((kind, (), outcome(Letter(letter.source, kind, (*letter.head, *head), body))))
+    post.reply(letter, _bundle(outcomes))
+
+
+def _bundle(parts: Sequence[tuple[str, tuple[Any, ...], Packed]]) -> Packed:
+    buffers: list[pickle.PickleBuffer] = []
+    wrapped = [
+        (kind, head, Packed(body.stream, tuple(map(pickle.PickleBuffer, body.buffers))))
+        for kind, head, body in parts
+    ]
+    stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
+    return Packed(stream, tuple(each.raw() for each in buffers))
