@@ -51,7 +51,7 @@ def _measure(arguments: argparse.Namespace) -> int:
                 f"{servers} parameter servers, a chief and a worker are {servers + 2} ranks: -n\n"
             )
         return 1
-    resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs=jobs)
+    resolver = mpistrat.cluster_resolver.MpiClusterResolver(MPI.COMM_WORLD, jobs=jobs)
     if resolver.task_type != "chief":
         mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
         return 0

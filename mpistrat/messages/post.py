@@ -15,14 +15,16 @@ import numpy as np
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.failures import Failure, failure_of
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
+from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.process import mpi
 
 REQUEST, REPLY = 1, 3  # tags; the memory of large arrays has the next one
 _HEADER = struct.Struct("<IIB")
 _LENGTH = struct.Struct("<Q")
-_PIECE = 1 << 29  # bytes of a message at most: MPI counts to 2**31
+_PIECE = 8 << 20  # bytes of a message at most: an MPI library without a thread moves on when it is called
 _LARGEST_STREAM = 1 << 28
 _GROUPS = 1 << 15  # tags that every MPI library has
+_memory = Buffers()  # page faults of new memory would take longer than its bytes
 
 
 class Letter(NamedTuple):
@@ -115,6 +117,7 @@ class Post:
         self._numbers = itertools.count()
         self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[list[Any], Any]] = deque()
+        self._moves = 0  # messages of waiting letters that have left
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
 
@@ -170,7 +173,7 @@ class Post:
             buffers = []
             for i in range(count):
                 (nbytes,) = _LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)
-                buffer = np.empty(nbytes, np.uint8)
+                buffer = _memory.empty((nbytes,), np.uint8)
                 for piece in _pieces(buffer):
                     self._comm.Recv([piece, self._mpi.BYTE], origin, tag + 1)
                 buffers.append(buffer)
@@ -212,11 +215,11 @@ class Post:
         A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
         """
         replies: dict[int, Letter] = {}
-        missing, backoff = {*numbers}, Backoff()
+        missing, backoff, moves = {*numbers}, Backoff(), self._moves
         while missing:
             letter = self._next_reply()
             if letter is None:
-                backoff.pause()
+                moves = self._pause(backoff, moves)
             elif letter.head[0] in missing:  # any other one answers a request that was interrupted
                 missing.discard(letter.head[0])
                 replies[letter.head[0]] = letter
@@ -266,16 +269,32 @@ class Post:
 
     def flush(self) -> None:
         """Wait until all letters have left, so that their arrays may change."""
-        backoff = Backoff()
+        backoff, moves = Backoff(), self._moves
         while self._sends:
             with self.lock:
                 self._forget_sent()
             if self._sends:
-                backoff.pause()
+                moves = self._pause(backoff, moves)
+
+    def _pause(self, backoff: Backoff, moves: int) -> int:
+        """Pause before the next poll, shortly if messages have left since ``moves``. Return the present number.
+
+        Each message of a large letter waits for a call of MPI. A rank that sleeps between two holds the next.
+        """
+        if self._moves != moves:
+            backoff.reset()
+        backoff.pause()
+        return self._moves
 
     def _forget_sent(self) -> None:
-        while self._sends and self._mpi.Request.Testall(self._sends[0][0]):
-            self._sends.popleft()
+        while self._sends:
+            left = self._mpi.Request.Testsome(self._sends[0][0])
+            if left is None:  # all of them
+                self._sends.popleft()
+            elif not left:
+                return
+            else:
+                self._moves += len(left)
 
 
 def _pieces(buffer: Any) -> list[memoryview]:

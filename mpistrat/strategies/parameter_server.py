@@ -285,13 +285,13 @@ class PlacedExtended(StrategyExtended):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `update`. The other functions run all the same.
+            As `update`. If a function fails, the others run all the same.
         """
         calls = list(calls)
-        if not _on_servers([variable for variable, _, _ in calls]):
-            return super().batch_update(calls, group)
         for variable, _, _ in calls:
             self.check_variable(variable, "batch_update")
+        if not _on_servers([variable for variable, _, _ in calls]):
+            return super().batch_update(calls, group)
         if context.current().replica_context is not self.replica_context:
             require_cross_replica(self._strategy, "batch_update", "")
         results = update_all([(var, fn, tuple(map(component, args))) for var, fn, args in calls])

@@ -236,6 +236,9 @@ class StrategyExtended:
         TypeError, ValueError, RuntimeError
             As `update`.
         """
+        calls = list(calls)
+        for variable, _, _ in calls:
+            self.check_variable(variable, "batch_update")
         return [self.update(variable, fn, args, group=group) for variable, fn, args in calls]
 
     def update_non_slot(

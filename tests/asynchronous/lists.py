@@ -35,7 +35,7 @@ def same(values, expected):
 
 
 def reads(strategy):
-    arrays = [RANDOM.normal(size=shape) for shape in SHAPES]
+    arrays = [RANDOM.integers(-99, 99, size=shape).astype(float) for shape in SHAPES]  # sums are exact
     with strategy.scope():
         variables = [mpistrat.Variable(each) for each in arrays]
     read = strategy.extended.batch_read
@@ -86,9 +86,11 @@ def errors(strategy):
     assert isinstance(error, LookupError)
     assert "(ps " in str(error.__cause__)
     same(strategy.extended.batch_read([v, w, x]), [[2.0, 3.0], [1.0, 2.0], [2.0, 3.0]])
+    other = mpistrat.Variable(1.0)
     assert isinstance(
-        raised(strategy.run, lambda: strategy.extended.batch_update([(v, int, (1,))])), TypeError
+        raised(strategy.extended.batch_update, [(v, add_one, ()), (other, add_one, ())]), ValueError
     )
+    same(strategy.extended.batch_read([v]), [[2.0, 3.0]])  # wrong arguments: nothing is done
 
 
 def moments(strategy):
