@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import launch
@@ -31,9 +32,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
         default=1,
         help="measure only every N-th tensor, for a trial (%(default)s)",
     )
-    arguments = parser.parse_args(argv)
-    status = launch.launched(program, arguments, argv)
-    return _measure(arguments) if status is None else status
+    return launch.run(parser, argv, program, _measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -41,7 +40,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, median
+    from mpistrat.bench.measuring.timing import interleaved
 
     size, servers = MPI.COMM_WORLD.size, arguments.servers
     jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}
