@@ -66,6 +66,8 @@ class Evidence:
         Whether it waits in a collective for a rank that waits for it.
     waits_elsewhere : str
         The collective of another communicator that it waits in, or an empty string.
+    stuck : bool
+        Whether all ranks are in that collective, or have left it.
     passed : bool
         Whether it is behind the call of the others, which it has not made.
     ended_after : tuple of int
@@ -78,6 +80,7 @@ class Evidence:
     holds_interpreter: bool = False
     in_circle: bool = False
     waits_elsewhere: str = ""
+    stuck: bool = False
     passed: bool = False
     ended_after: tuple[int, ...] = ()
 
@@ -201,6 +204,16 @@ def _other_order(evidence: Evidence) -> Verdict | None:
         CIRCLE,
         f"waits itself, {evidence.waits_elsewhere}: the ranks make the calls of two communicators in different orders",
         "Use two strategies in the same order on all ranks.",
+    )
+
+
+def _stuck(evidence: Evidence) -> Verdict | None:
+    if not evidence.stuck:
+        return None
+    return Verdict(
+        "network",
+        f"waits itself, {evidence.waits_elsewhere}: other ranks have left that call, and it gets no further",
+        "Look at the links of its node, and at MPI itself (`mpistrat check`).",
     )
 
 
@@ -340,6 +353,7 @@ CAUSES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _stopped,
     _failed,
     _other_order,
+    _stuck,
     _waits_elsewhere,
     _skipped,
     _c_code,

@@ -43,6 +43,7 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
                 record.key in seen.holding,
                 own is not None and ends_in_itself(record, found),
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
+                own is not None and own.token == wait.token and not own.missing and not own.unseen,
                 own is None and _passed(record, wait, seen),
                 tuple(each.rank for each in origin if ended and record not in origin),
             )
@@ -103,12 +104,21 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
     lines = []
     verdicts = judge(seen, found)
     told: set[str] = set()
-    for wait in sorted(found, key=lambda each: _place_in_report(each, found)):
+    shown = [each for each in found if not _is_of_cut_off(each, seen, found)]
+    for wait in sorted(shown, key=lambda each: _place_in_report(each, found)):
         lines += _head(wait, seen, {key: each for key, each in verdicts.items() if key not in told})
         told |= {each.key for each in wait.missing}
         if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
             told |= {each.key for each in wait.waiting}  # the other side of the same circle
     return lines
+
+
+def _is_of_cut_off(wait: Wait, seen: View, found: Sequence[Wait]) -> bool:
+    """Return whether the ranks of one node are alone in a call, and others wait for them in the next one."""
+    nodes = links.at_fault(seen.links)
+    cut_off = {rank for each in nodes for rank in each.ranks} if len(nodes) == 1 else set()
+    behind = {record.key for each in found for record in each.missing}
+    return all(each.rank in cut_off and each.key in behind for each in wait.waiting)
 
 
 def _place_in_report(wait: Wait, found: Sequence[Wait]) -> int:

@@ -12,8 +12,8 @@ from mpistrat.runtime.record.read import Entry, Membership, Record
 NOW = 130.0
 
 
-def record(rank, entered):
-    entry = Entry(7, 4, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0)
+def record(rank, entered, number=4):
+    entry = Entry(7, number, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0)
     return Record(
         **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
         **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
@@ -50,3 +50,15 @@ def test_the_cause_on_one_node_is_not_its_network(nodes, cause):
     seen = View(NOW, records, facts, {}, frozenset(), links)
     text = report.text(seen, report.waits_in(seen), 0)
     assert f"cause: {cause}. All ranks are in this call and get no further" in text
+
+
+@pytest.mark.parametrize("dead", [(), ("eth0",)])
+def test_a_node_whose_link_was_cut_in_the_call_before(dead):
+    """The other rank has left that call, and waits in the next one."""
+    records = (record(0, 5.0, 5), record(1, 4.9, 4))
+    links = tuple(Links(f"node{i}", (i,), (), dead if i else (), ()) for i in range(2))
+    facts = {each.key: ProcessFacts("R") for each in records}
+    seen = View(NOW, records, facts, {}, frozenset(), links)
+    lines = report.causes(seen, report.waits_in(seen))
+    assert any(each.startswith("rank 0 of 2 waits for rank 1 since") for each in lines[: 1 if dead else None])
+    assert {each.split(".")[0] for each in lines if "cause:" in each} == {"  cause: network"}
