@@ -209,7 +209,7 @@ class CollectiveLock:
         self._operation = operation
         memory = self.memory
         self._before = 0 if memory is None else memory.meetings
-        word = operation.word | number & _NUMBERS
+        word = operation.word + (number & _NUMBERS)
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
         try:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +63,11 @@ class Operation:
         The bytes of the arrays in the parts.
     record : int
         The number of its text in the flight record, which sets it. 0 before that.
+    site : tuple
+        Where it was called last, for the flight record, which sets it. Empty before that.
     """
 
-    __slots__ = ("name", "nbytes", "parts", "record", "word")
+    __slots__ = ("name", "nbytes", "parts", "record", "site", "word")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
@@ -73,6 +75,7 @@ class Operation:
         self.word = zlib.crc32(repr((name, parts)).encode()) << _BELOW
         self.nbytes = _nbytes(parts)
         self.record = 0
+        self.site: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])

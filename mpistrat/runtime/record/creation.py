@@ -17,6 +17,7 @@ class _Named:
     """What the entry names."""
 
     record = 0
+    site: tuple[Any, ...] = ()
     nbytes = 0
 
     def __str__(self) -> str:

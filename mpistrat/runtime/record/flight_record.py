@@ -310,6 +310,7 @@ class FlightRecord:
         in_collectives, in_phase, total_bytes = 0.0, [0.0] * len(Phase), 0
         before = 0.0, 0.0, 0.0, 0.0  # time, in collectives, in input, in saving: when the last step ended
         unit = count = 0
+        forgotten = 0  # places that gave their texts to others
 
         def place_of(frame: Any) -> int:
             code = frame.f_code
@@ -318,11 +319,21 @@ class FlightRecord:
             if found is None:
 
                 def forget(_: CodeType = code) -> None:  # keeps the code alive: another one could get its id
+                    nonlocal forgotten
                     places.pop(key, None)
+                    forgotten += 1
 
                 text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
                 found = places[key] = add_text(text, forget)
             return found
+
+        def find_site(operation: Any) -> int:
+            depth, frame, inner = 2, frame_of(2), frame_of(1)
+            while ours[frame.f_code.co_filename] and frame.f_back is not None:
+                depth, frame, inner = depth + 1, frame.f_back, frame
+            place = place_of(frame)
+            operation.site = depth - 1, frame.f_code, frame.f_lasti, inner.f_code, place, forgotten
+            return place
 
         def join(token: int, size: int, rank: int) -> Flight | None:
             for index in range(layout.MOST_COMMUNICATORS):
@@ -335,26 +346,31 @@ class FlightRecord:
             words[home] = token
             if trace.ring is not None:
                 trace.ring.communicator(token, size, rank)
-            at, depth, inside = ring, 2, False
+            at, inside = ring, False
             entered, met, nbytes = 0.0, 0.0, 0
             end_event, event = None, 0  # of the trace, if there is one
 
             def enter(operation: Any, number: int) -> None:
-                nonlocal at, depth, inside, entered, met, nbytes, end_event, event
-                # The frame of the program that called the package is as deep as last time, mostly. Each frame that is
-                # looked at costs 0.1 us.
+                nonlocal at, inside, entered, met, nbytes, end_event, event
+                # The line of the program that called the package is that of the last such operation, mostly. Each
+                # frame that is looked at costs 0.1 us.
                 try:
+                    depth, code, last, inner, place, known = operation.site
                     frame = frame_of(depth)
-                    if ours[frame.f_code.co_filename] or not ours[frame_of(depth - 1).f_code.co_filename]:
-                        raise ValueError
-                except ValueError:  # also if the stack is not as deep
-                    depth, frame = 1, frame_of(1)
-                    while ours[frame.f_code.co_filename] and frame.f_back is not None:
-                        depth, frame = depth + 1, frame.f_back
+                    is_same = (
+                        frame.f_code is code
+                        and frame.f_lasti == last
+                        and frame_of(depth - 1).f_code is inner
+                        and known == forgotten
+                    )
+                except ValueError:  # the stack is not as deep, or there was no such operation
+                    is_same = False
+                if not is_same:
+                    place = find_site(operation)
                 entry = next_entry()
                 at = ring + entry % entries * entry_bytes
                 nbytes, entered = operation.nbytes, now()
-                text, place = operation.record or operation_text(operation), place_of(frame)
+                text = operation.record or operation_text(operation)
                 pack_entry(memory, at, number, index, text, place, nbytes, entered, 0.0, 0.0)
                 words[home + 3] = words[at_entries] = entry + 1
                 inside, met = True, 0.0
@@ -439,6 +455,15 @@ class _OwnFiles(dict[str, bool]):
         return found
 
 
+def _find_main_thread() -> None:
+    """Keep the main thread, which two functions return; of a forked process, it is the one that forked."""
+    global _main_thread
+    _main_thread = threading.main_thread().ident
+
+
+_main_thread: int | None = None
+_find_main_thread()
+os.register_at_fork(after_in_child=_find_main_thread)
 _record: FlightRecord | None = None
 _off = False
 _at_start: list[Callable[[FlightRecord], object]] = []
@@ -514,7 +539,7 @@ class phase:
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        if _record is not None and threading.get_ident() == threading.main_thread().ident:
+        if _record is not None and threading.get_ident() == _main_thread:
             self._before = _record.phase(self._of)
 
     def __exit__(self, *error: object) -> None:
