@@ -12,6 +12,8 @@ from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.packing import Key
+from mpistrat.collectives.reduction import Reduction
 from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
@@ -107,6 +109,13 @@ class Engine:
         options = self.options if options is None else self.options.merge(options)
         return self.ops.all_reduce(op, values, options, form)
 
+    def joined_all_reduce(self, op: Op, key: Key, out: np.ndarray, form: Hashable) -> Reduction | None:
+        """Return a prepared all-reduce of arrays on the host into one flat array, if there is one.
+
+        See `CrossDeviceOps.joined_all_reduce`.
+        """
+        return self.ops.joined_all_reduce(op, key, out, self.options, form)
+
     def contributions(self, op: Op, leaves: list[Any], form: Hashable) -> list[Any]:
         """Return what this replica contributes to a reduction.
 
@@ -123,7 +132,8 @@ class Engine:
     def all_reduce_number(self, op: Op, value: complex, options: CommunicationOptions | None = None) -> Any:
         """Combine one of `NUMBERS`. Fast path of `all_reduce`."""
         if self.joins_arrays:
-            return self.all_reduce(op, [np.array(value)], options)[0][()]
+            merged = self.options if options is None else self.options.merge(options)
+            return self.ops.all_reduce(op, [np.array(value)], merged)[0][()]
         return self.all_reduce(op, [value], options)[0]
 
     def holds_buffer(self, values: Sequence[Any]) -> bool:

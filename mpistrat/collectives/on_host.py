@@ -17,8 +17,17 @@ from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.packing import Key, Message, MessageSizes, join, new_array, pack, unpack
-from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps
+from mpistrat.collectives.packing import (
+    Key,
+    Message,
+    MessageSizes,
+    join,
+    message_of,
+    new_array,
+    pack,
+    unpack,
+)
+from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps, steps_alone
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.trace.layout import Kind
@@ -80,9 +89,58 @@ def reduction_of_arrays(
 
     meets = bool(routes) and all(route.algorithm.meets for route in routes)
     steps = Steps(_as_they_are, combine, _as_they_are, meets)
-    short = short_steps_of(topology, messages[0], routes[0]) if len(messages) == 1 and not empty else None
+    short = None
+    if topology.size == 1:
+        if all(dtypes.result(dtype, op) == dtype for dtype, _ in key):
+            short = steps_alone()
+    elif len(messages) == 1 and not empty:
+        short = short_steps_of(topology, messages[0], routes[0])
     operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
     return Reduction(topology, operation, steps, short)
+
+
+def reduction_of_joined(
+    topology: Topology,
+    choice: Choice,
+    op: Op,
+    key: Key,
+    out: np.ndarray,
+    algorithm: str | None,
+    form: Hashable,
+) -> Reduction | None:
+    """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes into one flat array.
+
+    The ranks compare the flat array and ``form``, so that `reduction_of_arrays` of that array is the same operation.
+
+    Parameters
+    ----------
+    out : numpy.ndarray
+        Where the arrays are joined and combined, one after the other: the result of each run.
+
+    Returns
+    -------
+    Reduction or None
+        None if the arrays are combined in another dtype than their own.
+    """
+    joined = message_of(op, key, range(len(key)), topology.size)
+    if not joined.source is joined.wire is joined.result:
+        return None
+    route = HostRoute.of(choice, joined, algorithm)
+
+    def combine(arrays: Sequence[np.ndarray], timeout_seconds: float | None) -> list[np.ndarray]:
+        _join(joined, arrays, out)
+        _reduce_pieces(topology, joined, route, out, out)
+        return [out]
+
+    short = None
+    if topology.size == 1:
+        short = steps_alone(joined, out)
+    elif joined.length <= route.piece:
+        short = short_steps(topology, joined, route.algorithm, out)
+    operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
+    return Reduction(
+        topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short
+    )
 
 
 def packed_for_host(

@@ -96,7 +96,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
     messages: list[Message] = []
 
     def close(dtype: np.dtype) -> None:
-        messages.append(message(op, key, waiting.pop(dtype)[::-1], size))
+        messages.append(message_of(op, key, waiting.pop(dtype)[::-1], size))
         del packed[dtype]
 
     for i in reversed(range(len(key))):
@@ -105,7 +105,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
         alone, most, enough = limits[dtype]
         count = math.prod(shape)
         if count * dtype.itemsize >= alone or count * itemsize > most:
-            messages.append(message(op, key, [i], size))
+            messages.append(message_of(op, key, [i], size))
         elif count:
             if packed.get(dtype, 0) + count * itemsize > most:
                 close(dtype)
@@ -118,7 +118,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
     return tuple(messages)
 
 
-def message(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
+def message_of(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
     """Return the message of some arrays of one dtype, over ``size`` replicas.
 
     Raises

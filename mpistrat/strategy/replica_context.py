@@ -170,7 +170,7 @@ class ReplicaContext:
         if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             engine = self._engine
             merged = engine.options if options is None else engine.merged(options)
-            return engine.ops.all_reduce(op, value, merged, nest.IN_A_LIST)
+            return engine.ops.all_reduce_arrays(op, value, merged, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
     @_whole

@@ -14,7 +14,7 @@ from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.packing import Laid, lay_down, packed_for_gpu, unpack, widened
 from mpistrat.collectives.gpu.pinned import PinnedRoute
 from mpistrat.collectives.gpu.route import GpuCall, Route
-from mpistrat.collectives.packing import Key, Message, message
+from mpistrat.collectives.packing import Key, Message, message_of
 from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
@@ -59,7 +59,7 @@ def reduction_on_gpu(
         for each in packed_for_gpu(op, tuple(key[i] for i in rest), topology.size, bytes_per_pack)
     ]
     filled = {i for each in packed for i in each.members}
-    empty = [(i, message(op, key, [i], topology.size).result) for i in rest if i not in filled]
+    empty = [(i, message_of(op, key, [i], topology.size).result) for i in rest if i not in filled]
     kept = [i for i in range(len(values)) if i not in rest]
     operation = Operation("all_reduce", op.name, "on GPUs", key, form, where, bytes_per_pack or None, name)
     messages = [each for *_, each in in_place] + packed
@@ -116,7 +116,7 @@ def _in_place(
     homes: dict[int, tuple[arena.Arena, list[int]]] = {}
     rest: list[int] = []
     for i, home in enumerate(arena.homes(topology, values)):
-        one = message(op, key, [i], topology.size)
+        one = message_of(op, key, [i], topology.size)
         if home is None or one.result != one.source:
             rest.append(i)
         else:
@@ -127,7 +127,7 @@ def _in_place(
         pieces = tuple((each.offset, each.length, each.dtype.str) for each in stretches)
         where.append((home.number, tuple(members), pieces))
         for each in stretches:
-            of_stretch = message(op, ((each.dtype, (each.length,)),), [0], topology.size)
+            of_stretch = message_of(op, ((each.dtype, (each.length,)),), [0], topology.size)
             found.append((home, each, of_stretch))
     return found, rest, tuple(where)
 

@@ -14,7 +14,7 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.packing import Laid, widened
-from mpistrat.collectives.packing import message
+from mpistrat.collectives.packing import message_of
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
@@ -29,7 +29,7 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
     """
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
-    whole = message(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
+    whole = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with cupy.cuda.Device(device):
         if not gpu_pointers.possible(topology, device, "Alltoall"):

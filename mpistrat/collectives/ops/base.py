@@ -7,9 +7,13 @@ from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from mpistrat.collectives import moves, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.collectives.packing import Key
+from mpistrat.collectives.reduction import Reduction
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -193,6 +197,15 @@ class CrossDeviceOps:
         """Return whether a caller may join arrays before they are reduced. The hooks get them as they are."""
         return False
 
+    def joined_all_reduce(
+        self, op: Op, key: Key, out: np.ndarray, options: CommunicationOptions, form: Hashable
+    ) -> Reduction | None:
+        """Return a prepared `all_reduce` of arrays of these dtypes and shapes into one flat array, if there is one.
+
+        Its result is ``out``. The ranks compare what `all_reduce` of ``out`` compares.
+        """
+        return None
+
     @_whole
     def all_reduce(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
@@ -208,6 +221,12 @@ class CrossDeviceOps:
         if len(pairs) == 1:
             return [component(self.reduce_implementation(op, *pairs[0], options))]
         return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
+
+    def all_reduce_arrays(
+        self, op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
+    ) -> list[Any]:
+        """Do what `all_reduce` does, for NumPy arrays, at least one. The caller has looked at their types."""
+        return self.all_reduce(op, values, options, form)
 
 
 def check_destinations(destinations: Any) -> None:

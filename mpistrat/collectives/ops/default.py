@@ -15,9 +15,11 @@ from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.all_reduce import reduction_in_place
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.on_host import reduction_of_arrays
+from mpistrat.collectives.on_host import reduction_of_arrays, reduction_of_joined
 from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, whole_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
+from mpistrat.collectives.packing import Key
+from mpistrat.collectives.reduction import Reduction
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
@@ -91,6 +93,26 @@ class CollectiveAllReduce(CrossDeviceOps):
         if self._has_own_hooks:
             return super().all_reduce(op, values, options, form)
         return self._combine(op, values, options, form)
+
+    def all_reduce_arrays(
+        self, op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
+    ) -> list[Any]:
+        if self._has_own_hooks:
+            return super().all_reduce(op, values, options, form)
+        return self._combine_arrays(op, values, options, form)
+
+    def joined_all_reduce(
+        self, op: Op, key: Key, out: np.ndarray, options: CommunicationOptions, form: Hashable
+    ) -> Reduction | None:
+        if not self.joins_arrays(options):
+            return None
+        topology = self._ranks
+        try:
+            algorithm = self._algorithm or options.algorithm
+            return reduction_of_joined(topology, self._choice, op, key, out, algorithm, form)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            structures.refuse("all_reduce", topology, error, options.timeout_seconds)
+            raise
 
     def _combine(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
