@@ -40,11 +40,16 @@ class ClusterCoordinator:
     progress : bool
         Whether to show a bar until `join` returns: how many of the calls have ended. ``MPISTRAT_PROGRESS=0`` turns it
         off. The strategy's first coordinator decides.
+    exactly_once : bool
+        Whether the writes of a scheduled function to variables count once, also if it runs again because its worker
+        was lost. They are kept on the worker while it runs, where its own reads see them. When it has ended they are
+        applied by all parameter servers, or by none if the function failed. `StrategyExtended.update` returns None
+        in such a function: its function runs later.
 
     Raises
     ------
     ValueError
-        If ``strategy`` is another strategy.
+        If ``strategy`` is another strategy, or has a coordinator with another ``exactly_once``.
 
     Examples
     --------
@@ -57,15 +62,25 @@ class ClusterCoordinator:
     [0, 1, 4, 9]
     """
 
-    def __new__(cls, strategy: ParameterServerStrategy, progress: bool = False) -> ClusterCoordinator:
+    def __new__(
+        cls, strategy: ParameterServerStrategy, progress: bool = False, *, exactly_once: bool = False
+    ) -> ClusterCoordinator:
         if not isinstance(strategy, ParameterServerStrategy):
             raise ValueError(f"a ClusterCoordinator needs a ParameterServerStrategy, not {strategy!r}")
         return strategy.coordinator or object.__new__(cls)
 
-    def __init__(self, strategy: ParameterServerStrategy, progress: bool = False):
+    def __init__(
+        self, strategy: ParameterServerStrategy, progress: bool = False, *, exactly_once: bool = False
+    ):
         if strategy.coordinator is self:
+            if exactly_once and not self._exactly_once:
+                raise ValueError(
+                    "the strategy has a coordinator already, made without exactly_once: make it with exactly_once=True "
+                    "at first"
+                )
             return
         self._strategy = strategy
+        self._exactly_once = bool(exactly_once)
         self._number = strategy.number
         self._workers = len(strategy.contact.roles.workers)
         self._functions = strategy.contact.functions
@@ -78,6 +93,11 @@ class ClusterCoordinator:
     def strategy(self) -> ParameterServerStrategy:
         """The strategy."""
         return self._strategy
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether the writes of a function that runs again count once."""
+        return self._exactly_once
 
     @property
     def _dispatcher(self) -> Dispatcher:
@@ -159,7 +179,9 @@ class ClusterCoordinator:
             if error is not None and self._error is None and not isinstance(error, CancelledError):
                 self._error = error
 
-        return Task(function, arguments, self._number, self, (kept, self._strategy), ended)
+        return Task(
+            function, arguments, self._number, self, (kept, self._strategy), ended, once=self._exactly_once
+        )
 
     def _raise_kept(self) -> None:
         """Raise the first error of a function, if one failed. Nothing is queued or running when it is raised."""

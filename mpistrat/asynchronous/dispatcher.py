@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import Contact, role_in_words
+from mpistrat.messages.losses import LostRankError
 from mpistrat.messages.pickling import Packed, unpack
 from mpistrat.messages.post import Letter
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure
+
+_log = logging.getLogger(__name__)
 
 _QUICK = 0.002  # seconds; a worker whose last task took less is handed one more before it asks
 
@@ -24,13 +28,14 @@ _QUICK = 0.002  # seconds; a worker whose last task took less is handed one more
 class _Worker:
     """What the coordinator knows of a worker: its tasks, whether they are short, and what it has done."""
 
-    __slots__ = ("busy", "dropping", "ended", "failed", "quick", "rank", "since", "tasks")
+    __slots__ = ("busy", "dropping", "ended", "failed", "lost", "quick", "rank", "since", "tasks")
 
     def __init__(self, rank: int):
         self.rank = rank
         self.tasks: dict[int, Task] = {}
         self.quick = False
         self.dropping = False
+        self.lost = False
         self.since = 0.0  # when it got the task that it runs
         self.ended = self.failed = 0
         self.busy = 0.0
@@ -43,6 +48,9 @@ class Dispatcher:
     one was short: it then begins the second before the coordinator has seen the result of the first. If the first
     takes long after all, the second is taken back for a worker that idles.
 
+    The tasks of a lost worker are queued again, before all others. Without a parameter server nothing goes on:
+    `progress` raises.
+
     Parameters
     ----------
     contact : Contact
@@ -52,7 +60,9 @@ class Dispatcher:
         self._contact = contact
         self._post = contact.post
         self._queue: deque[Task] = deque()
-        self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}
+        self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}  # those that are not lost
+        self._all = tuple(self._workers.values())
+        self._losses = 0  # how many lost ranks have been dealt with
         self._ahead: set[_Worker] = set()  # those that have two tasks
         self._numbers = itertools.count()
         self._busy = False  # whether no worker takes another task before it has sent a result
@@ -60,6 +70,9 @@ class Dispatcher:
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
         self._telling: set[int] = set()  # threads that tell owners
+        self._deciding: dict[
+            int, tuple[Task, Any, set[int]]
+        ] = {}  # that servers commit: result, and which have not
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
         self.lock = contact.post.lock
@@ -78,8 +91,8 @@ class Dispatcher:
         """Return what the workers have done."""
         with self.lock:
             workers = tuple(
-                WorkerStatistics(each.rank, each.ended, each.failed, each.busy)
-                for each in self._workers.values()
+                WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost)
+                for each in self._all
             )
             running = len({number for each in self._workers.values() for number in each.tasks})
             ended = sum(each.ended for each in workers)
@@ -104,7 +117,13 @@ class Dispatcher:
             self._post.send(rank, kind, head, body)
 
     def progress(self) -> bool:
-        """Take the results that have arrived, and hand out tasks. Return whether a result arrived."""
+        """Take the results that have arrived, and hand out tasks. Return whether a result arrived.
+
+        Raises
+        ------
+        LostRankError
+            If a parameter server is lost.
+        """
         arrived = self._advance()
         self._tell_owners()
         return arrived
@@ -118,6 +137,8 @@ class Dispatcher:
             while (letter := self._post.receive()) is not None:
                 self._take(letter)
                 arrived = True
+            if len(self._post.losses.ranks) > self._losses:
+                self._take_losses()
             while self.freed:
                 key = self.freed.popleft()
                 for rank in self._workers:
@@ -195,7 +216,41 @@ class Dispatcher:
 
     # --- letters of workers --------------------------------------------------------------------------------
 
+    def _take_losses(self) -> None:
+        """Queue the tasks of lost workers again. Raise LostRankError if a parameter server is lost."""
+        lost = self._post.losses.ranks
+        for rank in self._contact.roles.parameter_servers:
+            if rank in lost:
+                raise self._post.losses.error(rank)
+        self._losses = len(lost)
+        for worker in [self._workers.pop(rank) for rank in lost if rank in self._workers]:
+            tasks, worker.tasks = [*worker.tasks.values()], {}
+            worker.lost, worker.dropping = True, False
+            self._ahead.discard(worker)
+            _log.warning(
+                "%s; %d functions that it had run again, and %d workers are left",
+                self._post.losses.error(worker.rank),
+                len(tasks),
+                len(self._workers),
+            )
+            for task in reversed(tasks):
+                if task.ranks is None:
+                    if task.once:  # it may be prepared on some servers
+                        self._tell_servers(self._contact.roles.parameter_servers, "abort", task.number)
+                    task.running.remove(worker.rank)
+                    self._queue_again(task, self._queue.appendleft)
+                else:
+                    self._take_end(task, worker.rank, None, self._post.losses.error(worker.rank))
+        self._busy = False
+
+    def _tell_servers(self, ranks: Iterable[int], kind: str, number: int) -> None:
+        for rank in ranks:
+            self._post.send(rank, kind, (number,))
+
     def _take(self, letter: Letter) -> None:
+        if letter.kind == "committed":
+            self._take_committed(letter)
+            return
         worker = self._workers[letter.source]
         if letter.kind == "dropped":
             worker.dropping = False
@@ -209,7 +264,7 @@ class Dispatcher:
             self._ahead.discard(worker)
 
     def _take_outcome(self, worker: _Worker, letter: Letter) -> None:
-        number, seconds = letter.head
+        number, seconds, servers = letter.head
         task = worker.tasks.pop(number)
         worker.quick, worker.since = seconds < _QUICK, time.monotonic()
         worker.ended += 1
@@ -223,12 +278,34 @@ class Dispatcher:
         if letter.kind == "failed" and error is None:
             value, error = None, value.error()
         worker.failed += error is not None
-        if task.take(worker.rank, value, error):
+        if servers:
+            ranks = [self._contact.roles.parameter_servers[each] for each in servers]
+            self._tell_servers(ranks, "commit" if error is None else "abort", number)
+            if error is None:
+                self._deciding[number] = (task, value, {*ranks})
+                return
+        self._take_end(task, worker.rank, value, error)
+
+    def _take_committed(self, letter: Letter) -> None:
+        """Take the news that a parameter server has applied the writes of a task."""
+        (number,) = letter.head
+        task, value, missing = self._deciding[number]
+        missing.discard(letter.source)
+        if letter.body.stream:
+            task.error = task.error or unpack(letter.body).error()
+        if not missing:
+            del self._deciding[number]
+            error, task.error = task.error, None
+            self._take_end(task, task.workers[0], value, error)
+
+    def _take_end(self, task: Task, rank: int, value: Any, error: BaseException | None) -> None:
+        """Take how a task ended on a rank."""
+        if task.take(rank, value, error):
             self._clock.note()
             self._ended.append(task)
             if task.ranks is not None and task.error is not None:
-                for rank in task.workers:  # MPI has some thousands of communicators: free that of the call
-                    self._post.send(rank, "ended", (number,))
+                for each in task.workers:  # MPI has some thousands of communicators: free that of the call
+                    self._post.send(each, "ended", (task.number,))
         elif error is not None:
             self._failed.append(task)
 
@@ -252,6 +329,11 @@ class Dispatcher:
         free = self._free_workers()
         while self._queue:
             task = self._queue[0]
+            if (task.ranks or 1) > len(self._workers):
+                self._queue.popleft()
+                task.error = self._too_few(task)
+                self._ended.append(task)
+                continue
             if task.ranks is None:
                 workers = [*itertools.islice(free, 1)]
             else:
@@ -267,6 +349,16 @@ class Dispatcher:
                 free = self._free_workers()
                 continue
             self._hand(task, workers)
+
+    def _too_few(self, task: Task) -> LostRankError:
+        """Return the error of a task for which too few workers are left."""
+        lost = [each.rank for each in self._all if each.lost]
+        names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
+        return LostRankError(
+            f"a function needs {task.ranks or 1} workers, and {len(self._workers)} are left; lost: {names}. Start "
+            "again from a checkpoint",
+            lost[-1],
+        )
 
     def _free_workers(self) -> Iterator[_Worker]:
         """Yield the workers without a task, then those that may be handed one more."""

@@ -22,6 +22,8 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
+from mpistrat.variables.once.kept import KeptWrites, NotPreparedError
+from mpistrat.variables.once.prepared import PreparedWrites
 from mpistrat.variables.store import VariableStore
 
 _GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
@@ -42,10 +44,12 @@ def serve(contact: Contact) -> None:
 
 def _serve_variables(contact: Contact) -> None:
     post, store, backoff = contact.post, VariableStore(), Backoff()
+    prepared = PreparedWrites(store)
     clients = {*contact.clients}
     while clients:
         letter = post.receive()
         if letter is None:
+            contact.require_coordinator()
             backoff.pause()
             continue
         backoff.reset()
@@ -53,8 +57,10 @@ def _serve_variables(contact: Contact) -> None:
             _say_goodbye(contact, letter)
             clients.discard(letter.source)
             store.leave(letter.source)
-            continue
-        store.handle(post, letter, contact.role)
+        elif prepared.takes(letter.kind):
+            prepared.handle(post, letter, contact.role)
+        else:
+            store.handle(post, letter, contact.role)
 
 
 def _say_goodbye(contact: Contact, letter: Letter) -> None:
@@ -123,6 +129,7 @@ class _Worker:
                         self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
                         continue
                 self._letters.append(letter)
+            self._contact.require_coordinator()
 
     def _handle(self, letter: Letter) -> None:
         if letter.kind == "task":
@@ -143,29 +150,35 @@ class _Worker:
                 comm.Free()
 
     def _run(self, letter: Letter) -> None:
-        number, digest, strategy, together, seconds = letter.head
+        number, digest, strategy, together, seconds, once = letter.head
         self._running = letter
         start = time.perf_counter()
         comm = None
+        servers: tuple[int, ...] = ()  # that wait for the decision of the coordinator
         try:
             function = self._functions.function(letter.source, digest)
             args, kwargs = unpack(letter.body)
             comm = None if together is None else self._post.communicator(together, number)
             if comm is not None:
                 args = (comm, *args)
-            with _in_scope(strategy), on_worker.call_on(comm), time_limit(seconds, self._post):
-                result = function(*args, **kwargs)
-            if comm is not None:
-                result = result if comm.rank == 0 else None
-                comm.Free()  # not yet after an error: another rank may still use it
-            body, kind = pack(_without_variables(result))[0], "result"
+            with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
+                with on_worker.call_on(comm), time_limit(seconds, self._post):
+                    result = function(*args, **kwargs)
+                if comm is not None:
+                    result = result if comm.rank == 0 else None
+                    comm.Free()  # not yet after an error: another rank may still use it
+                body, kind = pack(_without_variables(result))[0], "result"
+            servers = () if writes is None else writes.prepare(number)
         except KeyboardInterrupt:
             raise
+        except NotPreparedError as error:
+            servers = error.servers
+            body, kind = pack(failure_of(error.__cause__ or error, self._contact.role))[0], "failed"
         except BaseException as error:  # sys.exit() in a task must not end the worker
             body, kind = pack(failure_of(error, self._contact.role))[0], "failed"
             if comm:
                 self._failed[number] = comm
-        self._post.send(letter.source, kind, (number, time.perf_counter() - start), body)
+        self._post.send(letter.source, kind, (number, time.perf_counter() - start, servers), body)
         if body.buffers:
             self._post.flush()  # the next task may change the arrays
         self._running = None
@@ -181,6 +194,18 @@ def _in_scope(strategy: int | None) -> Iterator[None]:
         yield
     finally:
         del stack[depth:]
+
+
+@contextmanager
+def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | None]:
+    """Keep the writes of a function that counts once. Give None for another one."""
+    if strategy is None or not once:
+        yield None
+        return
+    servers = strategy_of(strategy).extended.servers
+    writes = KeptWrites(servers)
+    with servers.kept_by(writes):
+        yield writes
 
 
 def _without_variables(result: Any) -> Any:

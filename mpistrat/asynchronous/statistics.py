@@ -18,12 +18,15 @@ class WorkerStatistics(NamedTuple):
         Number of calls that raised an error.
     busy_seconds : float
         Time in functions.
+    lost : bool
+        Whether the rank is lost.
     """
 
     rank: int
     ended: int
     failed: int
     busy_seconds: float
+    lost: bool = False
 
 
 class Statistics(NamedTuple):
@@ -63,6 +66,7 @@ class Statistics(NamedTuple):
             share = worker.busy_seconds / self.seconds if self.seconds else 0.0
             lines.append(
                 f"  rank {worker.rank}: {worker.ended} ended, {worker.failed} failed, busy {share:.0%}"
+                f"{', lost' if worker.lost else ''}"
             )
         return "\n".join(lines)
 

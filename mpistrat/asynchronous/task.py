@@ -34,6 +34,8 @@ class Task:
         is that of rank 0 of the communicator.
     seconds : float, optional
         Time after which the worker raises TimeoutError in the function.
+    once : bool
+        Whether its writes to variables are kept until it has ended, and then applied once.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Task:
         "function",
         "kept",
         "number",
+        "once",
         "owner",
         "ranks",
         "running",
@@ -65,10 +68,11 @@ class Task:
         began: Callable[[], bool] | None = None,
         ranks: int | None = None,
         seconds: float | None = None,
+        once: bool = False,
     ):
         self.function, self.arguments, self.strategy = function, arguments, strategy
         self.owner, self.kept, self.ended, self.began = owner, kept, ended, began
-        self.ranks, self.seconds = ranks, seconds
+        self.ranks, self.seconds, self.once = ranks, seconds, once
         self.number = -1
         self.running: list[int] = []  # ranks that have not told how it ended
         self.workers: tuple[int, ...] = ()
@@ -85,7 +89,7 @@ class Task:
         """Note which ranks get it. Return what they are told."""
         self.number, self.running, self.workers = number, ranks, tuple(ranks)
         together = None if self.ranks is None else self.workers
-        return number, self.function.digest, self.strategy, together, self.seconds
+        return number, self.function.digest, self.strategy, together, self.seconds, self.once
 
     def take(self, rank: int, value: Any, error: BaseException | None) -> bool:
         """Take the result of the first rank, or the first error. Return whether the task has ended on all ranks."""

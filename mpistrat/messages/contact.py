@@ -60,6 +60,12 @@ class Contact(NamedTuple):
         """The role of this rank, in words."""
         return role_in_words(self.roles, self.post.rank)
 
+    def require_coordinator(self) -> None:
+        """End the job if the coordinator is lost."""
+        if self.roles.chief in self.post.losses.ranks:
+            lost = role_in_words(self.roles, self.roles.chief)
+            failure.end_job(f"{self.role}: {lost}, the coordinator, was lost, so the job ends")
+
 
 def role_in_words(roles: Roles, rank: int) -> str:
     """Return the rank and its role, such as ``rank 2 (worker 1)``."""
@@ -128,7 +134,7 @@ def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Conta
     global _contact
     comm = world.Dup()
     roles = agreed_roles(resolver, Topology.of(comm))
-    post = Post(comm)
+    post = Post(comm, partial(role_in_words, roles))
     _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs))
     if post.rank in _contact.clients:
         atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
@@ -213,9 +219,9 @@ def meet_on(comm: Any) -> Contact:
     """
     if comm.size < 2:
         raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
-    post = Post(comm.Dup())
-    ranks = {CHIEF: (0,), WORKER: tuple(range(1, comm.size))}
-    return Contact(post, Roles(ranks, "a communicator"), FunctionSender(post), deque(), (0,))
+    roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size))}, "a communicator")
+    post = Post(comm.Dup(), partial(role_in_words, roles))
+    return Contact(post, roles, FunctionSender(post), deque(), (0,))
 
 
 def _let_go(world: Any) -> None:
@@ -251,6 +257,7 @@ def say_goodbye(contact: Contact) -> None:
         backoff = Backoff()
         while servers:  # and take what was under way: a rank cannot end with a letter that has not left
             letter = post.receive()
+            servers -= post.losses.ranks
             if letter is None:
                 backoff.pause()
             elif letter.kind == "goodbye":

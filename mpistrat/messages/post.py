@@ -7,13 +7,14 @@ import pickle
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.failures import Failure, failure_of
+from mpistrat.messages.losses import Losses
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.process import mpi
@@ -93,10 +94,14 @@ class Post:
     Letters from one rank with one tag arrive in the order in which they were sent. All methods may be called from
     several threads if MPI allows that.
 
+    Letters to and from a lost rank are dropped from the moment on in which its loss is noted.
+
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
         A communicator that nothing else uses.
+    name : callable
+        Returns a rank and its role in words, for messages.
 
     Attributes
     ----------
@@ -104,19 +109,23 @@ class Post:
         As of the communicator.
     lock : threading.RLock
         Held during each call.
+    losses : Losses
+        The lost ranks. Receiving notes them.
     closed : bool
         Whether the other ranks have been told that no more letters come.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Any, name: Callable[[int], str] = "rank {}".format):
         self._comm = comm
+        self.losses = Losses(comm, name)
         self.rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
         self._whole = _Whole(self.lock, self.rank)
         self.closed = False
         self._numbers = itertools.count()
         self._awaited: set[int] = set()  # numbers of the requests without a reply
-        self._sends: deque[tuple[list[Any], Any]] = deque()
+        self._sends: deque[tuple[int, list[Any], Any]] = deque()
+        self._undelivered: list[tuple[int, list[Any], Any]] = []  # to lost ranks; MPI may keep their memory
         self._moves = 0  # messages of waiting letters that have left
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -140,11 +149,19 @@ class Post:
         frame = b"".join([_HEADER.pack(len(facts), len(buffers), aside), *lengths, facts, stream])
         byte = self._mpi.BYTE
         with self._whole:
-            requests = [self._comm.Isend([frame, byte], to, tag)]
-            for buffer in buffers:
-                requests += [self._comm.Isend([piece, byte], to, tag + 1) for piece in _pieces(buffer)]
-            if len(requests) > 1 or not requests[0].Test():
-                self._sends.append((requests, (frame, buffers)))
+            if to in self.losses.ranks:
+                return
+            requests: list[Any] = []
+            try:
+                requests.append(self._comm.Isend([frame, byte], to, tag))
+                for buffer in buffers:
+                    requests += [self._comm.Isend([piece, byte], to, tag + 1) for piece in _pieces(buffer)]
+                sent = len(requests) == 1 and requests[0].Test()
+            except self._mpi.Exception as error:
+                self.losses.note(error)
+                sent = False
+            if not sent:
+                self._sends.append((to, requests, (frame, buffers)))
 
     def require_open(self) -> None:
         """Raise RuntimeError if the other ranks have been told that no more letters come."""
@@ -161,26 +178,39 @@ class Post:
                 self._forget_sent()
             if self._awaited and tag == REQUEST:
                 self._next_reply()  # to a request that was interrupted: a large one holds its sender
-            status = self._status
-            message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, status)
-            if message is None:
+            try:
+                arrived = self._arrived(tag)
+            except self._mpi.Exception as error:
+                self.losses.note(error)
                 return None
-            origin = status.Get_source()
-            frame = bytearray(status.Get_count(self._mpi.BYTE))
-            message.Recv([frame, self._mpi.BYTE])
-            size, count, aside = _HEADER.unpack_from(frame)
-            start = _HEADER.size + count * _LENGTH.size
-            buffers = []
-            for i in range(count):
-                (nbytes,) = _LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)
-                buffer = _memory.empty((nbytes,), np.uint8)
-                for piece in _pieces(buffer):
-                    self._comm.Recv([piece, self._mpi.BYTE], origin, tag + 1)
-                buffers.append(buffer)
+            if arrived is None or arrived[0] in self.losses.ranks:
+                return None
+        origin, frame, buffers = arrived
+        size, count, aside = _HEADER.unpack_from(frame)
+        start = _HEADER.size + count * _LENGTH.size
         view = memoryview(frame)
         kind, head = pickle.loads(view[start : start + size])
         stream = buffers.pop(0) if aside else view[start + size :]
         return Letter(origin, kind, head, Packed(stream, tuple(buffers)))
+
+    def _arrived(self, tag: int) -> tuple[int, bytearray, list[Any]] | None:
+        """Return the source, the frame and the arrays of the next letter, or None if none has arrived."""
+        status = self._status
+        message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, status)
+        if message is None:
+            return None
+        origin = status.Get_source()
+        frame = bytearray(status.Get_count(self._mpi.BYTE))
+        message.Recv([frame, self._mpi.BYTE])
+        _, count, _ = _HEADER.unpack_from(frame)
+        buffers: list[Any] = []
+        for i in range(count):
+            (nbytes,) = _LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)
+            buffer = _memory.empty((nbytes,), np.uint8)
+            for piece in _pieces(buffer):
+                self._comm.Recv([piece, self._mpi.BYTE], origin, tag + 1)
+            buffers.append(buffer)
+        return origin, frame, buffers
 
     def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
         """Send a request, wait for its reply, and return the value in it.
@@ -189,6 +219,8 @@ class Post:
         ------
         Exception
             The error of the other rank.
+        LostRankError
+            If the other rank is lost.
         """
         (value,) = self.ask_all([(to, kind, head, body)])
         return value
@@ -196,11 +228,12 @@ class Post:
     def ask_all(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
         """Send requests, and return the values of their replies. The first error is raised after all have come."""
         with self.lock:
-            numbers = []
+            numbers: dict[int, int] = {}
             for to, kind, head, body in requests:
-                numbers.append(next(self._numbers))
-                self._awaited.add(numbers[-1])
-                self.send(to, kind, (numbers[-1], *head), body)
+                number = next(self._numbers)
+                numbers[number] = to
+                self._awaited.add(number)
+                self.send(to, kind, (number, *head), body)
             arrived = self._replies(numbers)
         replies = [arrived[number] for number in numbers]
         values = [unpack(reply.body) for reply in replies]
@@ -209,21 +242,30 @@ class Post:
                 raise value.error()
         return values
 
-    def _replies(self, numbers: list[int]) -> dict[int, Letter]:
-        """Return the replies to requests, received in the order of arrival.
+    def _replies(self, numbers: dict[int, int]) -> dict[int, Letter]:
+        """Return the replies to requests, received in the order of arrival. ``numbers`` has the rank of each.
 
         A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
         """
         replies: dict[int, Letter] = {}
-        missing, backoff, moves = {*numbers}, Backoff(), self._moves
+        missing, backoff, moves = dict(numbers), Backoff(), self._moves
         while missing:
             letter = self._next_reply()
             if letter is None:
+                if self.losses.ranks:
+                    self._require(missing)
                 moves = self._pause(backoff, moves)
             elif letter.head[0] in missing:  # any other one answers a request that was interrupted
-                missing.discard(letter.head[0])
+                del missing[letter.head[0]]
                 replies[letter.head[0]] = letter
         return replies
+
+    def _require(self, missing: dict[int, int]) -> None:
+        """Raise LostRankError if a rank is lost of which a reply is missing."""
+        lost = {number: rank for number, rank in missing.items() if rank in self.losses.ranks}
+        self._awaited.difference_update(lost)
+        for rank in lost.values():
+            raise self.losses.error(rank)
 
     def _next_reply(self) -> Letter | None:
         letter = self.receive(REPLY)
@@ -264,8 +306,9 @@ class Post:
         return not self._whole.entered
 
     def close(self) -> None:
-        """Free the communicator. Collective, after `contact.say_goodbye`."""
-        self._comm.Free()
+        """Free the communicator. Collective, after `contact.say_goodbye`. With lost ranks it is kept."""
+        if not mpi.survives_losses():
+            self._comm.Free()
 
     def flush(self) -> None:
         """Wait until all letters have left, so that their arrays may change."""
@@ -288,9 +331,17 @@ class Post:
 
     def _forget_sent(self) -> None:
         while self._sends:
-            left = self._mpi.Request.Testsome(self._sends[0][0])
+            to, requests, _ = self._sends[0]
+            lost = to in self.losses.ranks
+            try:
+                left = None if lost else self._mpi.Request.Testsome(requests)
+            except self._mpi.Exception as error:
+                self.losses.note(error)
+                return
             if left is None:  # all of them
-                self._sends.popleft()
+                sent = self._sends.popleft()
+                if lost:
+                    self._undelivered.append(sent)
             elif not left:
                 return
             else:

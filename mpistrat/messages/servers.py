@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
-from mpistrat.messages.pickling import EMPTY, pack
+from mpistrat.messages.functions import SentFunction
+from mpistrat.messages.pickling import EMPTY, Packed, pack
 
 
 class OnServer(Protocol):
@@ -24,6 +26,14 @@ Request = tuple[int, str, tuple[Any, ...], Any]
 Update = tuple[OnServer, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
+class Keeper(Protocol):
+    """Keeps the writes of a function that counts once, until it has ended."""
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]: ...
+
+    def update(self, updates: Sequence[Update], functions: Sequence[SentFunction]) -> None: ...
+
+
 class Servers:
     """The parameter servers, for a rank that is not one of them.
 
@@ -36,6 +46,7 @@ class Servers:
         self._contact = contact
         self._ranks = contact.roles.parameter_servers
         self._freed = contact.freed  # of all strategies: a dropped one sends no more requests of its own
+        self._keeper: Keeper | None = None
 
     @property
     def number(self) -> int:
@@ -47,32 +58,125 @@ class Servers:
         (reply,) = self.ask_all([(server, kind, head, value)])
         return reply
 
+    @contextmanager
+    def kept_by(self, keeper: Keeper) -> Iterator[None]:
+        """Let ``keeper`` answer in the block. It asks by `ask_now` and `ask_packed`."""
+        self._keeper = keeper
+        try:
+            yield
+        finally:
+            self._keeper = None
+
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
         """Return the replies to requests, with one message to each parameter server and one back.
 
         The parameter servers work at the same time. Each does what its message asks for as a whole.
         """
-        post = self._contact.post
-        while self._freed:
-            server, key = self._freed.popleft()
-            post.send(self._ranks[server], "free", (key,))
+        return self.ask_now(requests) if self._keeper is None else self._keeper.ask_all(requests)
+
+    def ask_now(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the replies of the parameter servers, as `ask_all`."""
+        self._tell_freed()
         return ask_in_bundles(
-            post,
+            self._contact.post,
             [
                 (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
                 for server, kind, head, value in requests
             ],
         )
 
+    def ask_packed(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
+        """Return the replies of the parameter servers to requests whose bodies are packed."""
+        self._tell_freed()
+        return self._contact.post.ask_all(
+            [(self._ranks[server], kind, head, body) for server, kind, head, body in requests]
+        )
+
+    def _tell_freed(self) -> None:
+        post = self._contact.post
+        while self._freed:
+            server, key = self._freed.popleft()
+            post.send(self._ranks[server], "free", (key,))
+
+    def update(self, updates: Sequence[Update], functions: Sequence[SentFunction]) -> None: ...
+
+
+class Servers:
+    """The parameter servers, for a rank that is not one of them.
+
+    Parameters
+    ----------
+    contact : Contact
+    """
+
+    def __init__(self, contact: Contact):
+        self._contact = contact
+        self._ranks = contact.roles.parameter_servers
+        self._freed = contact.freed  # of all strategies: a dropped one sends no more requests of its own
+        self._keeper: Keeper | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of parameter servers."""
+        return len(self._ranks)
+
+    def ask(self, server: int, kind: str, head: tuple[Any, ...], value: Any = None) -> Any:
+        """Return the reply of a parameter server. Raise the error that it met."""
+        (reply,) = self.ask_all([(server, kind, head, value)])
+        return reply
+
+    @contextmanager
+    def kept_by(self, keeper: Keeper) -> Iterator[None]:
+        """Let ``keeper`` answer in the block. It asks by `ask_now` and `ask_packed`."""
+        self._keeper = keeper
+        try:
+            yield
+        finally:
+            self._keeper = None
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the replies to requests, with one message to each parameter server and one back.
+
+        The parameter servers work at the same time. Each does what its message asks for as a whole.
+        """
+        return self.ask_now(requests) if self._keeper is None else self._keeper.ask_all(requests)
+
+    def ask_now(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the replies of the parameter servers, as `ask_all`."""
+        self._tell_freed()
+        return ask_in_bundles(
+            self._contact.post,
+            [
+                (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
+                for server, kind, head, value in requests
+            ],
+        )
+
+    def ask_packed(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
+        """Return the replies of the parameter servers to requests whose bodies are packed."""
+        self._tell_freed()
+        return self._contact.post.ask_all(
+            [(self._ranks[server], kind, head, body) for server, kind, head, body in requests]
+        )
+
+    def _tell_freed(self) -> None:
+        post = self._contact.post
+        while self._freed:
+            server, key = self._freed.popleft()
+            post.send(self._ranks[server], "free", (key,))
+@@        )
+
     def update(self, updates: Sequence[Update]) -> list[Any]:
-        """Return the results of functions that run beside their variables."""
+        """Return the results of functions that run beside their variables; None for each while they are kept."""
         requests: list[Request] = []
-        functions = self._contact.functions
-        for variable, function, args, kwargs in updates:
-            sent = functions.packed(function)
-            functions.send(self._ranks[variable.server], sent)
+        functions = [self._contact.functions.packed(function) for _, function, _, _ in updates]
+        for (variable, _, args, kwargs), sent in zip(updates, functions, strict=True):
+            self._contact.functions.send(self._ranks[variable.server], sent)
             requests.append((variable.server, "update", (variable.key, sent.digest), (args, kwargs)))
-        return self.ask_all(requests)
+        if self._keeper is None:
+            return self.ask_now(requests)
+        self._keeper.update(updates, functions)
+        return [None] * len(requests)
 
     def free(self, server: int, key: int) -> None:
         """Note that a variable is not used any more. The next request tells its server."""

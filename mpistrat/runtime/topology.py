@@ -271,6 +271,10 @@ class Topology(ObjectCollectives):
                     )
                 return
 
+    def leave_without_goodbye(self) -> None:
+        """Do not wait for the other ranks at the end of the program: some of them may be lost by then."""
+        atexit.unregister(self._say_goodbye)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
         return self  # there is one for each communicator
 

@@ -271,6 +271,12 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, complex, list, tuple)) else arrays.as_numpy(value)
 
 
+def known(key: int) -> ServerVariable:
+    """Return the variable of a number that this rank refers to."""
+    variable: ServerVariable = _known[key]
+    return variable
+
+
 def _referred(kind: type[ServerVariable], key: int, server: int, facts: dict[str, Any]) -> ServerVariable:
     """Return the variable that a message refers to: one object for each variable and rank."""
     variable = _known.get(key)

@@ -14,6 +14,7 @@ from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import Packed, pack, unpack
 from mpistrat.messages.post import Letter, Post
+from mpistrat.values import IndexedSlices
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable
 
@@ -25,6 +26,16 @@ class HeldVariable(LocalVariable):
 
     def __reduce__(self) -> Any:
         return self._container().__reduce__()
+
+    def check_write(self, method: str, value: Any) -> None:
+        """Raise the error of a write that does not fit, and write nothing."""
+        if method == "setitem":
+            where, rows = value
+            np.empty_like(self.array)[where] = rows
+        elif isinstance(value, IndexedSlices):
+            self.check_rows(value)
+        else:
+            self._fitting(value)
 
 
 class VariableStore:
@@ -41,9 +52,9 @@ class VariableStore:
         self._replies: dict[str, Callable[[Letter], Any]] = {
             "create": self._create,
             "meet": self._meet,
-            "read": self._array,
-            "rows": lambda letter: self._array(letter)[unpack(letter.body)],
-            "write": self._write,
+            "read": lambda letter: self.array(letter.head[1]),
+            "rows": lambda letter: self.array(letter.head[1])[unpack(letter.body)],
+            "write": lambda letter: self.write(letter.head[1], letter.head[2], unpack(letter.body)),
             "update": self._update,
         }
 
@@ -75,18 +86,58 @@ class VariableStore:
         except BaseException as error:
             return pack(failure_of(error, where))[0]
 
-    def _array(self, letter: Letter) -> np.ndarray:
-        return self._held[letter.head[1]][1].array
+    def holds(self, key: int) -> bool:
+        """Return whether a variable is here."""
+        return key in self._held
 
     def leave(self, rank: int) -> None:
         """Note that the program of a rank has ended."""
         self._left.add(rank)
 
+    def held(self, key: int) -> HeldVariable:
+        """Return the array of a variable as a variable of this process."""
+        return self._held[key][1]
+
+    def array(self, key: int) -> np.ndarray:
+        """Return the array of a variable, not a copy."""
+        return self._held[key][1].array
+
+    def hold(self, variable: ServerVariable, value: np.ndarray) -> None:
+        """Keep a copy of a value as that of a variable."""
+        held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
+        self._held[variable.key] = (variable, held)  # type: ignore[assignment]
+
+    def function(self, source: int, digest: bytes) -> Any:
+        """Return a function that another rank has sent."""
+        return self._functions.function(source, digest)
+
+    def write(self, key: int, method: str, value: Any) -> None:
+        """Write to a variable."""
+        held = self._held[key][1]
+        if method == "setitem":
+            where, rows = value
+            held[where] = rows
+        else:
+            held.write(method, value)
+
+    def prepared_update(
+        self, key: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """Return a call of a function that updates a variable, with the held variables among its arguments.
+
+        Raises
+        ------
+        ValueError
+            If one of them is not here.
+        """
+        variable, held = self._held[key]
+        args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
+        extended = variable.distribute_strategy.extended
+        return lambda: extended.update_non_slot(None, function, (held, *args), kwargs, group=False)[0]
+
     def _create(self, letter: Letter) -> None:
         _, key, users = letter.head
-        variable, value = unpack(letter.body)
-        held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
-        self._held[key] = (variable, held)  # type: ignore[assignment]
+        self.hold(*unpack(letter.body))
         self._users[key] = users
 
     def _meet(self, letter: Letter) -> tuple[str, Facts] | None:
@@ -107,23 +158,10 @@ class VariableStore:
         if not self._users[key]:
             del self._users[key], self._held[key]
 
-    def _write(self, letter: Letter) -> None:
-        _, key, method = letter.head
-        held = self._held[key][1]
-        if method == "setitem":
-            where, value = unpack(letter.body)
-            held[where] = value
-        else:
-            held.write(method, unpack(letter.body))
-
     def _update(self, letter: Letter) -> Any:
         _, key, digest = letter.head
-        variable, held = self._held[key]
         args, kwargs = unpack(letter.body)
-        function = self._functions.function(letter.source, digest)
-        args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
-        extended = variable.distribute_strategy.extended
-        return extended.update_non_slot(None, function, (held, *args), kwargs, group=False)[0]
+        return self.prepared_update(key, self.function(letter.source, digest), args, kwargs)()
 
     def _here(self, value: Any) -> Any:
         if not isinstance(value, ServerVariable):

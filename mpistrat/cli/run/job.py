@@ -68,6 +68,7 @@ class Job:
     settings: tuple[Setting, ...]
     launcher: Launcher
     ranks: int
+    survives: bool = False
 
 
 def plan(
@@ -78,11 +79,13 @@ def plan(
     environ: Mapping[str, str],
     bind: bool = False,
     tag: bool = False,
+    survives: bool = False,
 ) -> Job:
     """Return the job that starts ``ranks`` processes of a program on this machine.
 
     ``program`` is the interpreter and its arguments. Variables that ``environ`` has already keep their values. ``bind``
-    binds each rank to a core, and ``tag`` lets each line of a rank begin with its number.
+    binds each rank to a core, and ``tag`` lets each line of a rank begin with its number. With ``survives`` the other
+    ranks go on when one is lost, which only Open MPI 5 can do.
     """
     family = _FAMILIES[launcher.family]
     settings = [
@@ -98,11 +101,16 @@ def plan(
             Setting(Options.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
         )
     return Job(
-        (launcher.path, *family.arguments(launcher, ranks, machine, bind)),
+        (
+            launcher.path,
+            *(("--with-ft", "ulfm") if survives else ()),
+            *family.arguments(launcher, ranks, machine, bind),
+        ),
         tuple(program),
         tuple({setting.name: setting for setting in settings if setting.name not in environ}.values()),
         launcher,
         ranks,
+        survives,
     )
 
 

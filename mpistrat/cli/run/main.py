@@ -48,6 +48,9 @@ class _PythonLike(click.Command):
 )
 @click.option("--tag", is_flag=True, help="Begin each line with the number of its rank.")
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
+@click.option(
+    "--ft", is_flag=True, help="Go on when a rank is lost, by ULFM: a coordinator goes on without a worker."
+)
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -60,6 +63,7 @@ def command(
     output: str | None,
     tag: bool,
     bind: bool,
+    ft: bool,
     trace: str | None,
     dry_run: bool,
     arguments: tuple[str, ...],
@@ -95,6 +99,13 @@ def command(
                 f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
             )
         Path(output).parent.mkdir(parents=True, exist_ok=True)
+    found = launcher.find(mpi)
+    if ft and (found.family != "openmpi" or found.version < (5,)):
+        raise click.UsageError(
+            f"--ft needs ULFM, which Open MPI 5 has, and {found.path} belongs to {found.family} "
+            f"{'.'.join(map(str, found.version))}",
+            ctx,
+        )
     environ = without_launcher(os.environ)
     if trace is not None:
         environ[Options.trace.variable] = _writable(trace)
@@ -107,7 +118,7 @@ def command(
         reads=machine.reads_other_processes(),
     )
     job = plan(
-        launcher.find(mpi), ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag
+        found, ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft
     )
     if dry_run:
         _show(job)

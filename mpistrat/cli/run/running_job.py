@@ -147,7 +147,8 @@ class _RunningJob:
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
         exited = any(each.exit_status is not None for each in records)
         if texts and (not status or left or exited or self._unnamed):
-            status = status or 1
+            if not self._job.survives:  # the other ranks decide whether they can do without a lost one
+                status = status or 1
             for text in texts:
                 self._say(text)
         try:

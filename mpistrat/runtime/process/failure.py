@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,7 @@ _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
 _claim: int | None = None
 _pending = False
+_before_end: list[Callable[[], object]] = []
 
 
 def arm(rank: int, size: int) -> None:
@@ -68,13 +70,29 @@ def share(node: Any) -> None:
         _shared, _claim = True, _shared_file(node)
 
 
+def before_end(function: Callable[[], object]) -> None:
+    """Call a function before this rank ends the whole job.
+
+    With ULFM ``MPI_Abort`` ends only the calling rank if another one was lost before: the others have to be told.
+    """
+    _before_end.append(function)
+
+
 def end_job(text: str) -> None:
     """Print ``text`` and end all ranks, for a program that ends while other ranks wait for it."""
     from mpi4py import MPI
 
+    _tell()
     _flush()
-    _write(f"\n{text}\n")
+    if text:
+        _write(f"\n{text}\n")
     MPI.COMM_WORLD.Abort(1)
+
+
+def _tell() -> None:
+    while _before_end:
+        with contextlib.suppress(Exception):
+            _before_end.pop()()
 
 
 def pending() -> bool:
@@ -125,6 +143,7 @@ def _first_failure() -> bool:
 def _abort_at_exit(status: int) -> None:
     global _pending
     _pending = True
+    _tell()
     status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     from mpi4py.run import set_abort_status
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpistrat.runtime.process import failure, launch, log
 
+_ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for each rank
 _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
 
 _mpi: Any = None
@@ -49,6 +50,11 @@ def start() -> Any:
 def running() -> bool:
     """Return whether `start` has succeeded and MPI is not finalized."""
     return _mpi is not None and not _mpi.Is_finalized()
+
+
+def survives_losses() -> bool:
+    """Return whether the launcher was told to let the other ranks go on when one is lost: ``--with-ft ulfm``."""
+    return os.environ.get(_ULFM, "").lower() in ("1", "true", "yes")
 
 
 def among_several() -> bool:

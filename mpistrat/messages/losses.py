@@ -1,0 +1,71 @@
+"""The ranks of a communicator that were lost: their processes have died.
+
+With ULFM (``mpirun --with-ft ulfm``) the other ranks go on, and MPI calls raise an error that names the lost ranks.
+Without it the launcher ends all ranks, so no rank is ever lost here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpistrat.runtime.process import failure, mpi
+
+
+class LostRankError(RuntimeError):
+    """A rank was lost that this one needs.
+
+    Attributes
+    ----------
+    rank : int
+        The lost rank.
+    """
+
+    def __init__(self, text: str, rank: int):
+        super().__init__(text, rank)
+        self.text, self.rank = text, rank
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Losses:
+    """The lost ranks of a communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    name : callable
+        Returns a rank and its role in words.
+
+    Attributes
+    ----------
+    ranks : set of int
+    """
+
+    def __init__(self, comm: Any, name: Callable[[int], str]):
+        self._comm, self._name = comm, name
+        self.ranks: set[int] = set()
+        self._survives = mpi.survives_losses()
+        if self._survives:
+            failure.before_end(comm.Revoke)
+
+    def note(self, error: Any) -> None:
+        """Note the lost ranks that an MPI error is about. End this rank if another one ends the job."""
+        MPI, kind = mpi.start(), error.Get_error_class()
+        if self._survives and kind == MPI.ERR_REVOKED:
+            failure.end_job("")
+        if not self._survives or kind not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+            raise error
+        failed, own = self._comm.Get_failed(), self._comm.Get_group()
+        try:
+            lost = type(failed).Translate_ranks(failed, list(range(failed.size)), own)
+            self._comm.Ack_failed(failed.size)  # messages from any source are received again
+        finally:
+            failed.Free()
+            own.Free()
+        self.ranks.update(lost)
+
+    def error(self, rank: int) -> LostRankError:
+        """Return the error of a call that needs a lost rank."""
+        return LostRankError(f"{self._name(rank)} was lost: its process has died, or its node", rank)
