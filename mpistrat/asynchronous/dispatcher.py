@@ -228,7 +228,7 @@ class Dispatcher:
             worker.lost, worker.dropping = True, False
             self._ahead.discard(worker)
             _log.warning(
-                "%s; %d functions that it had run again, and %d workers are left",
+                "%s. Functions that it had, and that run again: %d. Workers left: %d",
                 self._post.losses.error(worker.rank),
                 len(tasks),
                 len(self._workers),

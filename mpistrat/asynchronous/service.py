@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -19,6 +21,7 @@ from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
@@ -34,12 +37,34 @@ _REST = 0.02  # seconds until the first look: an idle worker should use less tha
 def serve(contact: Contact) -> None:
     """Serve the coordinator until its program ends, or as a parameter server all ranks that run the program."""
     job, number = contact.roles.task_of(contact.post.rank)
-    with alone(f"{contact.role} runs a function alone"):
+    with _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
             _serve_variables(contact)
             return
         with on_worker.worker(number) as parts:
             _Worker(contact, parts).serve()
+
+
+@contextmanager
+def _noticed_at_exit() -> Iterator[None]:
+    """Let the other ranks notice that this one is lost if its process ends by ``os._exit`` in the block.
+
+    PRRTE 3 tells them of processes that are killed, and not of those that end with another status than 0.
+    """
+    if not mpi.survives_losses():
+        yield
+        return
+    serving = True
+
+    def die() -> None:
+        if serving:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    flight_record.when_left(die)
+    try:
+        yield
+    finally:
+        serving = False
 
 
 def _serve_variables(contact: Contact) -> None:

@@ -49,6 +49,7 @@ class Losses:
         self._survives = mpi.survives_losses()
         if self._survives:
             failure.before_end(comm.Revoke)
+            mpi.leave_without_finalize()
 
     def note(self, error: Any) -> None:
         """Note the lost ranks that an MPI error is about. End this rank if another one ends the job."""

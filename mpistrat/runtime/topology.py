@@ -200,7 +200,9 @@ class Topology(ObjectCollectives):
             return
         if MPI.Comm.Compare(self.parent, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
             failure.share(self.node)
-        if self.size > 1:
+        if (
+            self.size > 1 and not mpi.survives_losses()
+        ):  # some ranks may be lost by then: do not wait for them
             atexit.register(self._say_goodbye)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
@@ -270,10 +272,6 @@ class Topology(ObjectCollectives):
                         f"{self._left}, and its program is at its end: the others would wait for ever"
                     )
                 return
-
-    def leave_without_goodbye(self) -> None:
-        """Do not wait for the other ranks at the end of the program: some of them may be lost by then."""
-        atexit.unregister(self._say_goodbye)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
         return self  # there is one for each communicator

@@ -50,11 +50,11 @@ def arm(rank: int, size: int) -> None:
             if not _first_failure():
                 time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
             elif previous is sys.__excepthook__:
-                _flush()
+                flush()
                 lines = traceback.format_exception(kind, error, trace)
                 _write("".join([f"\n{_name} failed, which ends the job:\n", *lines]))
             else:
-                _flush()
+                flush()
                 previous(kind, error, trace)
         finally:
             _abort_at_exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
@@ -83,7 +83,7 @@ def end_job(text: str) -> None:
     from mpi4py import MPI
 
     _tell()
-    _flush()
+    flush()
     if text:
         _write(f"\n{text}\n")
     MPI.COMM_WORLD.Abort(1)
@@ -104,7 +104,8 @@ def _interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Flush standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -153,7 +154,7 @@ def _abort_at_exit(status: int) -> None:
         time.sleep(_GRACE)
         from mpi4py import MPI
 
-        _flush()
+        flush()
         MPI.COMM_WORLD.Abort(status)
 
     threading.Thread(target=abort, name="mpistrat-abort", daemon=True).start()
@@ -178,7 +179,7 @@ def _watch_system_exit() -> None:
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             status = value if isinstance(value, int) else 0 if value is None else 1
             if status and not _interactive() and os.getpid() == _process:
-                _flush()
+                flush()
                 _abort_at_exit(status)
         return value
 

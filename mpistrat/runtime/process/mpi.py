@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ _ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for eac
 _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
 
 _mpi: Any = None
+_leaver = -1  # id of the process that ends without finalizing it
 _starter = -1  # id of the process in which this library started MPI and must finalize it
 
 
@@ -57,6 +59,15 @@ def survives_losses() -> bool:
     return os.environ.get(_ULFM, "").lower() in ("1", "true", "yes")
 
 
+def leave_without_finalize() -> None:
+    """End this process without ``MPI_Finalize``, if its program succeeds.
+
+    After a loss ``MPI_Finalize`` of Open MPI 5.0 waits for ever for the lost ranks, if there are several nodes.
+    """
+    global _leaver
+    _leaver = os.getpid()
+
+
 def among_several() -> bool:
     """Return whether other ranks run the same program. Does not start MPI."""
     if running():
@@ -68,5 +79,11 @@ def among_several() -> bool:
 @atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
 def _finalize() -> None:
     """Finalize MPI if this library started it: mpi4py finalizes only if mpi4py started MPI."""
-    if os.getpid() == _starter and running() and not failure.pending():
+    if not running() or failure.pending():
+        return
+    if os.getpid() == _leaver:
+        logging.shutdown()
+        failure.flush()
+        os._exit(0)  # a program with another status has failed
+    if os.getpid() == _starter:
         _mpi.Finalize()
