@@ -74,7 +74,9 @@ def _serve_variables(contact: Contact) -> None:
     while clients:
         letter = post.receive()
         if letter is None:
-            contact.require_coordinator()
+            if contact.roles.chief in clients:  # one that has said goodbye is not lost
+                contact.require_coordinator()
+            clients -= post.losses.ranks
             backoff.pause()
             continue
         backoff.reset()

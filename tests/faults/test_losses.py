@@ -1,0 +1,57 @@
+"""Under ULFM a job with roles goes on without lost workers, and ends if another rank is lost."""
+
+import concurrent.futures
+import os
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.skipif("MPISTRAT_TEST_LAUNCHER" in os.environ, reason="mpistrat run --ft starts the ranks"),
+]
+
+PROGRAMS = Path(__file__).with_name("losses.py")
+LIMIT = 90
+# What each program shows, and whether it succeeds.
+CASES = {
+    "workers": (
+        True,
+        ["counted 61 61", "joined a function needs 1 workers, and 0 are left", *4 * ["fetched"]],
+    ),
+    "server": (True, [*6 * ["raised rank 3 (ps 1) was lost: its process has died"], "[1.]"]),
+    "server_unhandled": (
+        False,
+        ["rank 0 of 4 failed, which ends the job", "LostRankError: rank 2 (ps 0) was lost"],
+    ),
+    "chief": (False, ["rank 0 (chief 0), the coordinator, was lost, so the job ends"]),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(request, run_alone):
+    """How each program that is asked for ended, two at a time."""
+    start = ("-m", "mpistrat", "run", "--ft")
+    if run_alone(*start, "--dry-run", PROGRAMS).status:
+        pytest.skip("needs ULFM, which Open MPI 5 has")
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    jobs = {
+        name: pool.submit(
+            run_alone, *start, "-n", "7" if name == "workers" else "4", PROGRAMS, name, limit=LIMIT
+        )
+        for name in names
+    }
+    yield jobs
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(LIMIT * 4)
+@pytest.mark.parametrize("name", CASES)
+def test_losses(ended, name):
+    succeeds, texts = CASES[name]
+    job = ended[name].result()
+    assert job.status is not None, str(job)
+    assert (job.status == 0) == succeeds, str(job)
+    for text in texts:
+        assert job.output.count(text) >= texts.count(text), str(job)
