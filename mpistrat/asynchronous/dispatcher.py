@@ -239,8 +239,11 @@ class Dispatcher:
                         self._tell_servers(self._contact.roles.parameter_servers, "abort", task.number)
                     task.running.remove(worker.rank)
                     self._queue_again(task, self._queue.appendleft)
-                else:
-                    self._take_end(task, worker.rank, None, self._post.losses.error(worker.rank))
+                else:  # Open MPI 5.0 mixes up messages after a communicator was made with a lost rank
+                    failure.end_job(
+                        f"{self._post.losses.error(worker.rank)}. It ran a function of {task.ranks} ranks, which wait "
+                        "for it, so the job ends"
+                    )
         self._busy = False
 
     def _tell_servers(self, ranks: Iterable[int], kind: str, number: int) -> None:
@@ -329,9 +332,9 @@ class Dispatcher:
         free = self._free_workers()
         while self._queue:
             task = self._queue[0]
-            if (task.ranks or 1) > len(self._workers):
+            if not self._workers or (task.ranks is not None and len(self._workers) < len(self._all)):
                 self._queue.popleft()
-                task.error = self._too_few(task)
+                task.error = self._impossible(task)
                 self._ended.append(task)
                 continue
             if task.ranks is None:
@@ -350,15 +353,16 @@ class Dispatcher:
                 continue
             self._hand(task, workers)
 
-    def _too_few(self, task: Task) -> LostRankError:
-        """Return the error of a task for which too few workers are left."""
+    def _impossible(self, task: Task) -> LostRankError:
+        """Return the error of a task that cannot run any more."""
         lost = [each.rank for each in self._all if each.lost]
         names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
-        return LostRankError(
-            f"a function needs {task.ranks or 1} workers, and {len(self._workers)} are left; lost: {names}. Start "
-            "again from a checkpoint",
-            lost[-1],
+        why = (
+            "no worker is left"
+            if not self._workers
+            else "MPI makes no communicator of some ranks after a loss"
         )
+        return LostRankError(f"the function cannot run: {why}; lost: {names}. Start the job again", lost[-1])
 
     def _free_workers(self) -> Iterator[_Worker]:
         """Yield the workers without a task, then those that may be handed one more."""

@@ -22,6 +22,7 @@ from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.on_server import ServerVariable
@@ -37,7 +38,8 @@ _REST = 0.02  # seconds until the first look: an idle worker should use less tha
 def serve(contact: Contact) -> None:
     """Serve the coordinator until its program ends, or as a parameter server all ranks that run the program."""
     job, number = contact.roles.task_of(contact.post.rank)
-    with _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
+    phase = flight_record.phase(Phase.SERVING)
+    with phase, _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
             _serve_variables(contact)
             return
@@ -173,7 +175,7 @@ class _Worker:
             self._parts.free(letter.head[0])
         elif letter.kind == "ended":
             comm = self._failed.pop(letter.head[0], None)
-            if comm is not None:
+            if comm is not None and not mpi.survives_losses():  # with a lost rank it cannot be freed
                 comm.Free()
 
     def _run(self, letter: Letter) -> None:

@@ -17,7 +17,11 @@ LIMIT = 90
 CASES = {
     "workers": (
         True,
-        ["counted 61 61", "joined a function needs 1 workers, and 0 are left", *4 * ["fetched"]],
+        [
+            "counted 61 61",
+            "joined the function cannot run: no worker is left;",
+            *4 * ["fetched"],
+        ],
     ),
     "server": (True, [*6 * ["raised rank 3 (ps 1) was lost: its process has died"], "[1.]"]),
     "server_unhandled": (

@@ -44,6 +44,11 @@ class Launcher(NamedTuple):
     family: str
     version: tuple[int, ...]
 
+    @property
+    def can_survive(self) -> bool:
+        """Whether its jobs can go on when a rank is lost: Open MPI 5 has ULFM."""
+        return self.family == "openmpi" and self.version >= (5,)
+
 
 def find(wanted: str | None = None) -> Launcher:
     """Return the mpirun beside the interpreter, else the one on PATH. ``wanted`` is the family that it must have.

@@ -100,7 +100,7 @@ def command(
             )
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     found = launcher.find(mpi)
-    if ft and (found.family != "openmpi" or found.version < (5,)):
+    if ft and not found.can_survive:
         raise click.UsageError(
             f"--ft needs ULFM, which Open MPI 5 has, and {found.path} belongs to {found.family} "
             f"{'.'.join(map(str, found.version))}",

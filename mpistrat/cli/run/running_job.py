@@ -23,6 +23,7 @@ from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
 from mpistrat.cli.run.tagged_lines import TaggedLines
 from mpistrat.runtime.record import layout
+from mpistrat.runtime.record.layout import Phase
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -151,6 +152,9 @@ class _RunningJob:
                 status = status or 1
             for text in texts:
                 self._say(text)
+        killed = any(each.found.deaths for each in self._forwarded)
+        if killed and self._job.launcher.can_survive and any(each.phase == Phase.SERVING for each in records):
+            self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
         try:
             last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status))
         except OSError as error:

@@ -53,6 +53,7 @@ class Phase(enum.IntEnum):
     SAVING = 2
     FAILED = 3
     FINISHED = 4
+    SERVING = 5  # a coordinator, as a worker or a parameter server
 
 
 # --- texts of the header: a length of 8 bytes, then the text -------------------------------------------
