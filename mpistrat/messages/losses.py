@@ -48,7 +48,7 @@ class Losses:
         self.ranks: set[int] = set()
         self._survives = mpi.survives_losses()
         if self._survives:
-            failure.before_end(comm.Revoke)
+            failure.revoke_at_end(comm)
             mpi.leave_without_finalize()
 
     def note(self, error: Any) -> None:

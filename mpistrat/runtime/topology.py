@@ -200,9 +200,10 @@ class Topology(ObjectCollectives):
             return
         if MPI.Comm.Compare(self.parent, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
             failure.share(self.node)
-        if (
-            self.size > 1 and not mpi.survives_losses()
-        ):  # some ranks may be lost by then: do not wait for them
+        if mpi.survives_losses():  # some ranks may be lost at the end: do not wait for them
+            for comm in (self.world, self.node, self.rail):
+                failure.revoke_at_end(comm)
+        elif self.size > 1:
             atexit.register(self._say_goodbye)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:

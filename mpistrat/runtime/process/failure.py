@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +29,7 @@ _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
 _claim: int | None = None
 _pending = False
-_before_end: list[Callable[[], object]] = []
+_revoked_at_end: list[Any] = []
 
 
 def arm(rank: int, size: int) -> None:
@@ -47,7 +46,9 @@ def arm(rank: int, size: int) -> None:
             previous(kind, error, trace)
             return
         try:
-            if not _first_failure():
+            if _told(error):
+                pass  # another rank ends the job, and says why
+            elif not _first_failure():
                 time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
             elif previous is sys.__excepthook__:
                 flush()
@@ -70,12 +71,12 @@ def share(node: Any) -> None:
         _shared, _claim = True, _shared_file(node)
 
 
-def before_end(function: Callable[[], object]) -> None:
-    """Call a function before this rank ends the whole job.
+def revoke_at_end(comm: Any) -> None:
+    """Revoke a communicator before this rank ends the whole job, so that calls of other ranks on it raise an error.
 
-    With ULFM ``MPI_Abort`` ends only the calling rank if another one was lost before: the others have to be told.
+    With ULFM ``MPI_Abort`` of Open MPI 5.0 does not end all other ranks: they have to be told.
     """
-    _before_end.append(function)
+    _revoked_at_end.append(comm)
 
 
 def end_job(text: str) -> None:
@@ -90,9 +91,18 @@ def end_job(text: str) -> None:
 
 
 def _tell() -> None:
-    while _before_end:
-        with contextlib.suppress(Exception):
-            _before_end.pop()()
+    while _revoked_at_end:
+        with contextlib.suppress(Exception):  # it may be freed
+            _revoked_at_end.pop().Revoke()
+
+
+def _told(error: BaseException) -> bool:
+    """Return whether an error says that another rank ends the job."""
+    from mpi4py import MPI
+
+    if not _revoked_at_end or not isinstance(error, MPI.Exception):
+        return False
+    return error.Get_error_class() == MPI.ERR_REVOKED
 
 
 def pending() -> bool:

@@ -44,6 +44,8 @@ def start() -> Any:
         log.set_rank(world.rank, world.size)
         if world.size > 1:
             failure.arm(world.rank, world.size)
+            if survives_losses():
+                failure.revoke_at_end(world)
     elif _mpi.Is_finalized():
         raise RuntimeError(_FINALIZED)
     return _mpi
