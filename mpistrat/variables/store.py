@@ -35,7 +35,7 @@ class HeldVariable(LocalVariable):
         elif isinstance(value, IndexedSlices):
             self.check_rows(value)
         else:
-            self._fitting(value)
+            self.fitting(value)
 
 
 class VariableStore:
