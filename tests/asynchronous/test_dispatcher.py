@@ -19,7 +19,7 @@ class FailingWorkers:
     def __init__(self):
         self.lock, self.closed, self.open = threading.RLock(), False, False
         self.body = pack(failure_of(OSError("on purpose"), "a worker"))[0]
-        self.letters = deque()
+        self.letters, self.losses = deque(), SimpleNamespace(ranks=set())
 
     def receive(self):
         return self.letters.popleft() if self.open and self.letters else None
@@ -29,7 +29,7 @@ class FailingWorkers:
 
     def send(self, to, kind, head=(), body=EMPTY):
         if kind == "task":
-            self.letters.append(Letter(to, "failed", (head[0], 0.0), self.body))
+            self.letters.append(Letter(to, "failed", (head[0], 0.0, ()), self.body))
 
 
 def test_many_tasks_that_fail_together_run_again():
