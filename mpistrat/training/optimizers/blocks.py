@@ -17,13 +17,13 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
     Raises
     ------
     ValueError
-        If an array is not contiguous.
+        If an array is not contiguous, and not one short vector.
     """
-    for array in arrays:
-        if not array.flags.c_contiguous:
-            raise ValueError(f"an array of shape {array.shape} is not contiguous")
     size = arrays[0].size
     if size <= ELEMENTS and arrays[0].ndim == 1:
         return (arrays,) if size else ()
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} is not contiguous")
     flat = [array.reshape(-1) for array in arrays]
     return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]

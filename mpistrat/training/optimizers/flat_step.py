@@ -5,13 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.training.optimizers.rule import Rule, for_update
+from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined
+
+if TYPE_CHECKING:
+    from mpistrat.collectives.reduction import Reduction
+    from mpistrat.engine import Engine
+    from mpistrat.strategy import StrategyExtended
 
 _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
@@ -22,15 +28,15 @@ class Stretch(NamedTuple):
 
     Attributes
     ----------
-    where : slice
-        Their gradients in the message.
+    where : slice or None
+        Their gradients in the message; None for all of it.
     weights : numpy.ndarray
         Their values, a flat array on the memory of the variables.
     state : list of numpy.ndarray
         The same for each of the optimizer's slots.
     """
 
-    where: slice
+    where: slice | None
     weights: np.ndarray
     state: list[np.ndarray]
 
@@ -74,6 +80,9 @@ class FlatStep:
 
     Attributes
     ----------
+    variables : list of Variable
+    dtypes, shapes : list
+        Those of the gradients.
     form : str
         What the ranks compare: a string, since the hash of many names and shapes would take as long as a message.
     completed : numpy.ndarray
@@ -89,21 +98,23 @@ class FlatStep:
         completed: Variable,
         least_alone: int,
     ):
-        self._variables = list(variables)
+        self.variables = list(variables)
         self.completed = completed.own_copy()
         self._values = [variable.own_copy() for variable in variables]
         self._state = [[slot.own_copy() for slot in each] for each in slots]
-        self._dtypes = list(dtypes)
-        self._shapes = [value.shape for value in self._values]
-        self.form = _in_words([*names, *zip(map(str, self._dtypes), self._shapes, strict=True)])
+        self.dtypes = list(dtypes)
+        self.shapes = [value.shape for value in self._values]
+        self.form = _in_words([*names, *zip(map(str, self.dtypes), self.shapes, strict=True)])
         groups: dict[Hashable, list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
             alone = value.size * dtype.itemsize >= least_alone
             groups.setdefault((value.dtype, dtype, i if alone else None), []).append(i)
         self._messages = [self._message(members, least_alone) for members in groups.values()]
+        self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
+        self._prepared = False
 
     def _message(self, members: list[int], least_alone: int) -> Message:
-        size, dtype = sum(self._values[i].size for i in members), self._dtypes[members[0]]
+        size, dtype = sum(self._values[i].size for i in members), self.dtypes[members[0]]
         alone = len(members) == 1 and size * dtype.itemsize >= least_alone
         return Message(members, None if alone else np.empty(size, dtype), self._stretches(members))
 
@@ -124,14 +135,35 @@ class FlatStep:
             weights, *state = map(
                 joined, zip(*([self._values[i], *self._state[i]] for i in run), strict=True)
             )
-            where = slice(start, start + weights.size)
-            start = where.stop
+            end = start + weights.size
+            where = None if len(runs) == 1 else slice(start, end)
             stretches.append(Stretch(where, weights, state))
+            start = end
         return stretches
 
     def fits(self, gradients: Sequence[np.ndarray]) -> bool:
         """Return whether the step was prepared for gradients of these dtypes and shapes."""
-        return [*map(_dtype, gradients)] == self._dtypes and [*map(_shape, gradients)] == self._shapes
+        return [*map(_dtype, gradients)] == self.dtypes and [*map(_shape, gradients)] == self.shapes
+
+    def summed(self, gradients: Sequence[np.ndarray], engine: Engine) -> Sequence[np.ndarray]:
+        """Return the gradients summed over the replicas, joined as by `join`. Collective."""
+        if not self._prepared:
+            self._prepare(engine)
+        if self._reduction is None:
+            return engine.all_reduce(ReduceOp.SUM, self.join(gradients), None, self.form)
+        return self._reduction.run(gradients, engine.options.timeout_seconds)
+
+    def _prepare(self, engine: Engine) -> None:
+        """Prepare the reduction into the buffer: a result of its own would be copied from there and back."""
+        if (
+            len(self._messages) == 1
+            and self._messages[0].buffer is not None
+            and self._messages[0].buffer.size
+        ):
+            key = tuple(zip(self.dtypes, self.shapes, strict=True))
+            buffer = self._messages[0].buffer
+            self._reduction = engine.joined_all_reduce(ReduceOp.SUM, key, buffer, self.form)
+        self._prepared = True
 
     def join(self, gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the arrays to reduce."""
@@ -151,18 +183,41 @@ class FlatStep:
             flat, start = total.reshape(-1), 0
             for i in members:
                 end = start + self._values[i].size
-                found[i], start = flat[start:end].reshape(self._shapes[i]), end
+                found[i], start = flat[start:end].reshape(self.shapes[i]), end
         return [found[i] for i in range(len(found))]
 
     def update(self, rule: Rule, messages: Sequence[np.ndarray], step: int, rate: float) -> None:
-        """Update the variables with the reduced messages."""
-        for (_, _, stretches), total in zip(self._messages, messages, strict=True):
+        """Update the variables with the reduced messages, which may change."""
+        for (_, buffer, stretches), total in zip(self._messages, messages, strict=True):
+            update = rule.update if buffer is None else rule.update_consuming
             gradient = total if total.ndim == 1 else np.ascontiguousarray(total).reshape(-1)
             for where, weights, state in stretches:
-                mine = gradient[where]
+                mine = gradient if where is None else gradient[where]
                 if mine.dtype is not weights.dtype:
                     mine = for_update(mine, weights.dtype)
-                rule.update(weights, mine, step, rate, *state)
+                update(weights, mine, step, rate, *state)
+
+
+class FlatSteps(dict[Hashable, FlatStep]):
+    """Steps by their strategies and variables. A copy of an optimizer prepares its own.
+
+    Attributes
+    ----------
+    last : FlatStep or None
+        The last step of variables that all had gradients.
+    owner : StrategyExtended or None
+        That of the last step.
+    """
+
+    __slots__ = ("last", "owner")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: FlatStep | None = None
+        self.owner: StrategyExtended | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatSteps:
+        return FlatSteps()
 
 
 def _in_words(parts: Sequence[Hashable]) -> str:

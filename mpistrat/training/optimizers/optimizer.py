@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
-from mpistrat.training.optimizers.flat_step import FlatStep
+from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps
 from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
@@ -28,9 +28,11 @@ from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
+    from mpistrat.engine import Engine
     from mpistrat.strategy import Strategy, StrategyExtended
 
 _ONLY_ARRAYS = {np.ndarray}
+_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _MOST_FLAT_STEPS = 64
 
 
@@ -103,6 +105,8 @@ class Optimizer(ABC):
         super().__init_subclass__()
         if "update" in cls.__dict__:
             cls.elementwise = cls.__dict__.get("elementwise", False)
+            if "update_consuming" not in cls.__dict__:
+                cls.update_consuming = cls.update  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class Optimizer(ABC):
             self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency)
         self._averages = bool(use_ema)
         self._state = State(self._name)
-        self._flat_steps = _FlatSteps()
+        self._flat_steps = FlatSteps()
 
     @property
     def learning_rate(self) -> Any:
@@ -247,7 +251,8 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        # A function costs 3 us if its code has left the caches. So `merge_call` is written out below.
+        # A function costs 3 us if its code has left the caches. So `merge_call`, `FlatStep.fits` and the search of a
+        # step are written out below.
         modes = context.local.stack
         mode = modes[-1] if modes else context.current()
         if mode.replica_context is None:
@@ -255,26 +260,50 @@ class Optimizer(ABC):
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
         extended = mode.strategy.extended
-        topology = extended.engine.topology
+        engine = extended.engine
+        topology = engine.topology
         sequence = topology.sequence
         depth = len(modes)
         try:  # as `whole`, without its cost
-            given, aggregate = list(grads_and_vars), experimental_aggregate_gradients
+            given, aggregate = grads_and_vars, experimental_aggregate_gradients
             if self._accumulation is not None:
-                given = self._accumulation.step_of(mode.replica_context, given, aggregate, self._create)
+                given = self._accumulation.step_of(mode.replica_context, list(given), aggregate, self._create)
                 if not given:
                     return
                 aggregate = False
             try:
-                step, gradients = self._prepared(extended, given)
+                # A loop: `zip` makes a new tuple of each pair for `list`, and one for all pairs here. Cold, 200 of them
+                # and 200 ids for a key take as long as the update.
+                gradients: list[Any] = []
+                variables: list[Variable] = []
+                for gradient, variable in given:
+                    gradients.append(gradient)
+                    variables.append(variable)
+                step: FlatStep | SeparateStep
+                last = self._flat_steps.last
+                if (
+                    last is not None
+                    and self._flat_steps.owner is extended
+                    and len(variables) == len(last.variables)
+                    and all(map(operator.is_, variables, last.variables))
+                    and set(map(type, gradients)) == _ONLY_ARRAYS
+                    and not (engine.arenas and engine.holds_buffer(gradients))
+                    and [*map(_dtype, gradients)] == last.dtypes
+                    and [*map(_shape, gradients)] == last.shapes
+                ):
+                    step = last
+                else:
+                    step, gradients = self._prepared(extended, [*zip(gradients, variables, strict=True)])
             except (TypeError, ValueError, NotImplementedError):
                 if not aggregate:
                     raise
                 with structures.refusals("all_reduce", topology):
                     raise
-            apply: Callable[..., None] = self._apply_flat if isinstance(step, FlatStep) else self._apply
             modes.append(extended.cross_replica_mode)
-            apply(mode.strategy, step, gradients, aggregate)
+            if isinstance(step, FlatStep):
+                self._apply_flat(mode.strategy, engine, step, gradients, aggregate)
+            else:
+                self._apply(mode.strategy, step, gradients, aggregate)
             flight_record.step(flight_record.UPDATE)
         except BaseException as error:
             topology.left_call("apply_gradients", type(error), sequence)
@@ -284,22 +313,8 @@ class Optimizer(ABC):
 
     def _prepared(
         self, extended: StrategyExtended, given: Pairs
-    ) -> tuple[FlatStep | SeparateStep, Sequence[Any]]:
-        """Return the step for these variables, and the gradients that are not None."""
-        engine = extended.engine
-        if given:
-            gradients, variables = zip(*given, strict=True)
-            if set(map(type, gradients)) == _ONLY_ARRAYS and not (
-                engine.arenas and engine.holds_buffer(gradients)
-            ):
-                flat = self._flat_steps.get((extended, *map(id, variables)))
-                if flat is not None and flat.fits(gradients):
-                    return flat, gradients
-        return self._prepared_anew(extended, given)
-
-    def _prepared_anew(
-        self, extended: StrategyExtended, given: Pairs
     ) -> tuple[FlatStep | SeparateStep, list[Any]]:
+        """Return the step for these variables, and the gradients that are not None."""
         pairs = [pair for pair in given if pair[0] is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable")
@@ -320,6 +335,8 @@ class Optimizer(ABC):
             if len(self._flat_steps) >= _MOST_FLAT_STEPS:
                 self._flat_steps.clear()
             self._flat_steps[key] = flat
+        if len(pairs) == len(given):
+            self._flat_steps.owner, self._flat_steps.last = extended, flat
         return flat, gradients
 
     def _may_join(self, extended: StrategyExtended, gradients: list[Any], variables: list[Variable]) -> bool:
@@ -353,21 +370,25 @@ class Optimizer(ABC):
             self._accumulation.clear(strategy)
 
     def _apply_flat(
-        self, strategy: Strategy, step: FlatStep, gradients: Sequence[np.ndarray], aggregate: bool
+        self,
+        strategy: Strategy,
+        engine: Engine,
+        step: FlatStep,
+        gradients: Sequence[np.ndarray],
+        aggregate: bool,
     ) -> None:
         """Update the variables together. Sum the gradients first if asked to."""
         number = step.completed.item()
-        rate = self._rate(number)
-        messages = step.join(gradients)
-        if aggregate:
-            messages = strategy.extended.engine.all_reduce(ReduceOp.SUM, messages, None, step.form)
+        rate = self._learning_rate
+        rate = self._rate(number) if callable(rate) else float(rate)
+        messages = step.summed(gradients, engine) if aggregate else step.join(gradients)
         if self._clipping is not None:
             parts = step.split(messages)
             clipped = self._clipping(parts)
             if any(map(operator.is_not, clipped, parts)):
                 messages = step.join(clipped)
         step.update(self._rule, messages, number + 1, rate)
-        np.add(step.completed, 1, step.completed)
+        step.completed.fill(number + 1)
         if self._accumulation is not None:
             self._accumulation.clear(strategy)
 
@@ -416,6 +437,15 @@ class Optimizer(ABC):
             The state of this variable, one array for each of `slots`.
         """
 
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        """Do what `update` does, and change the gradient too if that saves memory.
+
+        It is `update` in a class that overrides only that.
+        """
+        self.update(weights, gradient, step, rate, *state)
+
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
     ) -> None:
@@ -423,10 +453,3 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
-
-
-class _FlatSteps(dict[Hashable, FlatStep]):
-    """Steps by their strategies and variables. A copy of an optimizer prepares its own."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FlatSteps:
-        return _FlatSteps()

@@ -17,6 +17,10 @@ class Rule(Protocol):
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None: ...
 
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None: ...
+
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
     ) -> None: ...

@@ -105,16 +105,31 @@ class SGD(Optimizer):
     ) -> None:
         scratch = np.empty(min(weights.size, ELEMENTS), weights.dtype)
         for w, g, *m in blocks(weights, gradient, *state):
-            change = np.multiply(g, -rate, out=scratch[: len(w)], casting="same_kind")
+            self._move(w, np.multiply(g, -rate, out=scratch[: len(w)], casting="same_kind"), *m)
+
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        if gradient.dtype is not weights.dtype:
+            self.update(weights, gradient, step, rate, *state)
+            return
+        for w, g, *m in blocks(weights, gradient, *state):
+            g *= -rate
             if m:
-                (velocity,) = m
-                velocity *= self._momentum
-                velocity += change
-                if not self._nesterov:
-                    change = velocity
-                else:
-                    change += velocity * self._momentum
-            w += change
+                self._move(w, g, *m)
+            else:
+                w += g
+
+    def _move(self, w: np.ndarray, change: np.ndarray, *momentum: np.ndarray) -> None:
+        if momentum:
+            (velocity,) = momentum
+            velocity *= self._momentum
+            velocity += change
+            if not self._nesterov:
+                change = velocity
+            else:
+                change += velocity * self._momentum
+        w += change
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
         if not self._momentum:

@@ -67,6 +67,13 @@ class MovingAverage:
         self._rule.update(weights, gradient, step, rate, *own)
         self._average(weights, average, step)
 
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        *own, average = state
+        self._rule.update_consuming(weights, gradient, step, rate, *own)
+        self._average(weights, average, step)
+
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
     ) -> None:

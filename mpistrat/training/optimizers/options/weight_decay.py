@@ -41,6 +41,12 @@ class WeightDecay:
         weights *= self._kept(rate)
         self._rule.update(weights, gradient, step, rate, *state)
 
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        weights *= self._kept(rate)
+        self._rule.update_consuming(weights, gradient, step, rate, *state)
+
     def update_rows(
         self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
     ) -> None:
