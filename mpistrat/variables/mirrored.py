@@ -40,6 +40,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
     cross-replica context this rank's value is written without communication: it must be equal on all.
     """
 
+    _described: tuple[Any, Any] = (None, None)  # the array whose `__array_struct__` is known, and that
+
     def _initialize(self, value: np.ndarray) -> None:
         super()._initialize(value)
         self._reduction = _REDUCTIONS.get(self._aggregation)
@@ -52,13 +54,18 @@ class MirroredVariable(DistributedVariable, Mirrored):
         """The memory of the variable, read-only.
 
         NumPy asks for it before ``__array__``. Without it, `Mirrored.__getattr__` takes more time than the conversion
-        (2.5 us instead of 0.9).
+        (2.5 us instead of 0.9). It is made once: an array keeps its memory for life.
         """
         own = self._component.array
+        described, struct = self._described
+        if described is own:
+            return struct
         if type(own) is np.ndarray and own.dtype.isbuiltin == 1 and own.dtype.kind in "biufc":
             view = own.view()
             view.flags.writeable = False
-            return view.__array_struct__
+            struct = view.__array_struct__
+            self._described = own, struct
+            return struct
         raise AttributeError("__array_struct__")  # it cannot describe bfloat16, and none is on the host
 
     @property
