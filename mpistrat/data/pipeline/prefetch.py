@@ -122,9 +122,12 @@ class _Costs:
     def add(self, cost: float) -> None:
         """Count an element."""
         self._last = self._last[1], cost
-        less, *largest = sorted((*self._largest, cost))
-        self._largest = largest[0], largest[1]
-        self._sum += less
+        less, large = self._largest
+        if cost > less:  # rare: without a list to sort
+            less, *largest = sorted((less, large, cost))
+            self._largest = largest[0], largest[1]
+            cost = less
+        self._sum += cost
         self._count += 1
         if self._count > _COUNTED:
             self._sum, self._count = self._sum / 2, self._count / 2
