@@ -19,6 +19,12 @@ class LostRankError(RuntimeError):
     ----------
     rank : int
         The lost rank.
+
+    Examples
+    --------
+    >>> raise LostRankError("ps 0 (rank 6) was lost: load the last checkpoint in a new job", 6)
+    Traceback (most recent call last):
+    mpistrat.messages.losses.LostRankError: ps 0 (rank 6) was lost: load the last checkpoint in a new job
     """
 
     def __init__(self, text: str, rank: int):

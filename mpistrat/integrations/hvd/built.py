@@ -46,5 +46,12 @@ gloo_enabled = ddl_built = ccl_built = cuda_built = rocm_built = gloo_built
 
 
 def nccl_built() -> int:
-    """Return 0: tensors on GPUs go through the memory of the host."""
+    """Return 0: tensors on GPUs go through the memory of the host.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.nccl_built()
+    0
+    """
     return 0

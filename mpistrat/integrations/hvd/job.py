@@ -77,7 +77,15 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether `init` was called."""
+    """Return whether `init` was called.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.is_initialized()
+    True
+    """
     return _sets is not None
 
 
@@ -171,7 +179,15 @@ def rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of ranks on this node: those that share memory."""
+    """Return the number of ranks on this node: those that share memory.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.local_size() <= hvd.size()
+    True
+    """
     return int(topology().node.size)
 
 
@@ -189,15 +205,39 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of nodes that have a rank with this local rank."""
+    """Return the number of nodes that have a rank with this local rank.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.cross_size() <= hvd.size()
+    True
+    """
     return int(topology().rail.size)
 
 
 def cross_rank() -> int:
-    """Return the number of this node among those that have a rank with this local rank."""
+    """Return the number of this node among those that have a rank with this local rank.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.cross_rank() in range(hvd.cross_size())
+    True
+    """
     return int(topology().rail.rank)
 
 
 def is_homogeneous() -> bool:
-    """Return whether all nodes have equally many ranks."""
+    """Return whether all nodes have equally many ranks.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.is_homogeneous()
+    True
+    """
     return len(set(topology().ranks_per_node)) == 1

@@ -199,7 +199,14 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks of a process set."""
+    """Wait for all ranks of a process set.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.init()
+    >>> hvd.barrier()
+    """
     collective(process_set, "barrier", process_set.topology.barrier)
 
 

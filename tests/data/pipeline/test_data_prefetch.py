@@ -281,26 +281,6 @@ def test_buffers_are_used_again_only_when_free():
     assert buffers.empty(shape, "f4").ctypes.data == address
 
 
-def test_buffers_of_memory_from_elsewhere():
-    made = []
-
-    def allocate(size):
-        made.append(bytearray(size + 64))
-        return made[-1], 64
-
-    buffers = Buffers(allocate=allocate)
-    array = buffers.empty((100_000,), "f8")
-    array[...] = 1.5
-    assert bytes(made[0][:64]) == bytes(64)
-    assert bytes(made[0][64:72]) == np.float64(1.5).tobytes()
-    view = memoryview(array[10:])
-    del array
-    assert buffers.empty((100_000,), "f8").ctypes.data != np.frombuffer(made[0]).ctypes.data + 64
-    assert view[0] == 1.5
-    with pytest.raises(TypeError, match="must not be that of an array"):
-        Buffers(allocate=lambda size: (memoryview(np.empty(size, np.uint8)), 0)).empty((100_000,), "f8")
-
-
 def test_buffers_of_any_type():
     buffers = Buffers()
     for dtype in ("u1", "f8", [("a", "i2"), ("b", "f4", (2,))], "S7", "O"):
