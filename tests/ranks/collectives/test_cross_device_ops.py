@@ -30,6 +30,7 @@ def messages(monkeypatch):
     return lengths
 
 
+@pytest.mark.ranks(min=2)  # one rank copies each array
 @pytest.mark.parametrize(("num_packs", "most"), [(0, 9), (1, 1), (3, 3), (100, 9)])
 def test_num_packs(messages, num_packs, most):
     strategy = mpistrat.MirroredStrategy(cross_device_ops=mpistrat.HierarchicalCopyAllReduce(num_packs))
@@ -41,6 +42,7 @@ def test_num_packs(messages, num_packs, most):
         assert len(messages) == most
 
 
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("bytes_per_pack", [0, 1000, 1 << 20])
 def test_large_arrays_go_alone_and_small_ones_together(messages, bytes_per_pack):
     """Unless larger packs are asked for."""

@@ -265,6 +265,8 @@ def interrupted(call, function):
 @pytest.mark.parametrize("kind", ["barrier", "agree", "gather", "reduce"])
 def test_turn_that_an_interrupt_left_taken(function, kind):
     """It is taken over; where the ranks may have met in it, they refuse to repeat it."""
+    if SIZE == 1 and kind == "reduce":
+        pytest.skip("one rank copies the values without it")
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
     topology = strategy.extended.engine.topology
     values = np.ones(50_000)

@@ -113,7 +113,7 @@ def test_nccl_with_one_rank(cupy):
         for op in (ReduceOp.SUM, ReduceOp.MEAN):
             (mine,) = values_of(RANK, dtype, [1001])
             message = cupy.asarray(mine).reshape(-1)
-            whole = packing.message(op, ((mine.dtype, mine.shape),), [0], 1)
+            whole = packing.message_of(op, ((mine.dtype, mine.shape),), [0], 1)
             laid = Laid(whole, message, cupy.empty(whole.length, whole.result))
             route.reduce(GpuCall(topology, device, None, 60.0), [laid])
             np.testing.assert_array_equal(laid.total.get(), mine.reshape(-1).astype(whole.result))
