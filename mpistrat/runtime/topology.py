@@ -44,6 +44,7 @@ Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
+_before_goodbyes: list[Callable[[], object]] = []
 _Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,11 @@ def alone(activity: str) -> Iterator[None]:
         yield
     finally:
         _alone = before
+
+
+def before_goodbyes(function: Callable[[], object]) -> None:
+    """Call a function at the end of the program, before a topology waits there for the other ranks."""
+    _before_goodbyes.append(function)
 
 
 class Key:
@@ -253,6 +259,8 @@ class Topology(ObjectCollectives):
         """Tell ranks that still wait in a collective that this rank's program has ended."""
         if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
             return
+        while _before_goodbyes:
+            _before_goodbyes.pop()()
         if not self._left:
             for each in self._slots.values():
                 each.finish()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.topology import before_goodbyes
 
 _TAG = 0
 _PROBES = 2  # the first may only make progress, without reporting a message that came long ago
@@ -33,10 +34,11 @@ class Goodbyes:
         self._process = os.getpid()
         self._ended: set[int] = set()
         self._sent: list[Any] = []
-        atexit.register(self._say)
+        before_goodbyes(self._say)
+        atexit.register(self._say)  # also where no topology says goodbye
 
     def _say(self) -> None:
-        if os.getpid() == self._process and mpi.running() and not failure.pending():
+        if os.getpid() == self._process and mpi.running() and not failure.pending() and not self._sent:
             others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
             self._sent = [self._comm.Isend(np.empty(0, np.uint8), rank, _TAG) for rank in others]
 
