@@ -28,6 +28,7 @@ EXTRAS = {
     "mpistrat.integrations.torch": "torch",
     "mpistrat.integrations.hvd.torch": "torch",
     "mpistrat.integrations.joblib": "joblib",
+    "mpistrat.integrations.lightning": "lightning",
 }
 
 
