@@ -54,7 +54,7 @@ def main() -> int:
 def run(library: str, workers: int, options: argparse.Namespace) -> Figures:
     """Return the figures of one run, in processes of its own."""
     arguments = ["--workers", str(workers), "--closures", str(options.closures)]
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     if options.threads:
         arguments += ["--threads", str(options.threads)]
         environ["OMP_NUM_THREADS"] = str(options.threads)

@@ -18,7 +18,7 @@ import tensorflow as tf
 def serve(options) -> None:
     """Serve as the task that TF_CONFIG names, until the coordinator's end of the pipe is closed.
 
-    The servers can hang with fewer threads between operations than workers and one: a thread waits for another task.
+    With fewer ``inter_op`` threads than workers and one, servers may hang: a thread can wait for another task.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     config = tf.compat.v1.ConfigProto()
@@ -26,10 +26,11 @@ def serve(options) -> None:
         config.intra_op_parallelism_threads = options.threads
         config.inter_op_parallelism_threads = max(options.threads, options.workers + 1)
     server = tf.distribute.Server(
-        resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc", config=config
+        resolver.cluster_spec(), resolver.task_type, resolver.task_id, "grpc", config=config, start=False
     )
+    server.start()
     sys.stdin.read()
-    os._exit(0 if server else 1)  # a server cannot be stopped
+    os._exit(0)  # a server cannot be stopped
 
 
 @contextlib.contextmanager
