@@ -10,10 +10,12 @@ Examples
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 try:
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -100,6 +102,8 @@ class MpistratStrategy(DDPStrategy):
 
     Parameters
     ----------
+    timeout : datetime.timedelta
+        The time limit of each collective.
     **options : object
         As for `DDPStrategy`, such as ``find_unused_parameters``. The cluster environment and the backend are given.
 
@@ -114,15 +118,17 @@ class MpistratStrategy(DDPStrategy):
     >>> trainer = Trainer(accelerator="cpu", devices=4, strategy=MpistratStrategy())  # doctest: +SKIP
     """
 
-    def __init__(self, **options: Any):
-        self._ranks = MpiEnvironment()
-        super().__init__(cluster_environment=self._ranks, process_group_backend=BACKEND, **options)
+    def __init__(self, timeout: timedelta = default_pg_timeout, **options: Any):
+        self._ranks, self._limit = MpiEnvironment(), timeout
+        super().__init__(
+            cluster_environment=self._ranks, process_group_backend=BACKEND, timeout=timeout, **options
+        )
 
     def setup_distributed(self) -> None:
         """Create the process group. Collective over all ranks."""
         self._ranks.require(self.num_processes, self.num_nodes)
         if not dist.is_initialized():  # Lightning would open a port
-            dist.init_process_group(BACKEND, timeout=self._timeout)
+            dist.init_process_group(BACKEND, timeout=self._limit)
         super().setup_distributed()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
