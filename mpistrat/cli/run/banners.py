@@ -20,7 +20,7 @@ class Death(NamedTuple):
     """A rank that was killed by a signal.
 
     ``signal`` is the one that the launcher reports, and ``or_signals`` are others that its report may stand for.
-    ``rank`` and ``pid`` are None if the launcher does not report them.
+    ``rank`` and ``pid`` stay None if the launcher does not report them.
     """
 
     signal: int

@@ -48,7 +48,7 @@ class Messages:
         return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor], ended))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
-        """Begin to receive a tensor, from any rank if ``rank`` is None.
+        """Begin to receive a tensor from a rank, or from any (None).
 
         Raises
         ------
