@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,17 +19,27 @@ _AGAIN = 0.001  # seconds until the next attempt, if the function is within a le
 def time_limit(seconds: float | None, post: Post) -> Iterator[None]:
     """Raise TimeoutError in the block after some seconds, between two steps of Python.
 
-    A letter that the block sends or receives is not interrupted: it would be lost.
+    A letter that the block sends or receives is not interrupted: it would be lost. Python ignores an error that is
+    raised in a destructor or a callback of a weak reference: then the error is raised again.
     """
     if seconds is None:
         yield
         return
 
+    error = TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
+
     def interrupt(number: int, frame: FrameType | None) -> None:
         if post.between_letters:
-            raise TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
+            raise error
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
+    def ignored(unraisable: Any) -> None:
+        if unraisable.exc_value is error:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        else:
+            report(unraisable)
+
+    report, sys.unraisablehook = sys.unraisablehook, ignored
     before: Any = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST))
     try:
@@ -38,3 +49,4 @@ def time_limit(seconds: float | None, post: Post) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:  # also if the limit is met between the two
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report

@@ -232,6 +232,19 @@ def time_limits(executor):
     large = executor.submit(lambda x: time.sleep(40) or x, np.zeros(1_000_000))
     assert type(raised(large.result)) is TimeoutError
     assert executor.submit(abs, -2).result() == 2
+    assert type(raised(executor.submit(delete_for_ever).result)) is TimeoutError
+
+
+class SlowToDelete:
+    def __del__(self):  # Python ignores errors that are raised here
+        time.sleep(0.02)
+
+
+def delete_for_ever():
+    while True:
+        SlowToDelete()
+        for _ in range(100_000):
+            pass
 
 
 def count():
