@@ -1,15 +1,5 @@
-"""The strategies: one per file."""
+"""The strategies: one per file, which loads when it is first used."""
 
-from mpistrat.strategies.central_storage import CentralStorageStrategy
-from mpistrat.strategies.mirrored import MirroredStrategy
-from mpistrat.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from mpistrat.strategies.one_device import OneDeviceStrategy
-from mpistrat.strategies.parameter_server import ParameterServerStrategy
+import lazy_loader
 
-__all__ = [
-    "CentralStorageStrategy",
-    "MirroredStrategy",
-    "MultiWorkerMirroredStrategy",
-    "OneDeviceStrategy",
-    "ParameterServerStrategy",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

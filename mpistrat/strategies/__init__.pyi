@@ -1,0 +1,5 @@
+from .central_storage import CentralStorageStrategy as CentralStorageStrategy
+from .mirrored import MirroredStrategy as MirroredStrategy
+from .multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from .one_device import OneDeviceStrategy as OneDeviceStrategy
+from .parameter_server import ParameterServerStrategy as ParameterServerStrategy
