@@ -125,8 +125,10 @@ class Nodes:
         self.shared("ip", "link", "set", f"port{node}", "down")
 
     def heal(self, node: int) -> None:
-        """Plug it in again."""
+        """Plug it in again, and let the nodes forget that they could not reach each other: they would for seconds."""
         self.shared("ip", "link", "set", f"port{node}", "up")
+        for holder in self._holders:
+            self.shared("nsenter", f"--target={holder}", "--net", "ip", "neigh", "flush", "all")
 
     def limit(self, node: int, rate: str) -> None:
         """Give the link of a node a bandwidth in each direction, as ``tc`` takes it."""

@@ -32,8 +32,6 @@ def start(cluster, tmp_path):
     cluster.heal(2)
     cluster.clear()
     assert None not in [each.wait(LIMIT) for each in jobs]
-    for node in range(len(LAYOUT)):  # they remember for a while that the others could not be reached
-        cluster.run_on(node, "ip", "neigh", "flush", "all")
 
 
 def test_one_report_for_all_nodes(start, tmp_path):
