@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +17,7 @@ from typing import Any
 from mpistrat.cli.run import banners, leftovers, processes
 from mpistrat.cli.run.banners import Death
 from mpistrat.cli.run.forwarded import Forwarded
+from mpistrat.cli.run.guard import Guard
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
 from mpistrat.cli.run.tagged_lines import TaggedLines
@@ -30,7 +29,6 @@ _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
 _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
 _DRAINED = 2.0  # seconds of silence after which the output of a launcher that has ended is complete
-_SET_PDEATHSIG = 1  # prctl
 # More likely causes of a death than other signals.
 _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
@@ -88,6 +86,7 @@ class _RunningJob:
             output=output,
             tagged=self._tagged,
         )
+        self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
             env=environ,
@@ -95,7 +94,7 @@ class _RunningJob:
             stdout=None if self._open_mpi else subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=self._streams.inherited,
-            preexec_fn=_as_child(signal.SIGTERM if self._open_mpi else signal.SIGKILL),
+            preexec_fn=self._guard.watch_this_process,
         )
         # The ranks of MPICH have the output of this process, so its launcher has only messages to print.
         out, err = self._process.stdout, self._process.stderr
@@ -124,6 +123,7 @@ class _RunningJob:
                 else:
                     end.join(_TICK)
                     self._watch_end()
+        self._guard.end()
         if self._tagged is not None:
             self._tagged.finish()
         for each in self._forwarded:
@@ -270,25 +270,6 @@ def _signal(number: int) -> str:
 def _kill(process: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
-
-
-def _as_child(when_orphaned: int) -> Callable[[], None]:
-    """Return a function that the child process calls before it executes the launcher.
-
-    Signals of the terminal must reach the launcher through this process only, so it gets its own process group. On
-    Linux it also gets the signal ``when_orphaned`` when this process dies.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    parent = os.getpid()
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        if prctl is not None:
-            prctl(_SET_PDEATHSIG, when_orphaned, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return prepare
 
 
 @contextlib.contextmanager

@@ -129,6 +129,11 @@ def waiting(program, *handled, ranks=2):
                         os.kill(pid, signal.SIGKILL)
 
 
+def launcher_of(job):
+    """The process of MPI's launcher, which starts after the guard."""
+    return int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[-1])
+
+
 def test_success(write):
     program = write("tell(rank, 'of', size, *sys.argv[1:])")
     status, out, err = run("-n", 2, program, "-n", "5", "--help")
@@ -363,8 +368,7 @@ def test_no_orphans(write, victim):
             job.kill()
             assert gone(pids)
             return
-        launcher = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(launcher[0]), signal.SIGKILL)
+        os.kill(launcher_of(job), signal.SIGKILL)
         _, err = job.communicate(timeout=LIMIT)
         assert job.returncode == 128 + signal.SIGKILL
         assert re.search(r"mpirun was killed by signal 9 \(SIGKILL\)\n$", err)
@@ -378,8 +382,7 @@ def test_a_killed_launcher_is_not_in_the_way_of_the_next(write, tmp_path, monkey
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     with waiting(write(WAIT)) as (job, _):
-        launcher = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(launcher[0]), signal.SIGKILL)
+        os.kill(launcher_of(job), signal.SIGKILL)
         job.communicate(timeout=LIMIT)
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -387,7 +390,7 @@ def test_a_killed_launcher_is_not_in_the_way_of_the_next(write, tmp_path, monkey
 @pytest.mark.full
 def test_ranks_are_found_by_process(write):
     with waiting(write(WAIT), "SIGUSR1", ranks=3) as (job, pids):
-        launcher = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0])
+        launcher = launcher_of(job)
         assert sorted(processes.ranks_below(launcher)) == sorted(pids)
         assert sorted(processes.ranks_below(launcher).values()) == [0, 1, 2]
         assert processes.ranks_below(next(iter(pids))) == {}
