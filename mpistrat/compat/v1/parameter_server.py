@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
@@ -13,9 +13,9 @@ from mpistrat.data import Dataset, InputContext, InputOptions
 from mpistrat.messages import contact
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import Contact, role_in_words
-from mpistrat.messages.pickling import refer, refuse
 from mpistrat.runtime.environment import rc
-from mpistrat.strategies.parameter_server import PlacingExtended, number_of, refuse_to_serve, strategy_of
+from mpistrat.strategies.parameter_server import SentByNumber, number_of, refuse_to_serve
+from mpistrat.strategies.placing import PlacingExtended
 from mpistrat.strategy import StrategyExtended
 from mpistrat.strategy.random_stream import random_stream
 from mpistrat.values import VariableSynchronization
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CLIENTS = (CHIEF, WORKER)
 
 
-class ParameterServerStrategy(Strategy):
+class ParameterServerStrategy(SentByNumber, Strategy):
     """Asynchronous training in which chief and workers all run the program, each at its own pace.
 
     Variables are on parameter servers, which are in `mpistrat.Server.join`. The chief and all workers run the same
@@ -114,14 +114,6 @@ class ParameterServerStrategy(Strategy):
         """
         own = InputContext(self._workers, self._worker, 1)
         return super().distribute_datasets_from_function(lambda _: dataset_fn(own), options)
-
-    def __reduce__(self) -> Any:
-        if not refer(self):
-            refuse(repr(self))
-        return strategy_of, (self.number,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise ValueError("ParameterServerStrategy cannot be copied: create another on the same ranks")
 
 
 class _LocalExtended(StrategyExtended):
