@@ -9,7 +9,7 @@ import mpistrat
 from mpistrat.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from mpistrat.compat.v1.experimental import ParameterServerStrategy
 
-PROGRAM = Path(__file__).with_name("between_workers.py")
+PROGRAM = Path(__file__).parent / "programs" / "between_workers.py"
 
 
 @pytest.mark.mpich

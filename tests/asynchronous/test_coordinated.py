@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).with_name("programs.py")
+PROGRAMS = Path(__file__).parent / "programs" / "coordinated.py"
 
 
 @pytest.mark.mpich

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).with_name("farms.py")
+PROGRAMS = Path(__file__).parent / "programs" / "farms.py"
 
 
 @pytest.mark.mpich

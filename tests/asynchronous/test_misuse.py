@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).with_name("misuse.py")
+PROGRAMS = Path(__file__).parent / "programs" / "misuse.py"
 SHOWN = {
     "refusals": ["refused at the end"],
     "interruptions": ["interrupted"],

@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+from raised import raised
 
 import mpistrat
 from mpistrat.cluster_resolver import MpiClusterResolver
@@ -15,14 +16,6 @@ from mpistrat.compat.v1.experimental import ParameterServerStrategy
 
 STEPS = 20
 LARGE = 100_000  # elements: the memory of such an array is found again
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return error
-    raise AssertionError("no error was raised")
 
 
 def workers_of(strategy):

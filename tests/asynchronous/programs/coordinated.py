@@ -1,4 +1,4 @@
-"""Programs with roles: ``python programs.py NAME`` runs the function of that name on the coordinator."""
+"""Programs with roles: ``python coordinated.py NAME`` runs the function of that name on the coordinator."""
 
 import sys
 import traceback
@@ -6,6 +6,7 @@ import traceback
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
+from raised import raised
 
 import mpistrat
 from mpistrat.cluster_resolver import MpiClusterResolver
@@ -19,14 +20,6 @@ def resolver_of(ps):
     from mpi4py import MPI
 
     return MpiClusterResolver(jobs={"chief": 1, "worker": MPI.COMM_WORLD.size - 1 - ps, "ps": ps})
-
-
-def raised(function):
-    try:
-        function()
-    except Exception as error:
-        return error
-    raise AssertionError("no error was raised")
 
 
 # --- variables and optimizers on 2 parameter servers ---------------------------------------------------

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+from raised import raised
 
 import mpistrat
 from mpistrat.coordinator import Executor
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return error
-    raise AssertionError("no error was raised")
 
 
 def farm():

@@ -3,6 +3,7 @@
 import sys
 
 import numpy as np
+from raised import raised
 
 import mpistrat
 from mpistrat.cluster_resolver import MpiClusterResolver
@@ -19,14 +20,6 @@ SHAPES = (
     (1,),
     (70_000,),
 )  # from bytes to more than a message carries inside
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return error
-    raise AssertionError("no error was raised")
 
 
 def same(values, expected):

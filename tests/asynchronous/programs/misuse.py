@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 from mpi4py import MPI
+from raised import raised
 
 import mpistrat
 from mpistrat.cluster_resolver import MpiClusterResolver
@@ -19,14 +20,6 @@ LARGE = 1_000_000  # elements: such an array leaves its rank only while the rece
 def say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return error
-    raise AssertionError("no error was raised")
 
 
 def refusals(strategy):
