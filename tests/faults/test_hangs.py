@@ -168,5 +168,8 @@ def test_the_exit_status_where_ranks_leave_without_the_end_of_their_program(run_
     (tmp_path / "program.py").write_text(LEAVE)
     ended = run_ranks(2, tmp_path / "program.py", who, MPISTRAT_RECORD_DIR=str(tmp_path))
     assert (ended.status == 0) == (who == "all"), str(ended)
-    assert ended.output.count("ended without telling the others") <= 2 * (who == "one"), str(ended)
+    named = [line for line in ended.output.splitlines() if "ended without telling the others" in line]
+    assert any("rank 1 (" in line for line in named) == (who == "one"), str(ended)
+    # The launcher may have ended rank 0 before its barrier: then it cannot be told from rank 1.
+    assert len(named) == (who == "one") or all("one of these: rank " in line for line in named), str(ended)
     assert ended.output.startswith("mpistrat run: ") == (who == "one"), str(ended)
