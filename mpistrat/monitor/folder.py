@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import tempfile
 from pathlib import Path
 
+from mpistrat.runtime.atomic_file import publish
 from mpistrat.runtime.environment import rc
 
 
@@ -38,7 +40,7 @@ def folder() -> Path:
 
 
 def write_new(name: str, text: str) -> Path:
-    """Write a new file, which other users cannot read.
+    """Write a new file, which other users cannot read, and which appears complete.
 
     Raises
     ------
@@ -48,11 +50,12 @@ def write_new(name: str, text: str) -> Path:
         If the directory cannot be made, or is full.
     """
     path = folder() / name
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(descriptor, "w") as file:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "w") as file:
             file.write(text)
-    except OSError:
-        path.unlink()  # a part of it
-        raise
+        publish(temporary, path, replace=False)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path

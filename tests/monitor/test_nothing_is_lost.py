@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,25 @@ def test_a_part_of_a_file_is_removed(directory):
     """A limit for the size of files stands for a full disk."""
     ended = subprocess.run([sys.executable, "-c", FULL], check=False, timeout=60)
     assert ended.returncode > 0, signal.Signals(-ended.returncode)
-    assert not list(directory.glob("hang*"))
+    assert not list(directory.iterdir())
+
+
+def test_a_reader_sees_a_whole_file_or_none(directory):
+    text = "x" * 2_000_000
+    seen = []
+
+    def look():
+        while len(seen) < 20:
+            for path in directory.glob("hang*"):
+                seen.append(len(path.read_text()))
+                path.unlink()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for number in range(20):
+        folder.write_new(f"hang-{number}.txt", text)
+    looking.join(60)
+    assert seen == [len(text)] * 20
 
 
 def test_files_that_are_damaged_or_foreign_do_not_hide_the_others(record, directory):
