@@ -20,8 +20,6 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import Mirrored, reducible
 
-NUMBERS = frozenset({int, float, complex})
-
 
 class Engine:
     """The ranks, cross-device ops, device and options of a strategy.
@@ -130,7 +128,7 @@ class Engine:
         return [reducible(op, leaf) for leaf in leaves]
 
     def all_reduce_number(self, op: Op, value: complex, options: CommunicationOptions | None = None) -> Any:
-        """Combine one of `NUMBERS`. Fast path of `all_reduce`."""
+        """Combine a number of one of the types `arrays.NUMBERS`. Fast path of `all_reduce`."""
         if self.joins_arrays:
             merged = self.options if options is None else self.options.merge(options)
             return self.ops.all_reduce(op, [np.array(value)], merged)[0][()]

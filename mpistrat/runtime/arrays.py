@@ -20,6 +20,15 @@ from mpistrat.runtime.libraries import library_of, tensor_of_buffer
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
 _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _SCALARS = (np.generic, bool, int, float, complex)
+NUMBERS = frozenset(
+    {
+        int,
+        float,
+        complex,
+        *(np.dtype(char).type for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]),
+    }
+)
+"""Types of numbers: Python's and NumPy's. NumPy converts them as they are."""
 _NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold none
 
 

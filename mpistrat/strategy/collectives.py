@@ -11,9 +11,9 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import broadcast, gather, scatter
-from mpistrat.engine import NUMBERS
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.arrays import NUMBERS
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all

@@ -12,9 +12,10 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, moves, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
-from mpistrat.engine import NUMBERS, Engine
+from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.arrays import NUMBERS
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible

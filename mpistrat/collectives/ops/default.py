@@ -27,6 +27,7 @@ from mpistrat.values import DistributedValues, Mirrored, component
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _ONLY_ARRAYS = {np.ndarray}
+_ARRAYS_AND_NUMBERS = arrays.NUMBERS | _ONLY_ARRAYS
 
 
 class CollectiveAllReduce(CrossDeviceOps):
@@ -118,9 +119,14 @@ class CollectiveAllReduce(CrossDeviceOps):
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
     ) -> list[Any]:
         """Combine plain values of this replica; sparse rows are gathered."""
-        if set(map(type, values)) == _ONLY_ARRAYS:
+        kinds = set(map(type, values))
+        if kinds == _ONLY_ARRAYS:
             return self._combine_arrays(op, values, options, form)
-        return self._combine_kinds(op, values, options, form)
+        if not kinds or not kinds <= _ARRAYS_AND_NUMBERS:
+            return self._combine_kinds(op, values, options, form)
+        totals = self._combine_arrays(op, [*map(np.asarray, values)], options, form)
+        pairs = zip(totals, values, strict=True)
+        return [total if type(value) is np.ndarray else total[()] for total, value in pairs]
 
     def _combine_arrays(
         self, op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable

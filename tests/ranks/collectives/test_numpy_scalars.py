@@ -1,0 +1,72 @@
+"""NumPy scalars are reduced as arrays without axes are, by as few Python calls."""
+
+import sys
+
+import numpy as np
+import pytest
+from every_way import ways
+from mpi4py import MPI
+
+import mpistrat
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+NUMBERS = [np.dtype(char).type(RANK + 1) for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]]
+REAL = [each for each in NUMBERS if not isinstance(each, np.complexfloating)]
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX", "PROD"])
+def test_results_are_those_of_arrays(strategy, op):
+    for number in REAL if op == "MAX" else NUMBERS:
+        expected = strategy.reduce(op, np.array(number), axis=None)
+        assert expected.shape == ()
+        for way in ways(strategy, op, number):
+            total = way()
+            assert type(total) is expected.dtype.type
+            assert total == expected
+
+
+def test_large_integers(strategy):
+    for number, total in [(1 << 63, np.uint64), (-(1 << 63), np.int64)]:
+        for way in ways(strategy, "MAX", number):
+            assert way() == number
+            assert type(way()) is total
+
+
+def test_numbers_beside_arrays(strategy):
+    array = np.full((2, 3), float(RANK))
+    value = {"a": array, "b": np.float32(2), "c": [3, np.array(4)], "d": 0.5j}
+    total = strategy.reduce("SUM", value, axis=None)
+    np.testing.assert_array_equal(total["a"], sum(np.full((2, 3), float(rank)) for rank in range(SIZE)))
+    assert (total["b"], total["c"], total["d"]) == (2 * SIZE, [3 * SIZE, 4 * SIZE], 0.5j * SIZE)
+    assert [type(each) for each in (total["b"], *total["c"], total["d"])] == [
+        np.float32,
+        np.int64,
+        np.ndarray,
+        np.complex128,
+    ]
+
+
+def test_numbers_beside_other_values(strategy, in_step):
+    for other in (True, np.True_, 1 << 100, np.str_("a"), np.datetime64(1, "s")):
+        for value in ([np.float32(1), other], [np.ones(3), other]):
+            with pytest.raises(TypeError):
+                strategy.reduce("SUM", value, axis=None)
+
+
+def test_as_few_calls_as_an_array(strategy):
+    def calls(value):
+        def reduce():
+            strategy.reduce("SUM", value, axis=None)
+            strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", value))
+
+        for _ in range(3):
+            reduce()
+        entered = []
+        sys.setprofile(lambda frame, event, argument: entered.append(event) if event == "call" else None)
+        try:
+            reduce()
+        finally:
+            sys.setprofile(None)
+        return len(entered)
+
+    assert calls(np.float32(1)) <= calls(np.ones(1, np.float32)) + 2
