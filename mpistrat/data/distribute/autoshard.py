@@ -115,7 +115,7 @@ class ByData(Division):
         super().__init__(source, transforms, peers)
         self.plan = PipelinePlan(source, transforms)
         self.steps = self.plan.length
-        self._cut = partial(piece, replicas=peers.size, replica=peers.rank)
+        self._cut = None if peers.size == 1 else partial(piece, replicas=peers.size, replica=peers.rank)
 
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas)

@@ -36,6 +36,14 @@ class _Ahead(NamedTuple):
     ends: list[tuple[int, int]]
 
 
+class _Batches(NamedTuple):
+    """The positions of the rows of some batches in an iteration, the part of each batch, and its last row."""
+
+    positions: np.ndarray
+    parts: list[slice]
+    last: np.ndarray
+
+
 class PipelinePlan:
     """A source with its transforms, ready to read.
 
@@ -59,6 +67,7 @@ class PipelinePlan:
         self._row_maps = [each for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
         self._ahead: dict[int, _Ahead] = {}
+        self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
         self.batch: Batch | None = None
@@ -136,13 +145,14 @@ class PipelinePlan:
             if tree is not None:
                 leaves, rebuild = nest.flatten(tree)
                 del tree
+                made_of = self._map_batch if self._plain else self._of_stacked
                 stop = 0
                 for rows in parts:
                     start, stop = stop, stop + len(rows)
                     if start == stop:
                         yield self.read(rows)
                     else:
-                        yield self._map_batch(self._of_arrays(rebuild([leaf[start:stop] for leaf in leaves])))
+                        yield made_of(rebuild([leaf[start:stop] for leaf in leaves]))
                 return
         for rows in parts:
             yield self.read(rows)
@@ -244,27 +254,37 @@ class PipelinePlan:
         rows: list[Any] = [None] * steps
         ends: list[Any] = [None] * steps
         for where, numbers, inner in segments:
+            batches = self._batches_of(numbers, size, cut)
+            found = self.locate(batches.positions, inner)
+            here = np.arange(steps)[where]
+            for each, part in zip(here.tolist(), batches.parts, strict=True):
+                rows[each] = found[part]
+            if announced:
+                for part, shuffled, turn in self._rows.locate(batches.last, inner, level=1):
+                    for each, number in zip(here[part].tolist(), shuffled.tolist(), strict=True):
+                        ends[each] = turn, number
+        return _Ahead(cut, k, rows, ends if announced else [])
+
+    def _batches_of(self, numbers: np.ndarray, size: int, cut: Cut | None) -> _Batches:
+        """Return which rows of an iteration are in these batches. They are kept: each epoch asks for the same."""
+        key = numbers.tobytes(), cut
+        kept = self._kept
+        if kept is None or kept[0] != key:
             starts = numbers * size
             stops = starts + size
             if self._rows.length is not None:
                 stops = np.minimum(stops, self._rows.length)
             if cut is not None:
-                cuts = np.array([cut(n) for n in (stops - starts).tolist()])
-                starts, stops = starts + cuts[:, 0], starts + cuts[:, 1]
+                counts = (stops - starts).tolist()
+                cuts = {n: cut(n) for n in set(counts)}  # nearly all batches have the same number of rows
+                pieces = np.array([cuts[n] for n in counts])
+                starts, stops = starts + pieces[:, 0], starts + pieces[:, 1]
             sizes = stops - starts
-            before = np.cumsum(sizes) - sizes
-            found = self.locate(np.arange(sizes.sum()) + np.repeat(starts - before, sizes), inner)
-            here = np.arange(steps)[where]
-            for each, begin, end in zip(
-                here.tolist(), before.tolist(), (before + sizes).tolist(), strict=True
-            ):
-                rows[each] = found[begin:end]
-            if announced:
-                last = np.maximum(stops - 1, 0)
-                for part, shuffled, turn in self._rows.locate(last, inner, level=1):
-                    for each, number in zip(here[part].tolist(), shuffled.tolist(), strict=True):
-                        ends[each] = turn, number
-        return _Ahead(cut, k, rows, ends if announced else [])
+            ends = sizes.cumsum()
+            positions = np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
+            parts = [*map(slice, (ends - sizes).tolist(), ends.tolist())]
+            self._kept = kept = key, _Batches(positions, parts, np.maximum(stops - 1, 0))
+        return kept[1]
 
     @property
     def _plain(self) -> bool:
@@ -277,9 +297,9 @@ class PipelinePlan:
     def _stacked(self, rows: np.ndarray) -> Any:
         return self._source.read(rows) if self._plain else self._stack(self.each(rows))
 
-    def _of_arrays(self, tree: Any) -> Any:
-        """Return the batch of rows that the source stacked."""
-        return tree if self._plain else self._stack(mapped_rows(elements.rows_of(tree), self._row_maps))
+    def _of_stacked(self, tree: Any) -> Any:
+        """Return the batch of rows that the source stacked, where it is not `_plain`."""
+        return self._map_batch(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
 
     def _stack(self, rows: list[Any]) -> Any:
         tree = elements.stack(rows) if self.batch is None else self.batch.stack(rows)

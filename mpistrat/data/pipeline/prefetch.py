@@ -187,7 +187,7 @@ class _HandOver:
             del made  # only the caller keeps the element alive
 
     def _make(self) -> _Made:
-        modes = context.stack()
+        modes = context.local.stack
         before = modes[:]
         modes[:] = self._modes
         this = threading.get_ident()

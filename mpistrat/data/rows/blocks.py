@@ -196,12 +196,14 @@ class BlockOrder:
         if not len(positions):
             return positions.copy()
         keys = round_keys(seed, epoch, "rows")
+        if self._whole == 1 and not self._rest:  # one window
+            return Feistel(self._n, keys)(positions, 0)
         ends = np.array([positions.min(), positions.max()])
         (window, last), (start, _), (size, _) = self._windows(ends, seed, epoch)
         if window == last:  # as of nearly all positions that are asked for at once
             mixed = Feistel(int(size), keys)(positions - start, window)
             mixed += start
-            return mixed if self._whole == 1 and not self._rest else self._rows(mixed, seed, epoch)
+            return self._rows(mixed, seed, epoch)
         window, start, size = self._windows(positions, seed, epoch)
         mixed = positions - start
         least, most = int(size.min()), int(size.max())

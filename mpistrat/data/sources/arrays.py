@@ -35,6 +35,7 @@ class ArraySource(Source):
                     f"and array {number} has {len(array)}"
                 )
         self._rows = len(arrays[0])
+        self._at_once = IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))
 
     def __len__(self) -> int:
         return self._rows
@@ -57,7 +58,7 @@ class ArraySource(Source):
 
     def at_once(self, share: float) -> int:
         """Return the number of rows in 512 KiB."""
-        return IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))
+        return self._at_once
 
     def fingerprint(self) -> Any:
         """Return number and type of the rows."""
