@@ -51,6 +51,8 @@ class Engine:
         Whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count them.
     variable_device : Device
         The device of new variables.
+    sends_initial_values : bool
+        Whether new variables get the value of rank 0.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
         self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device
+        self.sends_initial_values = True
         self._unnamed = 0
 
     def merged(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -149,6 +152,15 @@ class Engine:
             yield
         finally:
             self.variable_device = before
+
+    @contextmanager
+    def equal_initial_values(self) -> Iterator[None]:
+        """Context in which all ranks give new variables equal values, so that these need no broadcast."""
+        before, self.sends_initial_values = self.sends_initial_values, False
+        try:
+            yield
+        finally:
+            self.sends_initial_values = before
 
     def name_of_variable(self, name: str | None) -> str:
         """Return the name of a new variable: the one given, or else the next of ``Variable``, ``Variable_1``, ..."""

@@ -49,14 +49,16 @@ def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: Axis)
 def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     topology, options = extended.engine.topology, extended.engine.options
     form = f"{op.name} over axis {axis}"
-    with structures.refusals("all_reduce", topology, options.timeout_seconds):
-        if isinstance(value, list) and not nest.holds(nest.flatten(value)[0], DistributedValues):
-            value = _one_array(value)
-        elif nest.is_nested(value):
-            raise TypeError(
-                "reduce over an axis takes one value, not a structure: reduce its parts one by one"
-            )
-    (leaf,) = extended.engine.contributions(op, [value], form)
+    leaf = value
+    if type(value) is not np.ndarray:
+        with structures.refusals("all_reduce", topology, options.timeout_seconds):
+            if isinstance(value, list) and not nest.holds(nest.flatten(value)[0], DistributedValues):
+                value = _one_array(value)
+            elif nest.is_nested(value):
+                raise TypeError(
+                    "reduce over an axis takes one value, not a structure: reduce its parts one by one"
+                )
+        (leaf,) = extended.engine.contributions(op, [value], form)
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         summed = op in (ReduceOp.SUM, ReduceOp.MEAN)
         exact = summed and options.algorithm == "exact" and _has_roundings(op, leaf)

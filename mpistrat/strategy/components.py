@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.runtime import arrays
 from mpistrat.values import DistributedValues, component
 from mpistrat.variables import Variable
 
 _ONLY_ARRAYS = {np.ndarray}
+_UNCHANGED = arrays.NUMBERS | {np.ndarray, str, bool}
 
 
 def components(tree: Any) -> Any:
@@ -23,8 +25,8 @@ def components(tree: Any) -> Any:
 def components_but_variables(tree: Any) -> Any:
     """Return a structure as `components` does, but leave variables unchanged."""
     kind = type(tree)
-    if kind is np.ndarray or (kind is tuple and set(map(type, tree)) == _ONLY_ARRAYS):
-        return tree  # fast path: a batch
+    if kind in _UNCHANGED or (kind is tuple and set(map(type, tree)) == _ONLY_ARRAYS):
+        return tree  # fast path: a number, or a batch
     return _map(_unless_variable, tree)
 
 

@@ -211,12 +211,12 @@ class Strategy(Collectives, FormerNames):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
         extended = self._extended
-        stack = context.stack()
+        stack = context.local.stack
         depth = len(stack)
         if depth and stack[-1] is not extended.cross_replica_mode:
             require_cross_replica(self, "run", "a replica function cannot run another")
         if args:
-            args = [components_but_variables(arg) for arg in args]
+            args = [*map(components_but_variables, args)]
         if kwargs:
             kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}
         try:

@@ -37,7 +37,8 @@ class DistributedVariable(Variable, DistributedValues):
     def _component_with(self, value: np.ndarray) -> LocalVariable:
         """Return this replica's copy, with the value of replica 0. Collective."""
         engine = self._engine
-        (value,) = broadcast(engine.topology, [value], "of the variable", *self._rules())
+        if engine.sends_initial_values:
+            (value,) = broadcast(engine.topology, [value], "of the variable", *self._rules())
         device = engine.variable_device
         mine = arrays.placed(value, device)
         if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:

@@ -464,6 +464,13 @@ def _find_main_thread() -> None:
 _main_thread: int | None = None
 _find_main_thread()
 os.register_at_fork(after_in_child=_find_main_thread)
+
+
+def _no_step(unit: int) -> None:
+    pass
+
+
+step: Callable[[int], object] = _no_step  # of the record: `FlightRecord.step`, without a function around it
 _record: FlightRecord | None = None
 _off = False
 _at_start: list[Callable[[FlightRecord], object]] = []
@@ -485,7 +492,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
     stack_signal : int
         The signal that makes the process write its stacks; 0 for none.
     """
-    global _record, _off
+    global _record, _off, step
     if _record is not None:
         _record.belongs_to(rank, size)
     elif not _off:
@@ -494,6 +501,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         except Exception:  # the program goes on without a record
             _off = True
             return None
+        step = _record.step
         read.remove_old(_KEPT)
         _record.answer(stack_signal)
         atexit.register(_record.close)
@@ -515,12 +523,6 @@ def end_trace() -> None:
     traced, trace.ring = trace.ring, None
     if traced is not None:
         traced.close()
-
-
-def step(unit: int) -> None:
-    """Note the end of a step, if there is a record."""
-    if _record is not None:
-        _record.step(unit)
 
 
 def note(text: str) -> None:

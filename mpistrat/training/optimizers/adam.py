@@ -111,19 +111,26 @@ class Adam(Optimizer):
     def update(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        scaled = float(rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step))
-        for w, g, m, v, *vhat in blocks(weights, gradient, *state):
-            part = np.subtract(g, m)
-            part *= 1 - self._beta_1
-            m += part
-            np.multiply(g, g, out=part)
-            part -= v
-            part *= 1 - self._beta_2
-            v += part
-            if vhat:
-                np.maximum(vhat[0], v, out=vhat[0])
-            np.sqrt(vhat[0] if vhat else v, out=part)
-            part += self._epsilon
-            np.divide(m, part, out=part)
-            part *= scaled
-            w -= part
+        for w, g, *moments in blocks(weights, gradient, *state):
+            self._update_block(w, g, step, rate, *moments)
+
+    def _update_block(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        m, v, *vhat = state
+        part = np.subtract(gradient, m)
+        part *= 1 - self._beta_1
+        m += part
+        np.multiply(gradient, gradient, out=part)
+        part -= v
+        part *= 1 - self._beta_2
+        v += part
+        if vhat:
+            v = np.maximum(vhat[0], v, out=vhat[0])
+        np.sqrt(v, out=part)
+        part += self._epsilon
+        np.divide(m, part, out=part)
+        part *= float(rate * math.sqrt(1 - self._beta_2**step) / (1 - self._beta_1**step))
+        weights -= part
+
+    update_consuming = _update_block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
-    from mpistrat.engine import Engine
     from mpistrat.strategy import Strategy, StrategyExtended
 
 _ONLY_ARRAYS = {np.ndarray}
@@ -288,8 +287,8 @@ class Optimizer(ABC):
                     and all(map(operator.is_, variables, last.variables))
                     and set(map(type, gradients)) == _ONLY_ARRAYS
                     and not (engine.arenas and engine.holds_buffer(gradients))
-                    and [*map(_dtype, gradients)] == last.dtypes
-                    and [*map(_shape, gradients)] == last.shapes
+                    and all(map(operator.eq, map(_dtype, gradients), last.dtypes))
+                    and all(map(operator.eq, map(_shape, gradients), last.shapes))
                 ):
                     step = last
                 else:
@@ -301,9 +300,12 @@ class Optimizer(ABC):
                     raise
             modes.append(extended.cross_replica_mode)
             if isinstance(step, FlatStep):
-                self._apply_flat(mode.strategy, engine, step, gradients, aggregate)
+                summing = engine if aggregate else None
+                step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
             else:
                 self._apply(mode.strategy, step, gradients, aggregate)
+            if self._accumulation is not None:
+                self._accumulation.clear(mode.strategy)
             flight_record.step(flight_record.UPDATE)
         except BaseException as error:
             topology.left_call("apply_gradients", type(error), sequence)
@@ -357,7 +359,8 @@ class Optimizer(ABC):
     def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
-        rate = self._rate(number)
+        rate = self._learning_rate
+        rate = float(rate(number) if callable(rate) else rate)  # may fail, while no other rank waits yet
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         if self._clipping is not None:
@@ -366,39 +369,11 @@ class Optimizer(ABC):
         step.update(self._rule, gradients, number + 1, rate)
         assert self._state.iterations is not None
         strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
-        if self._accumulation is not None:
-            self._accumulation.clear(strategy)
-
-    def _apply_flat(
-        self,
-        strategy: Strategy,
-        engine: Engine,
-        step: FlatStep,
-        gradients: Sequence[np.ndarray],
-        aggregate: bool,
-    ) -> None:
-        """Update the variables together. Sum the gradients first if asked to."""
-        number = step.completed.item()
-        rate = self._learning_rate
-        rate = self._rate(number) if callable(rate) else float(rate)
-        messages = step.summed(gradients, engine) if aggregate else step.join(gradients)
-        if self._clipping is not None:
-            parts = step.split(messages)
-            clipped = self._clipping(parts)
-            if any(map(operator.is_not, clipped, parts)):
-                messages = step.join(clipped)
-        step.update(self._rule, messages, number + 1, rate)
-        step.completed.fill(number + 1)
-        if self._accumulation is not None:
-            self._accumulation.clear(strategy)
-
-    def _rate(self, number: int) -> float:
-        """Return the learning rate. The user's function may fail, when no rank waits yet."""
-        return float(self._learning_rate(number) if callable(self._learning_rate) else self._learning_rate)
 
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
-        self._state.create(variables, slots, self._initial_state)
+        zeros = type(self).initial_state is Optimizer.initial_state and not self._averages
+        self._state.create(variables, slots, self._initial_state, are_equal=zeros)
         if self._accumulation is not None:
             self._accumulation.create(variables)
 
@@ -440,9 +415,10 @@ class Optimizer(ABC):
     def update_consuming(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
-        """Do what `update` does, and change the gradient too if that saves memory.
+        """Do what `update` does for short flat arrays, and change the gradient too if that saves memory.
 
-        It is `update` in a class that overrides only that.
+        The arrays have at most 32,768 elements, which stay in a cache. It is `update` in a class that overrides only
+        that.
         """
         self.update(weights, gradient, step, rate, *state)
 

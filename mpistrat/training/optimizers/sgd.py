@@ -113,12 +113,11 @@ class SGD(Optimizer):
         if gradient.dtype is not weights.dtype:
             self.update(weights, gradient, step, rate, *state)
             return
-        for w, g, *m in blocks(weights, gradient, *state):
-            g *= -rate
-            if m:
-                self._move(w, g, *m)
-            else:
-                w += g
+        gradient *= -rate
+        if state:
+            self._move(weights, gradient, *state)
+        else:
+            weights += gradient
 
     def _move(self, w: np.ndarray, change: np.ndarray, *momentum: np.ndarray) -> None:
         if momentum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,26 @@ class State:
         own = [] if self.iterations is None else [self.iterations]
         return own + [slot for _, slots in self.slots.values() for slot in slots]
 
-    def create(self, variables: list[Variable], slots: Sequence[str], initial: Initial) -> None:
-        """Create the slots of new variables, with the values that ``initial`` returns. Collective for new ones."""
+    def create(
+        self, variables: list[Variable], slots: Sequence[str], initial: Initial, are_equal: bool
+    ) -> None:
+        """Create the slots of new variables, with the values that ``initial`` returns. Collective for new ones.
+
+        ``are_equal`` says that ``initial`` returns the same on all ranks. Then the values are not sent.
+        """
         new = [variable for variable in variables if id(variable) not in self.slots]
-        if new:  # each creation is a collective of its own
-            topology = new[0].distribute_strategy.extended.engine.topology
-            names = tuple(variable.name for variable in new)
-            structures.agree(topology, "the state of an optimizer", self._name, "for", names)
+        if not new:
+            return
+        engine = new[0].distribute_strategy.extended.engine
+        names = tuple(variable.name for variable in new)
+        what = "the state of an optimizer", self._name, tuple(slots), "for", names
+        structures.agree(engine.topology, *what)
+        with engine.equal_initial_values() if are_equal else nullcontext():
+            self._create(new, slots, initial)
+
+    def _create(self, new: list[Variable], slots: Sequence[str], initial: Initial) -> None:
         if self.iterations is None:
-            with variables[0].distribute_strategy.extended.engine.variables_on_host():
+            with new[0].distribute_strategy.extended.engine.variables_on_host():
                 self.iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
         # Slot by slot, so that the values of one slot lie side by side.
         distinct = {id(variable): variable for variable in new}
