@@ -130,13 +130,6 @@ class Engine:
             structures.agree(self.topology, "all_reduce", op.name, form, kinds)
         return [reducible(op, leaf) for leaf in leaves]
 
-    def all_reduce_number(self, op: Op, value: complex, options: CommunicationOptions | None = None) -> Any:
-        """Combine a number of one of the types `arrays.NUMBERS`. Fast path of `all_reduce`."""
-        if self.joins_arrays:
-            merged = self.options if options is None else self.options.merge(options)
-            return self.ops.all_reduce(op, [np.array(value)], merged)[0][()]
-        return self.all_reduce(op, [value], options)[0]
-
     def holds_buffer(self, values: Sequence[Any]) -> bool:
         """Return whether one of the arrays is reduced where it is."""
         arenas = self.arenas

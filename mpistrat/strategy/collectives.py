@@ -82,8 +82,8 @@ class Collectives:
             engine = self._extended.engine
             if type(value) is np.ndarray:  # fast path: skips the structure
                 return engine.ops.all_reduce(op, [value], engine.options)[0]
-            if type(value) in NUMBERS:
-                return engine.all_reduce_number(op, value)
+            if type(value) in NUMBERS and engine.joins_arrays:
+                return engine.ops.all_reduce(op, [np.array(value)], engine.options)[0][()]
         return self._reduce(op, value, axis)
 
     def all_reduce(

@@ -161,16 +161,14 @@ class ReplicaContext:
             op: Op = OPS[reduce_op]
         except (KeyError, TypeError):
             op = parse_op(reduce_op)
-        if type(value) in NUMBERS:
-            return self._engine.all_reduce_number(op, value, options)
-        # Fast path: an array, or a list of arrays, skips the flattening of a structure.
-        if type(value) is np.ndarray:
-            engine = self._engine
-            merged = engine.options if options is None else engine.merged(options)
+        # Fast path: a number, an array, or a list of arrays skips the flattening of a structure.
+        engine, kind = self._engine, type(value)
+        merged = engine.options if options is None else engine.merged(options)
+        if kind is np.ndarray:
             return engine.ops.all_reduce(op, [value], merged)[0]
-        if type(value) is list and value and [*map(type, value)].count(np.ndarray) == len(value):
-            engine = self._engine
-            merged = engine.options if options is None else engine.merged(options)
+        if kind in NUMBERS and engine.joins_arrays:
+            return engine.ops.all_reduce(op, [np.array(value)], merged)[0][()]
+        if kind is list and value and [*map(type, value)].count(np.ndarray) == len(value):
             return engine.ops.all_reduce_arrays(op, value, merged, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
