@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 6, 12
-_FEW_PAIRS = 4096  # up to this number, the images of all pairs are computed at once
+_FEW_PAIRS = 2048  # up to this number, the images of all pairs are computed at once
 
 _C1, _C2, _GOLDEN = (np.uint32(c) for c in (0x85EBCA6B, 0xC2B2AE35, 0x9E3779B9))
 _U13, _U16 = np.uint32(13), np.uint32(16)
@@ -66,7 +66,7 @@ class Feistel:
         one = tweak is None or len(tweak) == 1
         tables = self._tables(tweak) if one and self._masks[1] < len(numbers) else None
         pairs = (self._masks[0] + 1) * (self._masks[1] + 1)
-        if one and pairs <= min(_FEW_PAIRS, 2 * len(numbers)):
+        if tables is not None and pairs <= _FEW_PAIRS:
             return self._looked_up(numbers, self._once(np.arange(pairs), tweak, tables))
         found = self._once(numbers, tweak, tables)
         astray = np.flatnonzero(found >= self._n)

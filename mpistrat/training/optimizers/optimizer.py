@@ -287,8 +287,8 @@ class Optimizer(ABC):
                     and all(map(operator.is_, variables, last.variables))
                     and set(map(type, gradients)) == _ONLY_ARRAYS
                     and not (engine.arenas and engine.holds_buffer(gradients))
-                    and all(map(operator.eq, map(_dtype, gradients), last.dtypes))
-                    and all(map(operator.eq, map(_shape, gradients), last.shapes))
+                    and [*map(_dtype, gradients)] == last.dtypes
+                    and [*map(_shape, gradients)] == last.shapes
                 ):
                     step = last
                 else:
