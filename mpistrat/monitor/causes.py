@@ -72,6 +72,9 @@ class Evidence:
         Whether it is behind the call of the others, which it has not made.
     ended_after : tuple of int
         The ranks that had failed or left when all processes of the job ended.
+    one_of : tuple of int
+        The ranks of which one ended before the launcher ended the others, that with the oldest sign of life first;
+        empty if that one is known.
     """
 
     record: Record
@@ -83,6 +86,7 @@ class Evidence:
     stuck: bool = False
     passed: bool = False
     ended_after: tuple[int, ...] = ()
+    one_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,15 @@ def _gone(evidence: Evidence) -> Verdict | None:
             f"is gone: the launcher has ended it with the job, it seems, after {ranks_in_words(evidence.ended_after)}",
             f"Look at {ranks_in_words(evidence.ended_after)}.",
         )
+    what, ranks = "is gone: its process has ended. It", evidence.one_of
+    if ranks:
+        what = (
+            f"is gone. One of {ranks_in_words(ranks)} has ended first, and the launcher has ended the others then: it "
+            f"is not known which one, and rank {ranks[0]} gave the oldest sign of life. The first one"
+        )
     return Verdict(
         "killed",
-        "is gone: its process has ended. It was killed by a signal, such as `kill -9` or for want of memory, or C code "
-        "has called _exit()",
+        f"{what} was killed by a signal, such as `kill -9` or for want of memory, or C code has called _exit()",
         "Look into the system's log (`dmesg`, `journalctl -k`) and the messages of the launcher.",
     )
 

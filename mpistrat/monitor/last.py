@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import NamedTuple
 
 from mpistrat.monitor import folder
 from mpistrat.monitor.record_json import as_json, from_json
-from mpistrat.monitor.waits import of_one_job, waits
+from mpistrat.monitor.waits import Wait, of_one_job, waits
 from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.record import read
+from mpistrat.runtime.record import process_facts, read
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
 _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
+_NAME = re.compile(rf"{_PREFIX}\d+-\d+\.json")
 _PATIENCE = 10.0  # seconds for the file of a job
 
 
@@ -34,11 +36,17 @@ class Ended(NamedTuple):
         What the launcher said of its end.
     when : float
         The time since the epoch at which the records were kept.
+    first : int or None
+        The rank that ended first, after which the launcher has ended the others; None if that is not known.
+    out_of_memory_kills : int or None
+        How many processes of its cgroup the system had killed for want of memory by then.
     """
 
     records: tuple[Record, ...]
     notes: tuple[str, ...]
     when: float
+    first: int | None
+    out_of_memory_kills: int | None
 
 
 def left(since: float, processes: Collection[int]) -> list[Record]:
@@ -62,7 +70,9 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
     return found
 
 
-def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path | None:
+def keep(
+    records: Sequence[Record], notes: Sequence[str], failed: bool, first: int | None = None
+) -> Path | None:
     """Move records from the memory of this node to a file. They stay in memory if no file can be written.
 
     Parameters
@@ -72,6 +82,8 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
         What the launcher says of the end of the job.
     failed : bool
         Whether to write the file: the records of a job that succeeded are only removed.
+    first : int, optional
+        See `Ended`.
 
     Returns
     -------
@@ -86,7 +98,13 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
     path = None
     if failed and records:
         text = json.dumps(
-            {"when": time.time(), "notes": list(notes), "records": [as_json(each) for each in records]}
+            {
+                "when": time.time(),
+                "notes": list(notes),
+                "first": first,
+                "out_of_memory_kills": process_facts.out_of_memory_kills(),
+                "records": [as_json(each) for each in records],
+            }
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
         path = within(_PATIENCE, lambda: folder.write_new(name, text))
@@ -97,7 +115,36 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool) -> Path 
     return path
 
 
-def unfinished(records: Sequence[Record], left: Collection[int] = ()) -> list[str]:
+def first_to_end(records: Sequence[Record], order: Sequence[int]) -> int | None:
+    """Return the rank that ended first and so let the launcher end the others, or None if that is not known.
+
+    A rank that failed or left by ``os._exit`` has told so, and may end after others that the launcher ends.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    order : sequence of int
+        Processes in the order in which they ended.
+    """
+    places = {process: place for place, process in enumerate(order)}
+    if any(each.pid not in places or _has_told(each) for each in records):
+        return None
+    ended = [each for each in records if each.phase != Phase.FINISHED]
+    return min(ended, key=lambda each: places[each.pid]).rank if ended else None
+
+
+def waits_at_end(records: Sequence[Record], first: int | None) -> list[Wait]:
+    """Return the collectives in which ranks waited when their job ended. Those that had left did not wait any more."""
+    return waits(
+        records, [each.key for each in records if each.rank == first or each.exit_status is not None]
+    )
+
+
+def _has_told(record: Record) -> bool:
+    return record.phase == Phase.FAILED or record.exit_status is not None
+
+
+def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int | None = None) -> list[str]:
     """Return texts about the ranks that have ended their processes without ending their programs.
 
     Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
@@ -108,13 +155,16 @@ def unfinished(records: Sequence[Record], left: Collection[int] = ()) -> list[st
     records : sequence of Record
     left : collection of int
         The ranks that have left according to the launcher.
+    first : int, optional
+        See `Ended`.
     """
     if all(each.exit_status == 0 for each in records):
         return []
     known = [each for each in records if each.exit_status is not None or each.rank in left]
+    known = known or [each for each in records if each.rank == first]
     if not known and any(each.phase == Phase.FAILED for each in records):
         return []  # the launcher has ended the others
-    behind = known or [each for wait in waits(records, ()) for each in wait.missing] or records
+    behind = known or [each for wait in waits_at_end(records, first) for each in wait.missing] or records
     several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase not in _TOLD]
     one_of = "" if known or len(several) < 2 else "one of these: "  # the launcher has ended the others
     return [one_of + _end_of(each) for each in several]
@@ -132,9 +182,19 @@ def _end_of(record: Record) -> str:
 
 
 def _remove_old(of: Path) -> None:
-    for path in sorted(of.glob(f"{_PREFIX}*.json"))[:-_MOST_FILES]:
+    for path in _files(of)[_MOST_FILES:]:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _files(of: Path) -> list[Path]:
+    """Return the files of a directory that `keep` has written for this user, the newest first."""
+    found = []
+    for path in of.glob(f"{_PREFIX}*.json"):
+        with contextlib.suppress(OSError):
+            if _NAME.fullmatch(path.name) and path.lstat().st_uid == os.geteuid():
+                found.append(path)
+    return sorted(found, reverse=True)
 
 
 def latest(job: str = "") -> Ended | None:
@@ -154,11 +214,11 @@ def latest(job: str = "") -> Ended | None:
     """
     gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
-    files = sorted(folder.folder().glob(f"{_PREFIX}*.json"), reverse=True)
-    kept, problems = _newest(files, job)
+    kept, problems = _newest(_files(folder.folder()), job)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
-        return Ended(tuple(of_one_job(newest, gone)), (), max(times))
+        kills = process_facts.out_of_memory_kills()
+        return Ended(tuple(of_one_job(newest, gone)), (), max(times), None, kills)
     if kept is None and problems:
         raise problems[0]
     return kept
@@ -188,6 +248,12 @@ def load(path: str | Path) -> Ended:
     """
     try:
         told = json.loads(Path(path).read_text())
-        return Ended(tuple(map(from_json, told["records"])), tuple(told["notes"]), float(told["when"]))
+        return Ended(
+            tuple(map(from_json, told["records"])),
+            tuple(told["notes"]),
+            float(told["when"]),
+            told.get("first"),
+            told.get("out_of_memory_kills"),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None

@@ -6,7 +6,7 @@ import ast
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpistrat.monitor import links, source
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
@@ -24,6 +24,9 @@ _NO_PROGRESS = (
     "  cause: no progress. All ranks are in this call and get no further: look whether this node has memory left, and "
     "at MPI itself (`mpistrat check`)."
 )
+_ENDED = (
+    "  cause: unknown. All ranks were in this call when the job ended: look at the messages of the launcher."
+)
 _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the chief's block
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
@@ -31,8 +34,7 @@ _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
     """Return the verdict on each rank that others wait for, by the key of its record."""
     verdicts = {}
-    ended = all(each.state in "ZX" for each in seen.facts.values())
-    origin = [each for each in seen.records if each.phase == Phase.FAILED or each.exit_status is not None]
+    origin = [each for each in seen.records if _has_left(each, seen)]
     for wait in found:
         for record in wait.missing:
             own = wait_of(record, found)
@@ -45,10 +47,22 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
                 own is not None and own.token == wait.token and not own.missing and not own.unseen,
                 own is None and _passed(record, wait, seen),
-                tuple(each.rank for each in origin if ended and record not in origin),
+                tuple(each.rank for each in origin if seen.ended and record not in origin),
+                _one_of(wait.missing) if seen.ended and not origin else (),
             )
             verdicts[record.key] = verdict(evidence)
     return verdicts
+
+
+def _has_left(record: Record, seen: View) -> bool:
+    """Return whether a rank has left its job, and not because the launcher has ended it with the others."""
+    return record.phase == Phase.FAILED or record.exit_status is not None or record.rank == seen.first
+
+
+def _one_of(records: Sequence[Record]) -> tuple[int, ...]:
+    """Return the ranks of several records, that with the oldest sign of life first."""
+    ranks = tuple(each.rank for each in sorted(records, key=lambda each: each.last_sign))
+    return ranks if len(ranks) > 1 else ()
 
 
 def _passed(record: Record, wait: Wait, seen: View) -> bool:
@@ -110,7 +124,17 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
         told |= {each.key for each in wait.missing}
         if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
             told |= {each.key for each in wait.waiting}  # the other side of the same circle
-    return lines
+    first = next((each for each in seen.records if each.rank == seen.first and each.key not in told), None)
+    return lines if first is None else [*_first_to_end(first, seen), *lines]
+
+
+def _first_to_end(record: Record, seen: View) -> list[str]:
+    """Return what is known of the rank that ended first, where no other rank waited for it yet."""
+    found = verdict(Evidence(record, seen.facts[record.key], Stacks()))
+    return [
+        f"rank {record.rank} of {record.size} ended first, before other ranks waited for it",
+        *_told({found: [record]}),
+    ]
 
 
 def _is_of_cut_off(wait: Wait, seen: View, found: Sequence[Wait]) -> bool:
@@ -134,15 +158,27 @@ def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:
     nodes = links.at_fault(seen.links) if not wait.missing and not wait.unseen else []
     cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
     waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
-    wait_for = f"wait{'s' if len(waiting) == 1 else ''} for {_missing_in_words(wait, cut_off)}"
+    left = [each.rank for each in wait.missing if seen.ended and _has_left(each, seen)]
+    wait_for = f"wait{'s' if len(waiting) == 1 else ''} for {_missing_in_words(wait, cut_off or left)}"
     lines = [
         f"{ranks_in_words(waiting)} of {wait.size} {wait_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
     ]
     groups: dict[Verdict, list[Record]] = {}
-    for record in wait.missing:
+    for record in sorted(wait.missing, key=lambda each: each.rank not in left):
         if record.key in verdicts:
             groups.setdefault(verdicts[record.key], []).append(record)
+    lines += _told(groups)
+    if not wait.missing and not wait.unseen:
+        lines += _network(nodes) if len(seen.links) > 1 else [_ENDED if seen.ended else _NO_PROGRESS]
+    if wait.unseen:
+        lines += _unseen(wait, seen)
+    return lines
+
+
+def _told(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
+    """Return what is known of ranks that do not come, those with equal verdicts together."""
+    lines = []
     for found, records in groups.items():
         places = ", ".join(f"{each.host} process {each.pid}" for each in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
@@ -150,10 +186,6 @@ def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:
             f"  {ranks_in_words([each.rank for each in records])} ({places}{more}): {found.what}",
             f"  cause: {found.cause}. {found.remedy}",
         ]
-    if not wait.missing and not wait.unseen:
-        lines += _network(nodes) if len(seen.links) > 1 else [_NO_PROGRESS]
-    if wait.unseen:
-        lines += _unseen(wait, seen)
     return lines
 
 
@@ -204,9 +236,9 @@ def _unseen(wait: Wait, seen: View) -> list[str]:
     ]
 
 
-def _missing_in_words(wait: Wait, cut_off: Sequence[int] = ()) -> str:
-    if cut_off:
-        return ranks_in_words(cut_off)
+def _missing_in_words(wait: Wait, at_fault: Sequence[int] = ()) -> str:
+    if at_fault:
+        return ranks_in_words(at_fault)
     if wait.missing:
         return ranks_in_words([each.rank for each in wait.missing])
     return ranks_in_words(wait.unseen) if wait.unseen else "each other"

@@ -42,6 +42,8 @@ class View:
         The host of each rank of the job, where that is known.
     searched : tuple of str
         The directories in which the nodes leave notices for each other; empty where one node has all ranks.
+    first : int or None
+        Of a job that has ended, the rank that is known to have ended first.
     """
 
     now: float
@@ -52,6 +54,7 @@ class View:
     links: tuple[Links, ...] = ()
     hosts: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
+    first: int | None = None
 
     @property
     def ranks(self) -> set[int]:
@@ -62,6 +65,11 @@ class View:
     def halted(self) -> set[str]:
         """The keys of the records of processes that are stopped or gone."""
         return {key for key, facts in self.facts.items() if facts.state in "TtZX"}
+
+    @property
+    def ended(self) -> bool:
+        """Whether all these processes have ended."""
+        return all(each.state in "ZX" for each in self.facts.values())
 
 
 def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> View:

@@ -118,7 +118,7 @@ def test_the_record_of_a_job_that_never_was(tmp_path, monkeypatch):
     output, status = top("--last")
     assert status == 1
     assert "MPISTRAT_RECORD_DIR" in output
-    (tmp_path / "last-1.json").write_text('{"records": 1')
+    (tmp_path / "last-1-1.json").write_text('{"records": 1')
     output, status = top("--last")
     assert status == 1
     assert "remove it" in output

@@ -44,13 +44,11 @@ _ENVIRON = {
 
 
 def told(text: str) -> list[tuple[str, str]]:
-    """Return the ranks that are waited for and the cause, of each report in a text."""
+    """Return the ranks that are waited for, or ended first, and the cause, of each report in a text."""
     ranks = r"ranks? [\d, -]+"
-    return re.findall(
-        rf"^.*{ranks} of \d+ waits? for ({ranks}) since.*\n(?:  (?!cause).*\n)+  cause: ([^.]+)\.",
-        text,
-        re.MULTILINE,
-    )
+    head = rf"(?:{ranks} of \d+ waits? for ({ranks}) since|(rank \d+) of \d+ ended first)"
+    found = re.findall(rf"^.*?{head}.*\n(?:  (?!cause).*\n)+  cause: ([^.]+)\.", text, re.MULTILINE)
+    return [(waited_for or first, cause) for waited_for, first, cause in found]
 
 
 def environ_of(name: str, folder: Path, culprit: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Ranks that others wait for: the report names the right rank and the right cause."""
 
 import concurrent.futures
+import os
 import re
 import subprocess
 import sys
@@ -51,9 +52,9 @@ def jobs(run_ranks, tmp_path_factory):
         yield {names: pool.submit(run, names) for names in JOBS}
 
 
-def told(text):
+def told(text, waiting="ranks 0-1, 3"):
     """The ranks that are waited for and the cause, of each report in a text."""
-    ranks = r"^.*ranks 0-1, 3 of 4 wait for (ranks? [\d, -]+) since"
+    ranks = rf"^.*{waiting} of 4 waits? for (ranks? [\d, -]+) since"
     return re.findall(ranks + r".*\n  in .*\n  .*\n  cause: ([^.]+)\.", text, re.MULTILINE)
 
 
@@ -101,7 +102,8 @@ def test_the_last_record_names_a_rank_that_is_gone(jobs, name):
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
-    assert (f"rank {CULPRIT}", ENDS[name]) in told(shown.stdout), shown.stdout
+    # The launcher may have ended other ranks before they came to the call.
+    assert (f"rank {CULPRIT}", ENDS[name]) in told(shown.stdout, r"ranks? [\d, -]+"), shown.stdout
 
 
 LATE = """
@@ -170,6 +172,6 @@ def test_the_exit_status_where_ranks_leave_without_the_end_of_their_program(run_
     assert (ended.status == 0) == (who == "all"), str(ended)
     named = [line for line in ended.output.splitlines() if "ended without telling the others" in line]
     assert any("rank 1 (" in line for line in named) == (who == "one"), str(ended)
-    # The launcher may have ended rank 0 before its barrier: then it cannot be told from rank 1.
-    assert len(named) == (who == "one") or all("one of these: rank " in line for line in named), str(ended)
+    # The launcher may have ended rank 0 before its barrier. Without the order it cannot be told from rank 1 then.
+    assert len(named) == (who == "one") or not hasattr(os, "pidfd_open"), str(ended)
     assert ended.output.startswith("mpistrat run: ") == (who == "one"), str(ended)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 _LONGEST = 4096
 _DASHES = b"-" * 74 + b"\n"
 _EQUALS = b"=" * 83 + b"\n"
+_ABORTS = b"MPI_ABORT was invoked on rank ", b'"abort"', b"application called MPI_Abort("
 
 
 class Death(NamedTuple):
@@ -160,12 +161,14 @@ class Filter:
     left : set of int
         The ranks that have ended their processes before the end of MPI, or with another exit status than 0, according
         to the banners.
+    aborted : bool
+        Whether a banner said that a rank has called ``MPI_Abort``.
     """
 
     def __init__(self, banners: tuple[Banner, ...]):
         self.deaths: list[Death] = []
         self.left: set[int] = set()
-        self.failed = False
+        self.failed = self.aborted = False
         self._banners = banners
         self._held = b""
         self._line_starts = True
@@ -203,6 +206,7 @@ class Filter:
         banner = self._opened()
         if banner is not None:
             self.failed = self.failed or banner.fails
+            self.aborted = self.aborted or _tells_of_abort(self._held)
             self._held = b""
         return self._pass(len(self._held))
 
@@ -248,12 +252,17 @@ class Filter:
         dropped, self._held = self._held[:length], self._held[length:]
         self._after_banner = True
         self.failed = self.failed or banner.fails
+        self.aborted = self.aborted or _tells_of_abort(dropped)
         match = banner.whole.fullmatch(dropped)
         groups = match.groupdict() if match is not None else {}
         numbers = {name: int(text) for name, text in groups.items() if text}
         self.left |= {numbers[name] for name in ("left", "exited") if name in numbers}
         if "signal" in numbers:
             self.deaths.append(_death(numbers))
+
+
+def _tells_of_abort(text: bytes) -> bool:
+    return any(each in text for each in _ABORTS)
 
 
 def _death(numbers: dict[str, int]) -> Death:

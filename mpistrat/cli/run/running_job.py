@@ -10,12 +10,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpistrat.cli.run import banners, leftovers, processes
 from mpistrat.cli.run.banners import Death
+from mpistrat.cli.run.end_order import EndOrder
 from mpistrat.cli.run.forwarded import Forwarded
 from mpistrat.cli.run.guard import Guard
 from mpistrat.cli.run.job import Job
@@ -23,6 +24,9 @@ from mpistrat.cli.run.streams import Streams
 from mpistrat.cli.run.tagged_lines import TaggedLines
 from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import Phase
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.record.read import Record
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -72,6 +76,7 @@ class _RunningJob:
         self._job = job
         self._folder = folder
         self.ranks: dict[int, int] = {}
+        self._ends = EndOrder()
         self._passed_on: set[int] = set()
         self._alone_since: float | None = None
         self._released = False
@@ -118,7 +123,7 @@ class _RunningJob:
             while end.is_alive():
                 if self._starting:
                     end.join(until_look)
-                    until_look = min(2 * until_look, 5.0)
+                    until_look = min(1.25 * until_look, 5.0)  # the first rank to end must be known by then
                     self._look()
                 else:
                     end.join(_TICK)
@@ -143,7 +148,8 @@ class _RunningJob:
 
         records = last.left(started, self.ranks.keys())
         left = {rank for each in self._forwarded for rank in each.found.left}
-        texts = last.unfinished(records, left)
+        first = self._first_to_end(records)
+        texts = last.unfinished(records, left, first)
         if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
         exited = any(each.exit_status is not None for each in records)
@@ -156,10 +162,20 @@ class _RunningJob:
         if killed and self._job.launcher.can_survive and any(each.phase == Phase.SERVING for each in records):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
         try:
-            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status))
+            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status), first)
         except OSError as error:
             self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
         return status
+
+    def _first_to_end(self, records: Sequence[Record]) -> int | None:
+        """Return the rank after whose end the launcher has ended the others, or None if that is not known."""
+        from mpistrat.monitor import last  # a late import: seldom needed
+
+        order = self._ends.close()
+        if self._passed_on or any(each.found.aborted for each in self._forwarded):
+            return None  # a signal or a call of MPI_Abort has ended all ranks, in any order
+        named = [self._rank_of(death) for each in self._forwarded for death in each.found.deaths]
+        return named[0] if named and named[0] is not None else last.first_to_end(records, order)
 
     @property
     def _starting(self) -> bool:
@@ -169,6 +185,8 @@ class _RunningJob:
         """Return the running ranks, and record them: one that ends is not found later."""
         ranks = processes.ranks_below(self._process.pid)
         self.ranks.update(ranks)
+        for process in ranks:
+            self._ends.add(process)
         return ranks
 
     def _watch_end(self) -> None:
@@ -249,8 +267,11 @@ class _RunningJob:
             return 128 - code
         return code or failed
 
+    def _rank_of(self, death: Death) -> int | None:
+        return death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
+
     def _name(self, death: Death) -> str:
-        rank = death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
+        rank = self._rank_of(death)
         self._unnamed = rank is None
         return "a rank" if rank is None else f"rank {rank}"
 

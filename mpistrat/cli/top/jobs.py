@@ -16,6 +16,7 @@ from typing import Any
 from mpistrat.cli.table import counted
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
+from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import View
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.process_facts import parent
@@ -220,10 +221,9 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
 
 def view_of(ended: Ended) -> View:
     """Return what is known of a job that has ended: its processes are gone."""
-    return View(
-        ended.when - ended.records[0].clock if ended.records else 0.0,
-        ended.records,
-        {each.key: process.gone() for each in ended.records},
-        {},
-        frozenset(),
-    )
+    facts = {}
+    for each in ended.records:  # those that ended after the first one were not killed for want of memory
+        kills = ended.out_of_memory_kills if ended.first in (None, each.rank) else None
+        facts[each.key] = ProcessFacts("X", out_of_memory_kills=kills)
+    now = ended.when - ended.records[0].clock if ended.records else 0.0
+    return View(now, ended.records, facts, {}, frozenset(), first=ended.first)

@@ -14,7 +14,7 @@ from mpistrat.cli import table
 from mpistrat.cli.table import amount, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last as last_record
-from mpistrat.monitor import record_json, report, view, waits
+from mpistrat.monitor import record_json, report, view
 from mpistrat.runtime.record.process_facts import batch_job
 from mpistrat.runtime.record.read import Record
 
@@ -153,7 +153,7 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps([record_json.as_json(each) for each in ended.records]))
         return
     seen = jobs.view_of(ended)
-    found = waits.waits(ended.records, ())
+    found = last_record.waits_at_end(ended.records, ended.first)
     click.echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
     for line in (
         *ended.notes,
