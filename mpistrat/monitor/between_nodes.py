@@ -11,6 +11,7 @@ communicator with this job counts.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process.board import Board
 
 _ASKS, _SAYS, _LOOKS, _LEFT = "asks", "says", "looks", "left"
+_NAME = re.compile(r".+\.[a-z]+\.\d+")  # the call, what is said, and the rank
 _POLL = 0.1  # seconds between two looks for answers
 _LOOK = 3.5  # seconds that a node takes to look at its processes
 _LONGEST_LOOK = 15.0  # seconds more on a busy machine
@@ -68,12 +70,12 @@ class Notices:
 
     def any(self) -> bool:
         """Return whether any node has posted a notice."""
-        return bool(self._board.names())
+        return bool(self._names())
 
     def unanswered(self, node: Sequence[int]) -> list[str]:
         """Return the calls that other nodes ask about and that no rank of this node, ``node``, has told of."""
         asked, told = set(), set()
-        for name in self._board.names():
+        for name in self._names():
             call, kind, rank = _parts(name)
             if rank in node:
                 told.add(call)
@@ -91,7 +93,7 @@ class Notices:
 
     def collects(self, own: View) -> bool:
         """Return whether no lower rank asks. ``own`` is what this node sees."""
-        names = [name for name in self._board.names() if _parts(name)[1] == _ASKS]
+        names = [name for name in self._names() if _parts(name)[1] == _ASKS]
         lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
@@ -110,7 +112,7 @@ class Notices:
         ):
             beat()
             time.sleep(_POLL)
-            names = self._board.names()
+            names = self._names()
             looks = any(kind == _LOOKS and rank != self._rank for _, kind, rank in map(_parts, names))
             for name in sorted(names - views.keys()):
                 of, _, rank = _parts(name)
@@ -131,7 +133,7 @@ class Notices:
         """Remove what this rank has posted, and post nothing any more: the program ends."""
         with self._changes:
             self._ended = True
-        self._board.take_down(self._posted, lambda name: _parts(name)[0] == _LEFT)
+        self._board.take_down(self._posted, lambda name: name.startswith(f"{_LEFT}."))
 
     def remove(self) -> None:
         """Remove the notices of all ranks: the job ends."""
@@ -150,8 +152,13 @@ class Notices:
             self._board.take_down(names)
             self._posted -= names
 
+    def _names(self) -> set[str]:
+        """Return the names of the notices, and not those of other files."""
+        return {name for name in self._board.names() if _NAME.fullmatch(name)}
+
     def _view(self, name: str) -> View | None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # removed, of another version, or damaged
+        # Removed, of another version, or damaged.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             return view.from_json(self._board.read(name))
         return None
 

@@ -53,7 +53,8 @@ def write_new(name: str, text: str) -> Path:
     temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
     try:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "w") as file:
+        # Names of files need not be UTF-8, and the locale need not be able to write lines of the program.
+        with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         publish(temporary, path, replace=False)
     finally:

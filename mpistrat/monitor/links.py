@@ -90,7 +90,8 @@ def _address(text: str) -> str:
     digits = text.partition(":")[0]
     words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
-    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+    found = socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+    return found.removeprefix("::ffff:")  # a socket for both versions of IP
 
 
 def _without_carrier() -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mpistrat.runtime.environment import rc
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _SAMPLES = 5  # of the main thread, when it is in no collective
 _LAST_WORD = 1.0  # seconds for the notice that this rank leaves
-_PATIENCE = 5.0  # seconds for the file of a report
+_PATIENCE = 5.0  # seconds for the file of a report, and for standard error
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
@@ -183,7 +184,7 @@ class Watchdog(threading.Thread):
             return  # another rank of the node was faster
         except OSError as error:
             text += f"This report is in no file: {error}\n"
-        _say(text)
+        say(text)
 
     def _job(self) -> tuple[Record, list[Record]]:
         """Return the record of this process, and those of all ranks of this node."""
@@ -272,12 +273,12 @@ class Watchdog(threading.Thread):
         if slow:
             self._next_comparison = now + _LOG_EVERY
             for each in slow:
-                _log.warning("%s", each)
+                within(_PATIENCE, partial(_log.warning, "%s", each))  # the main thread may wait in a handler
 
     def _end_job(self, waited: float) -> None:
         from mpi4py import MPI
 
-        _say(
+        say(
             f"mpistrat: ends the job after {waited:.0f} s in one collective (MPISTRAT_HANG_ABORT_SECONDS), with exit "
             f"status {exit_status.RESTART}\n"
         )
@@ -337,7 +338,16 @@ def _main_thread_moves() -> bool:
     return False
 
 
-def _say(text: str) -> None:
-    """Write to standard error, past Python's own streams: the main thread may hold their lock."""
+def say(text: str) -> None:
+    """Write to standard error, past Python's own streams: the main thread may hold their lock.
+
+    A pipe that is full and whose reader does not read is given up after a while: the job may still have to be ended.
+    """
+
+    def write() -> None:
+        rest = text.encode(errors="replace")
+        while rest:
+            rest = rest[os.write(2, rest) :]
+
     with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="replace"))
+        within(_PATIENCE, write)
