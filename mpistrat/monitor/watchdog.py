@@ -95,11 +95,10 @@ class Watchdog(threading.Thread):
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         ready = self._record.size == 1
         while True:
-            self._every = (
-                min(_LONGEST_NAP, max(_SHORTEST_NAP, rc.hang_seconds / 4))
-                if rc.hang_seconds
-                else _LONGEST_NAP
-            )
+            with contextlib.suppress(
+                ValueError
+            ):  # the program may change the environment to what cannot be read
+                self._every = _nap()
             self._beat()
             time.sleep(self._every)
             try:
@@ -291,6 +290,11 @@ class Watchdog(threading.Thread):
             self._notices.remove()
         threading.Thread(target=leave, daemon=True).start()
         MPI.COMM_WORLD.Abort(exit_status.RESTART)
+
+
+def _nap() -> float:
+    limit = rc.hang_seconds
+    return min(_LONGEST_NAP, max(_SHORTEST_NAP, limit / 4)) if limit else _LONGEST_NAP
 
 
 def _launched_on_one_node(size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Reports to a standard error that takes no more."""
+"""What must not stop the watchdog: a standard error that takes no more, an option that cannot be read."""
 
 import subprocess
 import sys
@@ -28,3 +28,23 @@ def test_a_reader_gets_all_of_a_long_report():
         [sys.executable, "-c", PROGRAM.replace("0.2", "60")], capture_output=True, text=True, check=True
     )
     assert ended.stderr == "x" * 1_000_000
+
+
+OPTION = """
+import os, sys, threading
+from mpistrat.monitor import watchdog
+from mpistrat.runtime.record import flight_record
+os.environ["MPISTRAT_HANG_SECONDS"] = "soon"
+record = flight_record.FlightRecord(0, 2)
+started = watchdog.Watchdog(record)
+started.start()
+started.join(0.3)
+print(started.is_alive(), flush=True)
+record.close()
+"""
+
+
+def test_an_option_that_cannot_be_read():
+    """The program may change its environment after the options were checked."""
+    ended = subprocess.run([sys.executable, "-c", OPTION], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
