@@ -70,8 +70,8 @@ class Evidence:
         Whether all ranks are in that collective, or have left it.
     passed : bool
         Whether it is behind the call of the others, which it has not made.
-    ended_after : tuple of int
-        The ranks that had failed or left when all processes of the job ended.
+    ended_after : str
+        What has ended the job, if all its processes are gone: ranks that had failed or left, say. Empty if unknown.
     one_of : tuple of int
         The ranks of which one ended before the launcher ended the others, that with the oldest sign of life first;
         empty if that one is known.
@@ -85,7 +85,7 @@ class Evidence:
     waits_elsewhere: str = ""
     stuck: bool = False
     passed: bool = False
-    ended_after: tuple[int, ...] = ()
+    ended_after: str = ""
     one_of: tuple[int, ...] = ()
 
 
@@ -170,8 +170,8 @@ def _gone(evidence: Evidence) -> Verdict | None:
     if evidence.ended_after:
         return Verdict(
             "ended",
-            f"is gone: the launcher has ended it with the job, it seems, after {ranks_in_words(evidence.ended_after)}",
-            f"Look at {ranks_in_words(evidence.ended_after)}.",
+            f"is gone: the launcher has ended it with the job, it seems, after {evidence.ended_after}",
+            f"Look at {evidence.ended_after} first.",
         )
     what, ranks = "is gone: its process has ended. It", evidence.one_of
     if ranks:

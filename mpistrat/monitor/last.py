@@ -26,6 +26,24 @@ _NAME = re.compile(rf"{_PREFIX}\d+-\d+\.json")
 _PATIENCE = 10.0  # seconds for the file of a job
 
 
+class End(NamedTuple):
+    """What has ended a job, as far as it is known.
+
+    Attributes
+    ----------
+    first : int or None
+        The rank that ended first, after which the launcher has ended the others.
+    by : str
+        What has ended all ranks at once: ``"the call of MPI_Abort"``, say.
+    """
+
+    first: int | None = None
+    by: str = ""
+
+
+UNKNOWN = End()
+
+
 class Ended(NamedTuple):
     """A job that has ended.
 
@@ -36,8 +54,7 @@ class Ended(NamedTuple):
         What the launcher said of its end.
     when : float
         The time since the epoch at which the records were kept.
-    first : int or None
-        The rank that ended first, after which the launcher has ended the others; None if that is not known.
+    end : End
     out_of_memory_kills : int or None
         How many processes of its cgroup the system had killed for want of memory by then.
     """
@@ -45,7 +62,7 @@ class Ended(NamedTuple):
     records: tuple[Record, ...]
     notes: tuple[str, ...]
     when: float
-    first: int | None
+    end: End
     out_of_memory_kills: int | None
 
 
@@ -70,9 +87,7 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
     return found
 
 
-def keep(
-    records: Sequence[Record], notes: Sequence[str], failed: bool, first: int | None = None
-) -> Path | None:
+def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End = UNKNOWN) -> Path | None:
     """Move records from the memory of this node to a file. They stay in memory if no file can be written.
 
     Parameters
@@ -82,8 +97,7 @@ def keep(
         What the launcher says of the end of the job.
     failed : bool
         Whether to write the file: the records of a job that succeeded are only removed.
-    first : int, optional
-        See `Ended`.
+    end : End, optional
 
     Returns
     -------
@@ -101,7 +115,7 @@ def keep(
             {
                 "when": time.time(),
                 "notes": list(notes),
-                "first": first,
+                "end": end,
                 "out_of_memory_kills": process_facts.out_of_memory_kills(),
                 "records": [as_json(each) for each in records],
             }
@@ -156,7 +170,7 @@ def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int
     left : collection of int
         The ranks that have left according to the launcher.
     first : int, optional
-        See `Ended`.
+        The rank that ended first.
     """
     if all(each.exit_status == 0 for each in records):
         return []
@@ -218,7 +232,7 @@ def latest(job: str = "") -> Ended | None:
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
         kills = process_facts.out_of_memory_kills()
-        return Ended(tuple(of_one_job(newest, gone)), (), max(times), None, kills)
+        return Ended(tuple(of_one_job(newest, gone)), (), max(times), UNKNOWN, kills)
     if kept is None and problems:
         raise problems[0]
     return kept
@@ -252,7 +266,7 @@ def load(path: str | Path) -> Ended:
             tuple(map(from_json, told["records"])),
             tuple(told["notes"]),
             float(told["when"]),
-            told.get("first"),
+            End(*told.get("end", ())),
             told.get("out_of_memory_kills"),
         )
     except (KeyError, TypeError, ValueError) as error:

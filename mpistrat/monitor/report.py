@@ -47,7 +47,7 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
                 own is not None and own.token == wait.token and not own.missing and not own.unseen,
                 own is None and _passed(record, wait, seen),
-                tuple(each.rank for each in origin if seen.ended and record not in origin),
+                _ended_after(seen, origin) if record not in origin else "",
                 _one_of(wait.missing) if seen.ended and not origin else (),
             )
             verdicts[record.key] = verdict(evidence)
@@ -56,7 +56,14 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
 
 def _has_left(record: Record, seen: View) -> bool:
     """Return whether a rank has left its job, and not because the launcher has ended it with the others."""
-    return record.phase == Phase.FAILED or record.exit_status is not None or record.rank == seen.first
+    return record.phase == Phase.FAILED or record.exit_status is not None or record.rank == seen.end.first
+
+
+def _ended_after(seen: View, origin: Sequence[Record]) -> str:
+    """Return after what the launcher has ended the other ranks of a job, empty if it runs or that is unknown."""
+    if not seen.ended:
+        return ""
+    return ranks_in_words([each.rank for each in origin]) if origin else seen.end.by
 
 
 def _one_of(records: Sequence[Record]) -> tuple[int, ...]:
@@ -124,7 +131,9 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
         told |= {each.key for each in wait.missing}
         if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
             told |= {each.key for each in wait.waiting}  # the other side of the same circle
-    first = next((each for each in seen.records if each.rank == seen.first and each.key not in told), None)
+    first = next(
+        (each for each in seen.records if each.rank == seen.end.first and each.key not in told), None
+    )
     return lines if first is None else [*_first_to_end(first, seen), *lines]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistrat.monitor import links, process, record_json, stacks
+from mpistrat.monitor.last import UNKNOWN, End
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
@@ -42,8 +43,8 @@ class View:
         The host of each rank of the job, where that is known.
     searched : tuple of str
         The directories in which the nodes leave notices for each other; empty where one node has all ranks.
-    first : int or None
-        Of a job that has ended, the rank that is known to have ended first.
+    end : End
+        Of a job that has ended.
     """
 
     now: float
@@ -54,7 +55,7 @@ class View:
     links: tuple[Links, ...] = ()
     hosts: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
-    first: int | None = None
+    end: End = UNKNOWN
 
     @property
     def ranks(self) -> set[int]:

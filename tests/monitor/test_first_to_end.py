@@ -4,7 +4,7 @@ import pytest
 
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last, report
-from mpistrat.monitor.last import Ended
+from mpistrat.monitor.last import End, Ended
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Membership, Record
 
@@ -37,9 +37,9 @@ def job(inside, **of_rank_two):
     return tuple(record(rank, rank in inside, **(of_rank_two if rank == 2 else {})) for rank in range(SIZE))
 
 
-def told(records, first, kills=None):
+def told(records, first, kills=None, by=""):
     """What the report says of causes."""
-    ended = Ended(records, (), 20.0, first, kills)
+    ended = Ended(records, (), 20.0, End(first, by), kills)
     return "\n".join(report.causes(jobs.view_of(ended), last.waits_at_end(records, first)))
 
 
@@ -92,6 +92,16 @@ def test_a_rank_that_was_killed_before_others_waited_for_it():
     assert text.count("cause: killed.") == 1
 
 
+@pytest.mark.parametrize("by", ["the call of MPI_Abort", "the signal SIGTERM"])
+def test_a_job_that_was_ended_as_a_whole(by):
+    text = told(job({0, 1, 3}), None, by=by)
+    assert (
+        f"rank 2 (node process 1002): is gone: the launcher has ended it with the job, it seems, after {by}"
+        in text
+    )
+    assert text.count("cause: ended.") == 1
+
+
 def test_several_ranks_that_may_have_ended_first():
     text = told(job({3}), None)
     assert "One of ranks 0-2 has ended first" in text
@@ -111,5 +121,5 @@ def test_only_the_first_was_killed_for_want_of_memory(first, causes):
 def test_a_file_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path))
     monkeypatch.setattr("mpistrat.runtime.record.process_facts.out_of_memory_kills", lambda: 5)
-    kept = last.load(last.keep(job({0, 3}), [], failed=True, first=2))
-    assert (kept.first, kept.out_of_memory_kills) == (2, 5)
+    kept = last.load(last.keep(job({0, 3}), [], failed=True, end=End(2)))
+    assert (kept.end, kept.out_of_memory_kills) == (End(2), 5)

@@ -26,6 +26,7 @@ from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import Phase
 
 if TYPE_CHECKING:
+    from mpistrat.monitor.last import End
     from mpistrat.runtime.record.read import Record
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -148,8 +149,8 @@ class _RunningJob:
 
         records = last.left(started, self.ranks.keys())
         left = {rank for each in self._forwarded for rank in each.found.left}
-        first = self._first_to_end(records)
-        texts = last.unfinished(records, left, first)
+        end = self._end(records)
+        texts = last.unfinished(records, left, end.first)
         if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
         exited = any(each.exit_status is not None for each in records)
@@ -162,20 +163,23 @@ class _RunningJob:
         if killed and self._job.launcher.can_survive and any(each.phase == Phase.SERVING for each in records):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
         try:
-            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status), first)
+            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
         except OSError as error:
             self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
         return status
 
-    def _first_to_end(self, records: Sequence[Record]) -> int | None:
-        """Return the rank after whose end the launcher has ended the others, or None if that is not known."""
+    def _end(self, records: Sequence[Record]) -> End:
+        """Return what has ended the job. After a signal or a call of MPI_Abort the ranks end in any order."""
         from mpistrat.monitor import last  # a late import: seldom needed
 
         order = self._ends.close()
-        if self._passed_on or any(each.found.aborted for each in self._forwarded):
-            return None  # a signal or a call of MPI_Abort has ended all ranks, in any order
+        if self._passed_on:
+            ending = [signal.Signals(number).name for number in _ENDING if number in self._passed_on]
+            return last.End(by=f"the signal {ending[0]}" if ending else "")
+        if any(each.found.aborted for each in self._forwarded):
+            return last.End(by="the call of MPI_Abort")
         named = [self._rank_of(death) for each in self._forwarded for death in each.found.deaths]
-        return named[0] if named and named[0] is not None else last.first_to_end(records, order)
+        return last.End(named[0] if named and named[0] is not None else last.first_to_end(records, order))
 
     @property
     def _starting(self) -> bool:

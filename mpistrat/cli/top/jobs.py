@@ -223,7 +223,7 @@ def view_of(ended: Ended) -> View:
     """Return what is known of a job that has ended: its processes are gone."""
     facts = {}
     for each in ended.records:  # those that ended after the first one were not killed for want of memory
-        kills = ended.out_of_memory_kills if ended.first in (None, each.rank) else None
+        kills = ended.out_of_memory_kills if ended.end.first in (None, each.rank) else None
         facts[each.key] = ProcessFacts("X", out_of_memory_kills=kills)
     now = ended.when - ended.records[0].clock if ended.records else 0.0
-    return View(now, ended.records, facts, {}, frozenset(), first=ended.first)
+    return View(now, ended.records, facts, {}, frozenset(), end=ended.end)

@@ -153,7 +153,7 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps([record_json.as_json(each) for each in ended.records]))
         return
     seen = jobs.view_of(ended)
-    found = last_record.waits_at_end(ended.records, ended.first)
+    found = last_record.waits_at_end(ended.records, ended.end.first)
     click.echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
     for line in (
         *ended.notes,
