@@ -13,13 +13,13 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mpistrat.monitor import main_thread
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status
 from mpistrat.runtime.process.launchers import MPIRUN
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
-_SAMPLES = 5  # of the main thread, when it is in no collective
 _LAST_WORD = 1.0  # seconds for the notice that this rank leaves
 _PATIENCE = 5.0  # seconds for the file of a report, and for standard error
 _ABORTED = 5.0  # seconds that MPI_Abort may take
@@ -127,7 +126,7 @@ class Watchdog(threading.Thread):
     def _look(self) -> None:
         self._beat()
         since = self._record.in_collective()
-        self._record.moves(None if since != math.inf else _main_thread_moves())
+        self._record.moves(None if since != math.inf else main_thread.moves())
         now = time.monotonic()
         waited = now - since
         last = rc.hang_abort_seconds
@@ -322,24 +321,6 @@ def _import_ahead() -> bool:
     from mpistrat.monitor import between_nodes, folder, report, without_record  # noqa: F401
 
     return True
-
-
-def _main_thread_moves() -> bool:
-    """Return whether the main thread runs Python code, not one function in C."""
-    import dis
-
-    main = threading.main_thread().ident
-    seen = set()
-    for _ in range(_SAMPLES):
-        frame = sys._current_frames().get(main or 0)
-        if frame is None:
-            return False
-        seen.add((id(frame), frame.f_lasti))
-        instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        if len(seen) > 1 or instruction.startswith(("JUMP", "POP_JUMP", "RESUME")):
-            return True
-        time.sleep(0.002)
-    return False
 
 
 def say(text: str) -> None:
