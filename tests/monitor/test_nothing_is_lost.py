@@ -1,5 +1,6 @@
 """What the monitor keeps, where a directory cannot be written or has other files in it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -97,3 +98,34 @@ def test_reports_of_two_jobs_lie_in_one_directory(directory):
     assert (first.read_text(), second.read_text()) == ("one", "two")
     with pytest.raises(FileExistsError):
         folder.write_new("hang-1-node.txt", "again")
+
+
+# --- no room in the memory of the node ----------------------------------------------------------------
+
+
+@pytest.fixture(params=["full", "missing"])
+def private_record(request, monkeypatch, tmp_path):
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if request.param == "full":
+        monkeypatch.setattr(layout, "FOLDER", str(tmp_path))
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    else:
+        monkeypatch.setattr(layout, "FOLDER", str(tmp_path / "missing"))
+    return flight_record.FlightRecord(3, 4)
+
+
+def test_it_keeps_its_record_to_itself(private_record, tmp_path):
+    assert private_record.path is None
+    assert list(tmp_path.iterdir()) == []
+    private_record.answer(41)
+    private_record.tell_stacks()
+    assert read.parse(private_record.contents()).rank == 3
+    private_record.close()
+
+
+def test_its_record_is_kept_like_others(private_record, tmp_path, monkeypatch):
+    monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "records"))
+    kept = last.keep([read.parse(private_record.contents())], ["note"], failed=True)
+    assert [each.rank for each in last.load(kept).records] == [3]
