@@ -115,7 +115,8 @@ def reduction_of_joined(
     Parameters
     ----------
     out : numpy.ndarray
-        Where the arrays are joined and combined, one after the other: the result of each run.
+        Where the arrays are joined and combined, one after the other: the result of each run. If it is itself the only
+        array of a run, it is combined where it is.
 
     Returns
     -------
@@ -128,7 +129,8 @@ def reduction_of_joined(
     route = HostRoute.of(choice, joined, algorithm)
 
     def combine(arrays: Sequence[np.ndarray], timeout_seconds: float | None) -> list[np.ndarray]:
-        _join(joined, arrays, out)
+        if arrays[0] is not out:
+            _join(joined, arrays, out)
         _reduce_pieces(topology, joined, route, out, out)
         return [out]
 

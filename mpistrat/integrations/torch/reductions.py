@@ -20,7 +20,8 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
-_PIECE_BYTES = 1 << 20  # of an array that the ranks of one node combine in one step
+# Preparing a reduction takes 40 us. Up to this size it is kept for the next call, and its result is copied.
+_CACHED_BYTES = 1 << 20
 _collective = whole(attrgetter("topology"))
 
 
@@ -51,9 +52,14 @@ class Reductions:
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
-        large = len(hosts) == 1 and hosts[0].nbytes > _PIECE_BYTES
-        if large and len(self.topology.nodes) == 1 and arena.homes(self.topology, hosts) == [None]:
-            return [self._by_pieces(own, hosts[0], name, in_place)]
+        if (
+            len(hosts) == 1
+            and hosts[0].nbytes > _CACHED_BYTES
+            and arena.homes(self.topology, hosts) == [None]
+        ):
+            total = self._large(own, hosts[0], name, in_place)
+            if total is not None:
+                return [total]
         return self._ops.all_reduce(own, hosts, self._options, name)
 
     @_collective
@@ -61,16 +67,16 @@ class Reductions:
         """Average an array in an arena over all ranks, in place."""
         self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._options, "all_reduce")
 
-    def _by_pieces(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray:
-        """Combine an array piece by piece, each of which is still in the cache when it is copied to its place."""
+    def _large(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray | None:
+        """Combine an array without a copy of it; None if it is combined in another dtype than its own."""
         flat = host.reshape(-1)
         out = flat if in_place else np.empty_like(flat)
-        form = (name, len(flat))
-        step = _PIECE_BYTES // host.itemsize
-        for start in range(0, len(flat), step):
-            piece = flat[start : start + step]
-            out[start : start + step] = self._ops.all_reduce(own, [piece], self._options, form)[0]
-        return out
+        key = ((flat.dtype, flat.shape),)
+        found = self._ops.joined_all_reduce(own, key, out, self._options, (name, host.shape))
+        if found is None:
+            return None
+        found.run([flat], self._options.timeout_seconds)
+        return out.reshape(host.shape)
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
         self.topology.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know the ufunc
