@@ -17,19 +17,30 @@ BYTES_ONLY = frozenset(
 )
 
 
+def require_dense(tensor: torch.Tensor) -> None:
+    """Raise a TypeError if a tensor is sparse, quantized or nested, or does not have values."""
+    if tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta):
+        return
+    if tensor.is_nested:
+        text = "a nested one: call its to_padded_tensor()"
+    elif tensor.is_quantized:
+        text = f"one of the quantized dtype {tensor.dtype}: call its dequantize()"
+    elif tensor.is_meta:
+        text = "one on the device meta, where tensors do not have values: call to_empty() of its module"
+    else:
+        text = f"one of layout {tensor.layout}: call its to_dense() (for embeddings: sparse=False)"
+    raise TypeError(f"process groups of mpistrat take dense tensors, not {text}")
+
+
 def host_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor as a contiguous array of the host, on the same memory where possible.
 
     Raises
     ------
     TypeError
-        If the tensor is sparse or quantized.
+        As `require_dense`.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise TypeError(
-            f"process groups of mpistrat take dense tensors, got one of layout {tensor.layout} and dtype "
-            f"{tensor.dtype}: call its to_dense() or dequantize() (for embeddings: sparse=False)"
-        )
+    require_dense(tensor)
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in BYTES_ONLY:
         tensor = tensor.view(torch.uint8)
