@@ -61,6 +61,22 @@ class DescribedGroup(torch.distributed.ProcessGroup):
         """Torch's description of the group."""
         return self._description
 
+    # torch asks a group for its devices, and for the backend of a device. A group in Python is its own backend, and
+    # the C++ part would know neither.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> DescribedGroup:
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: torch allocates what FSDP sends."""
+        return False
+
     def _set_group_name(self, name: str) -> None:
         self._name = name
 

@@ -17,3 +17,15 @@ def default_group():
     torch.distributed.init_process_group(mpistrat.integrations.torch.BACKEND)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def gloo():
+    """A group of Gloo whose ranks meet in the store of this package."""
+    import torch.distributed as dist
+
+    if not dist.is_gloo_available():
+        pytest.skip("this torch has no Gloo")
+    group = dist.new_group(backend="gloo")
+    yield group
+    dist.destroy_process_group(group)

@@ -14,16 +14,6 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself
 
 
-@pytest.fixture(scope="module")
-def gloo():
-    """A group of Gloo whose ranks meet in the store of this package."""
-    if not dist.is_gloo_available():
-        pytest.skip("this torch has no Gloo")
-    group = dist.new_group(backend="gloo")
-    yield group
-    dist.destroy_process_group(group)
-
-
 def network():
     torch.manual_seed(0)
     return torch.nn.Sequential(
