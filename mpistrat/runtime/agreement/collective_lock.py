@@ -31,7 +31,7 @@ from mpistrat.runtime.agreement.operation import (
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import float_errors
 from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.flight_record import Flight
+from mpistrat.runtime.record.writers import Flight
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
 # operation. A rank that is out of step sets bit 62, and gives its rank for the number: it agrees with no other.

@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from mpistrat.runtime.process.launch_key import key_of
-from mpistrat.runtime.record.flight_record import Flight, FlightRecord
+from mpistrat.runtime.record.flight_record import FlightRecord
+from mpistrat.runtime.record.writers import Flight
 
 _made: collections.Counter[int] = collections.Counter()  # by token
 

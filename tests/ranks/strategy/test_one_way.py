@@ -13,7 +13,7 @@ PACKAGE = os.path.dirname(mpistrat.__file__) + os.sep
 ARRAY = np.ones(1, np.float32)
 VALUES = {"array": ARRAY, "list": [np.ones((3, 4), np.float32), np.ones(5, np.float32), ARRAY]}
 MOST_FILES_OF_FIRST, MOST_FILES, MOST_CALLS = 12, 6, 20
-RECORD = "runtime/record/flight_record.py"  # MPISTRAT_RECORD=0 leaves it out
+RECORD = "runtime/record/writers.py"  # MPISTRAT_RECORD=0 leaves it out
 
 
 def calls(fn):
