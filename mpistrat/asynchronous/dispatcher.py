@@ -7,9 +7,10 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpistrat.asynchronous.decisions import Decisions
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
@@ -70,9 +71,7 @@ class Dispatcher:
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
         self._telling: set[int] = set()  # threads that tell owners
-        self._deciding: dict[
-            int, tuple[Task, Any, set[int]]
-        ] = {}  # that servers commit: result, and which have not
+        self._decisions = Decisions(contact.post, contact.roles.parameter_servers)
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
         self.lock = contact.post.lock
@@ -236,7 +235,7 @@ class Dispatcher:
             for task in reversed(tasks):
                 if task.ranks is None:
                     if task.once:  # it may be prepared on some servers
-                        self._tell_servers(self._contact.roles.parameter_servers, "abort", task.number)
+                        self._decisions.abort(task.number)
                     task.running.remove(worker.rank)
                     self._queue_again(task, self._queue.appendleft)
                 else:  # Open MPI 5.0 mixes up messages after a communicator was made with a lost rank
@@ -246,13 +245,12 @@ class Dispatcher:
                     )
         self._busy = False
 
-    def _tell_servers(self, ranks: Iterable[int], kind: str, number: int) -> None:
-        for rank in ranks:
-            self._post.send(rank, kind, (number,))
-
     def _take(self, letter: Letter) -> None:
         if letter.kind == "committed":
-            self._take_committed(letter)
+            decided = self._decisions.committed(letter)
+            if decided is not None:
+                task, value, error = decided
+                self._take_end(task, task.workers[0], value, error)
             return
         worker = self._workers[letter.source]
         if letter.kind == "dropped":
@@ -281,25 +279,12 @@ class Dispatcher:
         if letter.kind == "failed" and error is None:
             value, error = None, value.error()
         worker.failed += error is not None
+        if servers and error is None:
+            self._decisions.commit(task, value, servers)
+            return
         if servers:
-            ranks = [self._contact.roles.parameter_servers[each] for each in servers]
-            self._tell_servers(ranks, "commit" if error is None else "abort", number)
-            if error is None:
-                self._deciding[number] = (task, value, {*ranks})
-                return
+            self._decisions.abort(number, servers)
         self._take_end(task, worker.rank, value, error)
-
-    def _take_committed(self, letter: Letter) -> None:
-        """Take the news that a parameter server has applied the writes of a task."""
-        (number,) = letter.head
-        task, value, missing = self._deciding[number]
-        missing.discard(letter.source)
-        if letter.body.stream:
-            task.error = task.error or unpack(letter.body).error()
-        if not missing:
-            del self._deciding[number]
-            error, task.error = task.error, None
-            self._take_end(task, task.workers[0], value, error)
 
     def _take_end(self, task: Task, rank: int, value: Any, error: BaseException | None) -> None:
         """Take how a task ended on a rank."""
