@@ -13,6 +13,7 @@ from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, redu
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.movement import all_gather
+from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
 from mpistrat.integrations.torch.reduce_ops import reduction
 from mpistrat.integrations.torch.tensors import host_array, write
 from mpistrat.runtime.agreement.operation import operation
@@ -84,7 +85,39 @@ class Reductions:
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     @_collective
-    def scattered(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
+    def reduce_scatter_parts(self, output: Tensor, parts: list[Tensor], op: Any) -> None:
+        """Combine a list of tensors, one for each rank, and write the one of this rank into ``output``."""
+        with structures.refusals("reduce_scatter", self.topology):
+            require_one_for_each_rank("reduce_scatter", "input", parts, self.topology.size)
+            require(
+                output.numel() == parts[self.topology.rank].numel(),
+                f"reduce_scatter: the output has {output.numel()} elements, and input {self.topology.rank} "
+                f"{parts[self.topology.rank].numel()}",
+            )
+            require_dtype("reduce_scatter", output, *parts)
+            hosts = [host_array(part).reshape(-1) for part in parts]
+        if len(set(map(len, hosts))) == 1:
+            self._scattered(output, np.stack(hosts), op)
+            return
+        joined = torch.cat([part.detach().reshape(-1) for part in parts])
+        (total,) = self.combined("reduce_scatter", [joined], op)
+        start = sum(map(len, hosts[: self.topology.rank]))
+        write(output, total[start : start + output.numel()])
+
+    @_collective
+    def reduce_scatter(self, output: Tensor, tensor: Tensor, op: Any) -> None:
+        """Combine a tensor, and write the part of this rank into ``output``."""
+        with structures.refusals("reduce_scatter", self.topology):
+            require(
+                output.numel() * self.topology.size == tensor.numel(),
+                f"reduce_scatter: {tensor.numel()} elements do not make {self.topology.size} parts of {output.numel()}",
+            )
+            require_dtype("reduce_scatter", output, tensor)
+            rows = host_array(tensor).reshape(self.topology.size, output.numel())
+        self._scattered(output, rows, op)
+
+    @_collective
+    def _scattered(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
         """Combine ``rows``, one for each rank, and write the one of this rank into ``output``."""
         with structures.refusals("reduce_scatter", self.topology):
             own, rows = reduction(op, output.dtype), _countable(rows)

@@ -1,0 +1,174 @@
+"""Moves of tensors between the ranks of a process group: what is checked, and which moves of this library serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpistrat.collectives import structures
+from mpistrat.collectives.movement import all_gather, broadcast
+from mpistrat.collectives.movement.exchange import exchange
+from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
+from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_all, write_bytes
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.topology import Topology
+
+_collective = whole(attrgetter("topology"))
+
+
+class Moves:
+    """The moves of a process group. All are collective.
+
+    Parameters
+    ----------
+    topology : Topology
+    """
+
+    def __init__(self, topology: Topology):
+        self.topology = topology
+
+    @_collective
+    def broadcast(self, tensors: list[Tensor], root: int) -> None:
+        """Copy the tensors of a rank to all ranks."""
+        with structures.refusals("broadcast", self.topology):
+            hosts = [host_array(tensor) for tensor in tensors]
+        found = broadcast.broadcast(self.topology, hosts, root=root)
+        if self.topology.rank != root:
+            write_all(tensors, found)
+
+    @_collective
+    def all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
+        """Gather a tensor of each rank, one behind the other in one tensor."""
+        with structures.refusals("all_gather", self.topology):
+            size, own = self.topology.size, tensor.numel()
+            require(
+                output.numel() == size * own,
+                f"all_gather: the output has {output.numel()} elements, and {size} inputs of {own} have {size * own}",
+            )
+            require_dtype("all_gather", output, tensor)
+            row = host_array(tensor).reshape(1, own)
+        write(output, all_gather.all_gather(self.topology, row, 0))
+
+    @_collective
+    def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
+        """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
+        with structures.refusals("all_gather", self.topology):
+            require_one_for_each_rank("all_gather", "output", outputs, self.topology.size)
+            require_dtype("all_gather", tensor, *outputs)
+            flat = host_array(tensor).reshape(-1)
+            lengths = [output.numel() for output in outputs]
+        if set(lengths) == {len(flat)}:
+            rows = all_gather.all_gather(self.topology, flat.reshape(1, -1), 0)
+            write_all(outputs, list(rows))
+            return
+        # Every rank sees what all others expect and send: all raise, or none.
+        # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
+        own = np.array([[[*lengths, len(flat)]]], np.int64)
+        told = all_gather.all_gather(self.topology, own, 0)[:, 0]
+        if (told[:, :-1] != told[:, -1]).any():
+            raise ValueError(
+                f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "
+                f"{told[:, :-1].tolist()} (a list for each rank)"
+            )
+        joined = all_gather.all_gather(self.topology, flat, 0)
+        write_all(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
+
+    def gather(self, parts: list[Tensor], tensor: Tensor, root: int) -> None:
+        """Gather a tensor of each rank in a list of the rank ``root``."""
+        self._to_or_from_one("gather", parts, tensor, root)
+
+    def scatter(self, tensor: Tensor, parts: list[Tensor], root: int) -> None:
+        """Send each rank a tensor of a list of the rank ``root``."""
+        self._to_or_from_one("scatter", parts, tensor, root)
+
+    @_collective
+    def _to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
+        """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these."""
+        is_root, gathers = self.topology.rank == root, name == "gather"
+        with structures.refusals(name, self.topology):
+            if is_root:
+                require_one_for_each_rank(name, "output" if gathers else "input", parts, self.topology.size)
+                require_dtype(name, tensor, *parts)
+                for part in parts:
+                    require(
+                        part.numel() == tensor.numel(),
+                        f"{name}: a tensor of the list has {part.numel()} elements, and the other {tensor.numel()}",
+                    )
+            many: list[np.ndarray | None] = [None] * self.topology.size
+            one: list[np.ndarray | None] = [None] * self.topology.size
+            if gathers:
+                one[root] = host_bytes(tensor)
+                many = [room(part) for part in parts] if is_root else many
+            else:
+                one[root] = room(tensor)
+                many = [host_bytes(part) for part in parts] if is_root else many
+        with self.topology.turn(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
+            exchange(self.topology, *((one, many) if gathers else (many, one)))
+        if gathers:
+            write_bytes(parts, many)
+        else:
+            write_bytes([tensor], [one[root]])
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+    ) -> None:
+        """Send consecutive rows of a tensor to rank 0, 1, and so on: equally many, or so many as the sizes say."""
+        with structures.refusals("all_to_all", self.topology):
+            received = self._cut(output, output_sizes)
+            sent = self._cut(tensor, input_sizes)
+        self.all_to_all(received, sent)
+
+    def _cut(self, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
+        """Return the rows for each rank."""
+        ranks = self.topology.size
+        if not sizes:
+            require(
+                tensor.dim() > 0 and len(tensor) % ranks == 0,
+                f"all_to_all: {len(tensor) if tensor.dim() else 0} rows cannot be divided among {ranks} ranks: "
+                "give split sizes",
+            )
+            sizes = [len(tensor) // ranks] * ranks
+        require(
+            len(sizes) == ranks and sum(sizes) == len(tensor),
+            f"all_to_all: split sizes {list(sizes)} do not make {len(tensor)} rows for {ranks} ranks",
+        )
+        return list(torch.split(tensor.detach(), list(sizes)))
+
+    @_collective
+    def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """Send tensor ``i`` of a list to rank ``i``."""
+        with structures.refusals("all_to_all", self.topology):
+            require_one_for_each_rank("all_to_all", "output", outputs, self.topology.size)
+            require_one_for_each_rank("all_to_all", "input", inputs, self.topology.size)
+            require_dtype("all_to_all", *outputs, *inputs)
+            sends = [host_bytes(tensor) for tensor in inputs]
+            receives = [room(tensor) for tensor in outputs]
+        expected = np.array(list(map(len, receives)), np.int64)
+        announced = np.empty_like(expected)
+        topology, world = self.topology, self.topology.world
+        with topology.turn(operation("all_to_all", str(inputs[0].dtype))):
+            world.Alltoall(np.array(list(map(len, sends)), np.int64), announced)
+            wrong = np.flatnonzero(announced != expected)
+            text = ""
+            if len(wrong):
+                other = int(wrong[0])
+                text = (
+                    f"rank {topology.rank} expects {expected[other]} bytes of rank {other}, which sends "
+                    f"{announced[other]}"
+                )
+            texts = world.allgather(text) if world.allreduce(len(wrong)) else []
+            if texts:
+                raise topology.on_all_ranks(
+                    ValueError(f"all_to_all: {'; '.join(filter(None, texts))}: split sizes must fit")
+                )
+            exchange(topology, sends, receives)
+        write_bytes(outputs, receives)
