@@ -8,14 +8,11 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpistrat import context, data, nest, representation
-from mpistrat.collectives import structures
-from mpistrat.collectives.arenas.arena import buffers
+from mpistrat import context, data, representation
+from mpistrat.collectives.arenas.tree_of_buffers import buffers_like
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.record import flight_record
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.chief_first import ChiefFirst
@@ -25,7 +22,7 @@ from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.random_stream import random_stream
 from mpistrat.strategy.scope import Scope
-from mpistrat.values import PerReplica, ValueContext, component
+from mpistrat.values import PerReplica, ValueContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -373,23 +370,8 @@ class Strategy(Collectives, FormerNames):
         >>> total is gradient, float(total[0, 0])
         (True, 2.0)
         """
-        leaves, rebuild, form = nest.take_apart(tree)
-        topology = self._extended.engine.topology
-        with structures.refusals("experimental_buffers_like", topology):
-            for each in leaves:
-                arrays.refuse_masked(component(each))
-            like = [arrays.dtype_and_shape(each) for each in leaves]
-            on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
-            if on_gpu and len(on_gpu) < len(leaves):
-                raise ValueError(
-                    f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the "
-                    "others"
-                )
-            device = (
-                arrays.require_one_device(on_gpu, self._extended.engine.device) if on_gpu else Device("cpu")
-            )
-        made = buffers(topology, like, device, form)
-        return rebuild([arrays.buffer_like(*each) for each in zip(made, leaves, strict=True)])
+        engine = self._extended.engine
+        return buffers_like(tree, engine.topology, engine.device)
 
     # --- copies ----------------------------------------------------------------------
 
