@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,18 @@ def run_ranks() -> Callable[..., Ended]:
         return run_program([*launcher, *map(str, arguments)], limit, cwd, **environ)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def two_at_a_time(request: pytest.FixtureRequest) -> Iterator[Callable[..., dict[str, Future[Ended]]]]:
+    """``two_at_a_time(start)``: how ``start(name)`` ends, for each ``name`` that tests of this file were given.
+
+    Starting and ending a job is mostly waiting.
+    """
+    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
+    pool = ThreadPoolExecutor(2)
+    yield lambda start: {name: pool.submit(start, name) for name in names}
+    pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture

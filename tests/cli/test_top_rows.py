@@ -4,19 +4,17 @@ import os
 import time
 
 import pytest
+from monitor.records import new_record
 
 from mpistrat.cli.top import jobs
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.record import flight_record, read
+from mpistrat.runtime.record import read
 
 
 @pytest.fixture
 def record():
-    made = flight_record.FlightRecord(0, 1)
-    if made.path is None:
-        pytest.skip("this machine has no /dev/shm")
-    yield made
-    os.unlink(made.path)
+    with new_record(1) as made:
+        yield made
 
 
 def test_user_code_lasts_since_the_last_collective(record):

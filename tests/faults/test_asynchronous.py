@@ -1,6 +1,5 @@
 """Whatever goes wrong in a job with roles, it ends, and says why."""
 
-import concurrent.futures
 import os
 import sys
 from pathlib import Path
@@ -32,16 +31,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def ended(request, run_ranks):
-    """How each program that is asked for ended. Two run at a time: starting and ending a job is mostly waiting."""
-    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
-    pool = concurrent.futures.ThreadPoolExecutor(2)
-    jobs = {
-        name: pool.submit(run_ranks, 4, PROGRAMS, name, limit=LIMIT, MPISTRAT_CONTACT_SECONDS="1")
-        for name in names
-    }
-    yield jobs
-    pool.shutdown(cancel_futures=True)
+def ended(two_at_a_time, run_ranks):
+    return two_at_a_time(lambda name: run_ranks(4, PROGRAMS, name, limit=LIMIT, MPISTRAT_CONTACT_SECONDS="1"))
 
 
 @pytest.mark.mpich

@@ -1,6 +1,5 @@
 """Under ULFM a job with roles goes on without lost workers, and ends if another rank is lost."""
 
-import concurrent.futures
 import os
 from pathlib import Path
 
@@ -33,21 +32,16 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def ended(request, run_alone):
-    """How each program that is asked for ended, two at a time."""
+def ended(two_at_a_time, run_alone):
     start = ("-m", "mpistrat", "run", "--ft")
     if run_alone(*start, "--dry-run", PROGRAMS).status:
         pytest.skip("needs ULFM, which Open MPI 5 has")
-    names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
-    pool = concurrent.futures.ThreadPoolExecutor(2)
-    jobs = {
-        name: pool.submit(
-            run_alone, *start, "-n", "7" if name == "workers" else "4", PROGRAMS, name, limit=LIMIT
-        )
-        for name in names
-    }
-    yield jobs
-    pool.shutdown(cancel_futures=True)
+
+    def run(name):
+        ranks = "7" if name == "workers" else "4"
+        return run_alone(*start, "-n", ranks, PROGRAMS, name, limit=LIMIT)
+
+    return two_at_a_time(run)
 
 
 @pytest.mark.timeout(LIMIT * 4)

@@ -1,32 +1,19 @@
 """A collective that all ranks are in: it may be stuck, or the last rank may just have come."""
 
 import pytest
+from monitor.records import record_of
 
 from mpistrat.monitor import report, waits
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import View
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.runtime.record.read import Entry
 
 NOW = 130.0
 
 
 def record(rank, entered, number=4):
-    entry = Entry(7, number, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0)
-    return Record(
-        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
-        pid=1000 + rank,
-        rank=rank,
-        size=2,
-        phase=Phase.USER_CODE,
-        memberships=(Membership(7, 2, rank, entry),),
-        steps=(),
-        entries=(entry,),
-    )
+    return record_of(rank, Entry(7, number, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0))
 
 
 @pytest.mark.parametrize(

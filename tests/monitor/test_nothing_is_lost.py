@@ -9,19 +9,18 @@ import threading
 from pathlib import Path
 
 import pytest
+from monitor.records import new_record
 
 from mpistrat.monitor import folder, last
-from mpistrat.runtime.record import flight_record, layout, read
+from mpistrat.runtime.record import layout, read
 
 pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
 
 
 @pytest.fixture
 def record():
-    made = flight_record.FlightRecord(0, 1)
-    yield read.read(made.path)
-    if os.path.exists(made.path):
-        os.unlink(made.path)
+    with new_record(1) as made:
+        yield read.read(made.path)
 
 
 @pytest.fixture

@@ -1,24 +1,21 @@
 """A rank in a loop that sleeps between two looks runs when it is looked at, now and then."""
 
 import itertools
-import os
 
 import pytest
+from monitor.records import new_record
 
 from mpistrat.monitor import process, view
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.runtime.record import flight_record, read
+from mpistrat.runtime.record import read
 
 RUNS, SLEEPS = ProcessFacts("R"), ProcessFacts("S", "clock_nanosleep")
 
 
 @pytest.fixture
 def record():
-    made = flight_record.FlightRecord(0, 2)
-    if made.path is None:
-        pytest.skip("this machine has no /dev/shm")
-    yield made
-    os.unlink(made.path)
+    with new_record(2) as made:
+        yield made
 
 
 @pytest.mark.parametrize(

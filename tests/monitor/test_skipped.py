@@ -1,13 +1,13 @@
 """A rank that stands behind the call of the others: it has skipped the call, or has good reason to be there."""
 
 import pytest
+from monitor.records import record_of
 
 from mpistrat.monitor import report, waits
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.monitor.view import View
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.runtime.record.read import Entry
 
 SOURCE = """\
 strategy.barrier()
@@ -23,20 +23,7 @@ with strategy.chief_first() as first:
 
 
 def record(rank, place, operation, number, inside):
-    entry = Entry(7, number, operation, place, 0, 5.0, 0.0, 0.0 if inside else 6.0)
-    return Record(
-        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
-        pid=1000 + rank,
-        rank=rank,
-        size=2,
-        phase=Phase.USER_CODE,
-        memberships=(Membership(7, 2, rank, entry),),
-        steps=(),
-        entries=(entry,),
-    )
+    return record_of(rank, Entry(7, number, operation, place, 0, 5.0, 0.0, 0.0 if inside else 6.0))
 
 
 @pytest.mark.parametrize(
