@@ -4,6 +4,7 @@
 times as long Gloo takes, and memory: what the program of a backend adds to the proportional set sizes of all ranks.
 The programs are ``all_reduce`` of 4 KiB to 256 MiB, steps of three networks under DistributedDataParallel, and a step
 under FSDP2. Of steps, ``communication`` is the time above that of a step without communication.
+On several nodes, Gloo needs the name of the network's interface: ``--interface eth0``.
 ``--backend mpistrat`` and ``--backend gloo`` measure one backend alone: the largest resident set then tells, too.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import resource
 import statistics
 import sys
@@ -68,9 +70,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--programs", nargs="+", choices=programs, default=programs)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest all_reduce")
+    parser.add_argument("--smallest", type=int, default=SIZES[0], help="bytes of the smallest all_reduce")
     parser.add_argument("--width", type=int, default=64, help="of the networks")
     parser.add_argument("--backend", choices=[BACKEND, "gloo"], help="measure this one alone")
+    parser.add_argument("--interface", help="of the network that Gloo takes, on several nodes")
     options = parser.parse_args(arguments)
+    if options.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group(BACKEND)
@@ -82,7 +88,7 @@ def main(arguments: list[str]) -> int:
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     for name in options.programs:
         if name == "all_reduce":
-            for nbytes in [size for size in SIZES if size <= options.largest]:
+            for nbytes in [size for size in SIZES if options.smallest <= size <= options.largest]:
                 compare_all_reduce(strategy, groups, nbytes, options.repetitions)
         elif name == "fsdp2":
             compare_shards(groups, options.width, options.repetitions)
