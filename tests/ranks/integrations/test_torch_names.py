@@ -281,6 +281,19 @@ def test_members_may_be_in_another_order():
     assert torch.cat(found).tolist() == list(range(SIZE))[::-1]
 
 
+@pytest.mark.skipif(SIZE != 2, reason="of more ranks some wait for those that raised, until the job ends")
+def test_ranks_that_make_other_groups_raise():
+    ranks = [RANK, 1 - RANK]
+    try:
+        with pytest.raises(
+            RuntimeError, match=rf"new group of ranks \[{RANK}, {1 - RANK}\].* makes one of ranks"
+        ):
+            dist.new_group(ranks, sort_ranks=False)
+    except TypeError:
+        pytest.skip("this torch sorts the ranks of a group")
+    assert sum_of_ranks(None) == 1
+
+
 def test_parts_of_a_device_mesh():
     shape = (2, SIZE // 2) if SIZE % 2 == 0 else (1, SIZE)
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))
