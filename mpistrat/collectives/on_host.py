@@ -121,10 +121,10 @@ def reduction_of_joined(
     Returns
     -------
     Reduction or None
-        None if the arrays are combined in another dtype than their own.
+        None if the result has another dtype than the arrays.
     """
     joined = message_of(op, key, range(len(key)), topology.size)
-    if not joined.source is joined.wire is joined.result:
+    if joined.source is not joined.result:
         return None
     route = HostRoute.of(choice, joined, algorithm)
 
@@ -137,8 +137,8 @@ def reduction_of_joined(
     short = None
     if topology.size == 1:
         short = steps_alone(joined, out)
-    elif joined.length <= route.piece:
-        short = short_steps(topology, joined, route.algorithm, out)
+    else:
+        short = short_steps_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
     return Reduction(
         topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short
@@ -230,8 +230,10 @@ def reduce_piece(
     finish(wide, message.divisor, total)
 
 
-def short_steps_of(topology: Topology, message: Message, route: HostRoute) -> ShortSteps | None:
+def short_steps_of(
+    topology: Topology, message: Message, route: HostRoute, out: np.ndarray | None = None
+) -> ShortSteps | None:
     """Return the short steps of a message; None if its algorithm does not have them for this length and dtype."""
     if message.length > route.piece or not message.source is message.wire is message.result:
         return None
-    return short_steps(topology, message, route.algorithm)
+    return short_steps(topology, message, route.algorithm, out)

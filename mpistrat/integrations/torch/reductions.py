@@ -69,7 +69,7 @@ class Reductions:
         self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._options, "all_reduce")
 
     def _large(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray | None:
-        """Combine an array without a copy of it; None if it is combined in another dtype than its own."""
+        """Combine an array in its own memory or in new one; None if this is not possible."""
         flat = host.reshape(-1)
         out = flat if in_place else np.empty_like(flat)
         key = ((flat.dtype, flat.shape),)
