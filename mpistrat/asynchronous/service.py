@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mpistrat import context, nest
@@ -20,6 +20,7 @@ from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.memory.published import Memory, PrivateMemory, PublishedMemory
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
@@ -70,7 +71,7 @@ def _noticed_at_exit() -> Iterator[None]:
 
 
 def _serve_variables(contact: Contact) -> None:
-    post, store, backoff = contact.post, VariableStore(), Backoff()
+    post, store, backoff = contact.post, VariableStore(_memory_for(contact)), Backoff()
     prepared = PreparedWrites(store)
     clients = {*contact.clients}
     while clients:
@@ -90,6 +91,15 @@ def _serve_variables(contact: Contact) -> None:
             prepared.handle(post, letter, contact.role)
         else:
             store.handle(post, letter, contact.role)
+
+
+def _memory_for(contact: Contact) -> Memory:
+    """Return memory for variables. Ranks of this node that ask for them can read it."""
+    servers = {*contact.roles.parameter_servers}
+    if contact.neighbors - servers:
+        with suppress(OSError):
+            return PublishedMemory()
+    return PrivateMemory()
 
 
 def _say_goodbye(contact: Contact, letter: Letter) -> None:

@@ -41,12 +41,15 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
     return replies
 
 
-def answer_bundle(post: Post, letter: Letter, outcome: Callable[[Letter], Packed]) -> None:
-    """Reply to a letter of several requests. ``outcome`` returns the packed value, or `Failure`, of one of them."""
+def outcomes_of(letter: Letter, outcome: Callable[[Letter], Packed]) -> Packed:
+    """Return the reply to a letter of several requests.
+
+    ``outcome`` returns the packed value, or `Failure`, of one of them.
+    """
     outcomes = []
     for kind, head, body in unpack(letter.body):
         outcomes.append((kind, (), outcome(Letter(letter.source, kind, (*letter.head, *head), body))))
-    post.reply(letter, _bundle(outcomes))
+    return _bundle(outcomes)
 
 
 def _bundle(parts: Sequence[tuple[str, tuple[Any, ...], Packed]]) -> Packed:

@@ -42,6 +42,8 @@ class Contact(NamedTuple):
     clients : tuple of int
         Ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. Each says
         goodbye at its end to the other ranks, which serve it.
+    neighbors : frozenset of int
+        The other ranks of this node, of which parameter servers publish their variables.
     """
 
     post: Post
@@ -49,6 +51,7 @@ class Contact(NamedTuple):
     functions: FunctionSender
     freed: deque[tuple[int, int]]
     clients: tuple[int, ...]
+    neighbors: frozenset[int] = frozenset()
 
     @property
     def servers(self) -> set[int]:
@@ -133,9 +136,12 @@ def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Conta
     """Make the contact, when all ranks are known to be there. Collective."""
     global _contact
     comm = world.Dup()
-    roles = agreed_roles(resolver, Topology.of(comm))
+    topology = Topology.of(comm)
+    roles = agreed_roles(resolver, topology)
     post = Post(comm, partial(role_in_words, roles))
-    _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs))
+    (node,) = (node for node in topology.nodes if post.rank in node)
+    neighbors = frozenset(node) - {post.rank}
+    _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs), neighbors)
     if post.rank in _contact.clients:
         atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
     return _contact

@@ -47,22 +47,24 @@ class Losses:
     Attributes
     ----------
     ranks : set of int
+    survived : bool
+        Whether the other ranks go on after a loss.
     """
 
     def __init__(self, comm: Any, name: Callable[[int], str]):
         self._comm, self._name = comm, name
         self.ranks: set[int] = set()
-        self._survives = mpi.survives_losses()
-        if self._survives:
+        self.survived = mpi.survives_losses()
+        if self.survived:
             failure.revoke_at_end(comm)
             mpi.leave_without_finalize()
 
     def note(self, error: Any) -> None:
         """Note the lost ranks that an MPI error is about. End this rank if another one ends the job."""
         MPI, kind = mpi.start(), error.Get_error_class()
-        if self._survives and kind == MPI.ERR_REVOKED:
+        if self.survived and kind == MPI.ERR_REVOKED:
             failure.end_job("")
-        if not self._survives or kind not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+        if not self.survived or kind not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
             raise error
         failed, own = self._comm.Get_failed(), self._comm.Get_group()
         try:

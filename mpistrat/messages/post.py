@@ -171,6 +171,21 @@ class Post:
                 "results before the end"
             )
 
+    def require(self, rank: int) -> None:
+        """Raise the error of a call that needs a rank, if it is lost or the others have been told of the end.
+
+        For calls that send it nothing.
+        """
+        self.require_open()
+        if self.losses.survived:
+            with self._whole:
+                try:
+                    self._comm.Iprobe(rank, REPLY)
+                except self._mpi.Exception as error:
+                    self.losses.note(error)
+            if rank in self.losses.ranks:
+                raise self.losses.error(rank)
+
     def receive(self, tag: int = REQUEST) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
         with self._whole:

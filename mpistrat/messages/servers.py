@@ -10,6 +10,7 @@ from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import EMPTY, Packed, pack
+from mpistrat.messages.shared_reads import Request, SharedReads
 
 
 class OnServer(Protocol):
@@ -22,7 +23,6 @@ class OnServer(Protocol):
     def server(self) -> int: ...
 
 
-Request = tuple[int, str, tuple[Any, ...], Any]
 Update = tuple[OnServer, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -46,6 +46,7 @@ class Servers:
         self._contact = contact
         self._ranks = contact.roles.parameter_servers
         self._freed = contact.freed  # of all strategies: a dropped one sends no more requests of its own
+        self._shared = SharedReads(contact)
         self._keeper: Keeper | None = None
 
     @property
@@ -77,13 +78,16 @@ class Servers:
     def ask_now(self, requests: Sequence[Request]) -> list[Any]:
         """Return the replies of the parameter servers, as `ask_all`."""
         self._tell_freed()
-        return ask_in_bundles(
-            self._contact.post,
-            [
+        replies = self._shared.replies(requests)
+        others = [place for place, reply in enumerate(replies) if reply is None]
+        if others:
+            asked = [
                 (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
-                for server, kind, head, value in requests
-            ],
-        )
+                for server, kind, head, value in (requests[place] for place in others)
+            ]
+            for place, reply in zip(others, ask_in_bundles(self._contact.post, asked), strict=True):
+                replies[place] = reply
+        return replies
 
     def ask_packed(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
         """Return the replies of the parameter servers to requests whose bodies are packed."""
@@ -113,6 +117,7 @@ class Servers:
     def free(self, server: int, key: int) -> None:
         """Note that a variable is not used any more. The next request tells its server."""
         self._freed.append((server, key))
+        self._shared.free(key)
 
 
 class NoServers:

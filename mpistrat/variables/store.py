@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.messages.bundles import SEVERAL, answer_bundle
+from mpistrat.messages.bundles import SEVERAL, outcomes_of
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import Packed, pack, unpack
 from mpistrat.messages.post import Letter, Post
+from mpistrat.runtime.memory.published import Memory, Place, PrivateMemory
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable
@@ -42,9 +44,16 @@ class VariableStore:
     """The variables of this parameter server.
 
     It does what one letter asks for before it looks at the next, so a read never sees half of a write.
+
+    Parameters
+    ----------
+    memory : Memory, optional
+        For the arrays. By default that of this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._memory = PrivateMemory() if memory is None else memory
+        self._places: dict[int, Place | None] = {}
         self._held: dict[int, tuple[ServerVariable, HeldVariable]] = {}
         self._users: dict[int, int] = {}  # number of ranks that have not freed a variable
         self._left: set[int] = set()
@@ -52,6 +61,7 @@ class VariableStore:
         self._replies: dict[str, Callable[[Letter], Any]] = {
             "create": self._create,
             "meet": self._meet,
+            "where": lambda letter: self._places.get(letter.head[1]),
             "read": lambda letter: self.array(letter.head[1]),
             "rows": lambda letter: self.array(letter.head[1])[unpack(letter.body)],
             "write": lambda letter: self.write(letter.head[1], letter.head[2], unpack(letter.body)),
@@ -65,16 +75,28 @@ class VariableStore:
         elif letter.kind == "free":
             self._free(letter.head[0])
         elif letter.kind == SEVERAL:
-            answer_bundle(post, letter, lambda each: self._outcome(each, where))
+            with self.as_one():
+                body = outcomes_of(letter, lambda each: self._outcome(each, where))
+            post.reply(letter, body)
         else:
             try:
-                post.answer(letter, self._replies[letter.kind](letter))
+                with self.as_one():
+                    value = self._replies[letter.kind](letter)
+                post.answer(letter, value)
             except KeyboardInterrupt:
                 raise
             except (
                 BaseException
             ) as error:  # raised where it was asked for; sys.exit() must not end the server
                 post.refuse(letter, error, where)
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Let other ranks see all writes of the block at once."""
+        try:
+            yield
+        finally:
+            self._memory.end()  # the first write has begun it
 
     def _outcome(self, letter: Letter, where: str) -> Packed:
         """Return the packed answer to one of several requests, or the packed error that it met."""
@@ -104,7 +126,8 @@ class VariableStore:
 
     def hold(self, variable: ServerVariable, value: np.ndarray) -> None:
         """Keep a copy of a value as that of a variable."""
-        held = HeldVariable.copy_of(variable, np.array(value), weakref.ref(variable), 0)
+        array, self._places[variable.key] = self._memory.copy(value)
+        held = HeldVariable.copy_of(variable, array, weakref.ref(variable), 0)
         self._held[variable.key] = (variable, held)  # type: ignore[assignment]
 
     def function(self, source: int, digest: bytes) -> Any:
@@ -113,6 +136,7 @@ class VariableStore:
 
     def write(self, key: int, method: str, value: Any) -> None:
         """Write to a variable."""
+        self._memory.begin()
         held = self._held[key][1]
         if method == "setitem":
             where, rows = value
@@ -133,7 +157,12 @@ class VariableStore:
         variable, held = self._held[key]
         args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
         extended = variable.distribute_strategy.extended
-        return lambda: extended.update_non_slot(None, function, (held, *args), kwargs, group=False)[0]
+
+        def update() -> Any:
+            self._memory.begin()
+            return extended.update_non_slot(None, function, (held, *args), kwargs, group=False)[0]
+
+        return update
 
     def _create(self, letter: Letter) -> None:
         _, key, users = letter.head
@@ -156,7 +185,7 @@ class VariableStore:
     def _free(self, key: int) -> None:
         self._users[key] -= 1
         if not self._users[key]:
-            del self._users[key], self._held[key]
+            del self._users[key], self._held[key], self._places[key]
 
     def _update(self, letter: Letter) -> Any:
         _, key, digest = letter.head

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpistrat.messages.bundles import SEVERAL, answer_bundle, ask_in_bundles
+from mpistrat.messages.bundles import SEVERAL, ask_in_bundles, outcomes_of
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
 from mpistrat.messages.post import Letter
@@ -22,7 +22,7 @@ class Wire:
             sent = Packed(bytes(body.stream), tuple(bytearray(each) for each in body.buffers))
             letter = Letter(to, kind, (number, *head), sent)
             if kind == SEVERAL:
-                answer_bundle(self, letter, self._outcome)
+                self.reply(letter, outcomes_of(letter, self._outcome))
                 values.append(unpack(self._reply))
             else:
                 values.append(self._answers(letter))

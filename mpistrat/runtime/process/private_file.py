@@ -50,6 +50,25 @@ def create_without_name(folder: str) -> tuple[int, str]:
     return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
+def create_in_memory() -> tuple[int, str]:
+    """Create an empty file in memory, which is not limited by the size of a file system.
+
+    Returns
+    -------
+    tuple of int and str
+        As `create_without_name`.
+
+    Raises
+    ------
+    OSError
+        If the system has no such files.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no files in memory")
+    descriptor = os.memfd_create("mpistrat", os.MFD_CLOEXEC)
+    return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
 def share(node: Any, folder: str, nbytes: int) -> int:
     """Create one file that all ranks of a node have open. Collective over ``node``.
 
@@ -89,7 +108,7 @@ def share(node: Any, folder: str, nbytes: int) -> int:
             path, token = node.bcast((path, token))
             if path is not None and node.rank:
                 try:
-                    descriptor = _open(path, token, nbytes)
+                    descriptor = open_other(path, token, nbytes)
                 except OSError as problem:
                     error = problem
             problems = on_all_ranks(node, error)
@@ -109,11 +128,17 @@ def on_all_ranks(node: Any, error: Exception | None) -> list[str]:
     return [text for text in node.allgather(None if error is None else str(error)) if text is not None]
 
 
-def _open(path: str, token: bytes, nbytes: int) -> int:
-    """Open the first rank's file. On another rank the path may lead to another file, which is not changed."""
+def open_other(path: str, token: bytes, start: int) -> int:
+    """Open a file of another process, which has ``token`` at ``start``.
+
+    Raises
+    ------
+    OSError
+        If the path leads to another file here, or cannot be opened. The other file is not changed.
+    """
     if stat.S_ISREG(os.stat(path).st_mode):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        if os.pread(descriptor, _TOKEN_BYTES, nbytes) == token:
+        if os.pread(descriptor, len(token), start) == token:
             return descriptor
         os.close(descriptor)
     raise OSError("another file was opened: the ranks do not see the same files")

@@ -79,7 +79,9 @@ class PreparedWrites:
             self._prepare(post, letter, where)
         elif letter.kind == "commit":
             (number,) = letter.head
-            post.send(letter.source, "committed", (number,), self._apply(number, where))
+            with self._store.as_one():
+                body = self._apply(number, where)
+            post.send(letter.source, "committed", (number,), body)
         elif self._waiting.pop(letter.head[0], None) is None:
             self._aborted.add(letter.head[0])
 

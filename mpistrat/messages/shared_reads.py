@@ -1,0 +1,101 @@
+"""Reads of variables whose parameter server is on the same node, without a message to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.messages.bundles import ask_in_bundles
+from mpistrat.messages.contact import Contact
+from mpistrat.messages.pickling import EMPTY
+from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.runtime.memory.published import Place, Reader
+
+Request = tuple[int, str, tuple[Any, ...], Any]  # server, kind, head, value
+_READS = frozenset({"read", "rows"})
+_MOST = 10_000  # variables of which this rank keeps the memory mapped
+_copies = Buffers()
+
+
+class SharedReads:
+    """What this rank reads of the parameter servers of its node, in memory that they publish.
+
+    A read is tried once. While its parameter server writes, it is asked by a message instead.
+
+    Parameters
+    ----------
+    contact : Contact
+    """
+
+    def __init__(self, contact: Contact):
+        self._post = contact.post
+        servers = enumerate(contact.roles.parameter_servers)
+        self._ranks = {server: rank for server, rank in servers if rank in contact.neighbors}
+        self._readers: dict[int, Reader] = {}
+        self._views: dict[int, np.ndarray | None] = {}  # None: not published, or not for this rank
+
+    def replies(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
+        """Return the replies to reads that need no message, and None for other requests.
+
+        Of each parameter server the values belong to one moment.
+
+        Raises
+        ------
+        LostRankError
+            If a parameter server of this node is lost.
+        """
+        replies: list[np.ndarray | None] = [None] * len(requests)
+        if not self._ranks or any(kind not in _READS for _, kind, _, _ in requests):
+            return replies  # in one message a write may come before a read
+        by_server: dict[int, list[int]] = {}
+        for place, (server, *_) in enumerate(requests):
+            if server in self._ranks:
+                by_server.setdefault(server, []).append(place)
+        for server, places in by_server.items():
+            self._post.require(self._ranks[server])
+            views = self._views_of(server, [requests[place][2][0] for place in places])
+            if any(view is None for view in views):
+                continue
+            copies = (_copy(view, requests[place]) for view, place in zip(views, places, strict=True))
+            values = self._readers[server].attempt(copies)
+            if values is not None:
+                for place, value in zip(places, values, strict=True):
+                    replies[place] = value
+        return replies
+
+    def _views_of(self, server: int, keys: list[int]) -> list[Any]:
+        """Return the memory of variables, or None for each that is not published."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._views]
+        if missing:
+            if len(self._views) + len(missing) > _MOST:
+                self._views.clear()
+                missing = [*dict.fromkeys(keys)]
+            rank = self._ranks[server]
+            places = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
+            for key, place in zip(missing, places, strict=True):
+                self._views[key] = None if place is None else self._mapped(server, place)
+        return [self._views[key] for key in keys]
+
+    def _mapped(self, server: int, place: Place) -> np.ndarray | None:
+        try:
+            reader = self._readers.get(server)
+            if reader is None:
+                reader = self._readers[server] = Reader(place)
+            return reader.view(place)
+        except OSError:  # another container, or too many mappings: messages do
+            return None
+
+    def free(self, key: int) -> None:
+        """Forget the memory of a variable."""
+        self._views.pop(key, None)
+
+
+def _copy(view: np.ndarray, request: Request) -> np.ndarray:
+    _, kind, _, rows = request
+    if kind == "rows":
+        return view[rows].copy()
+    copy = _copies.empty(view.shape, view.dtype)
+    np.copyto(copy, view)
+    return copy

@@ -1,0 +1,116 @@
+"""Reads of two parameter servers, of which one publishes its memory, and the other cannot."""
+
+import os
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+
+import mpistrat
+from mpistrat.cluster_resolver import MpiClusterResolver
+from mpistrat.coordinator import ClusterCoordinator
+
+SIZE = 30_000
+CALLS = 60
+
+
+@contextmanager
+def letters(strategy):
+    """The ranks that get letters in the block, one entry for each letter."""
+    post, sent = strategy.contact.post, []
+    send = post.send
+
+    def noted(to, *arguments, **options):
+        sent.append(to)
+        send(to, *arguments, **options)
+
+    post.send = noted
+    try:
+        yield sent
+    finally:
+        post.send = send
+
+
+def only_one_server_is_asked(strategy):
+    values = [np.arange(SIZE) * 1.0, np.float32(3), np.ones((0, 4)), np.arange(12).reshape(4, 3)] * 2
+    with strategy.scope():
+        variables = [mpistrat.Variable(each) for each in values]
+        for each in values:  # each value on both servers
+            with strategy.extended.colocate_vars_with(variables[1]):
+                variables.append(mpistrat.Variable(each))
+    values *= 2
+    strategy.extended.batch_read(variables)
+    for variable, value in zip(variables, values, strict=True):
+        with letters(strategy) as sent:
+            copy = variable.read_value()
+            np.testing.assert_array_equal(copy, value)
+            assert (copy.shape, copy.dtype) == (variable.shape, variable.dtype)
+            copy[...] = 7  # a copy
+            np.testing.assert_array_equal(variable.read_value(), value)
+            if value.ndim == 2 and len(value):
+                np.testing.assert_array_equal(variable.sparse_read([3, 0, 3]), value[[3, 0, 3]])
+                np.testing.assert_array_equal(variable[1], value[1])
+                np.testing.assert_array_equal(variable[::-2, 1], value[::-2, 1])
+        servers = {strategy.contact.roles.parameter_servers[1]} if variable.device.endswith(":1") else set()
+        assert {*sent} == servers, (variable.device, sent)
+    with letters(strategy) as sent:
+        for found, value in zip(strategy.extended.batch_read(variables), values, strict=True):
+            np.testing.assert_array_equal(found, value)
+    assert len(sent) == 1
+    for variable in variables:
+        variable.assign_add(np.ones(variable.shape, variable.dtype))
+    for found, value in zip(strategy.extended.batch_read(variables), values, strict=True):
+        np.testing.assert_array_equal(found, value + 1)
+
+
+def reads_see_whole_writes(strategy):
+    """While a worker writes and reads, each read has the values of one moment of each server."""
+    with strategy.scope():
+        variables = [mpistrat.Variable(np.zeros(SIZE)) for _ in range(4)]
+    coordinator = ClusterCoordinator(strategy)
+
+    def add_one(held):
+        held.assign_add(np.ones(SIZE))
+
+    def step():
+        strategy.extended.batch_update([(v, add_one, ()) for v in variables])
+        return check()
+
+    def check():
+        values = strategy.extended.batch_read(variables)
+        for own in (values[::2], values[1::2]):
+            assert len({float(x) for value in own for x in (value.min(), value.max())}) == 1
+        return float(values[0][0])
+
+    results = [coordinator.schedule(step) for _ in range(CALLS)]
+    seen = []
+    while not coordinator.done():
+        seen.append(check())
+    assert seen == sorted(seen)
+    assert [value.fetch() for value in results] == [*range(1, CALLS + 1)]  # each sees its own write
+
+
+def later_variables_are_read_too(strategy):
+    for size in (1, SIZE, 1):
+        with strategy.scope():
+            v = mpistrat.Variable(np.full(size, 2.0))
+            mpistrat.Variable(0.0)
+        v.assign(v * 2)
+        assert v.read_value().tolist() == [4.0] * size
+
+
+def main():
+    resolver = MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": 2})
+    if resolver.task_type != "chief":
+        if (resolver.task_type, resolver.task_id) == ("ps", 1):
+            del os.memfd_create
+        mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
+        return
+    strategy = mpistrat.ParameterServerStrategy(resolver)
+    for check in (only_one_server_is_asked, reads_see_whole_writes, later_variables_are_read_too):
+        check(strategy)
+    sys.stdout.write("all checks passed\n")
+
+
+if __name__ == "__main__":
+    main()
