@@ -126,6 +126,7 @@ class Post:
         self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[int, list[Any], Any]] = deque()
         self._undelivered: list[tuple[int, list[Any], Any]] = []  # to lost ranks; MPI may keep their memory
+        self._arriving: list[tuple[Any, memoryview]] = []  # MPI may still write to them after an error
         self._moves = 0  # messages of waiting letters that have left
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -218,14 +219,20 @@ class Post:
         frame = bytearray(status.Get_count(self._mpi.BYTE))
         message.Recv([frame, self._mpi.BYTE])
         _, count, _ = _HEADER.unpack_from(frame)
-        buffers: list[Any] = []
-        for i in range(count):
-            (nbytes,) = _LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)
-            buffer = _memory.empty((nbytes,), np.uint8)
-            for piece in _pieces(buffer):
-                self._comm.Recv([piece, self._mpi.BYTE], origin, tag + 1)
-            buffers.append(buffer)
+        if not count:
+            return origin, frame, []
+        lengths = [_LENGTH.unpack_from(frame, _HEADER.size + i * _LENGTH.size)[0] for i in range(count)]
+        buffers = [_memory.empty((nbytes,), np.uint8) for nbytes in lengths]
+        self._receive_into(buffers, origin, tag + 1)
         return origin, frame, buffers
+
+    def _receive_into(self, buffers: list[Any], origin: int, tag: int) -> None:
+        """Receive arrays. All messages are asked for at once: each would wait a round trip for the one before it."""
+        pieces = [piece for buffer in buffers for piece in _pieces(buffer)]
+        self._arriving = [(self._comm.Irecv([piece, self._mpi.BYTE], origin, tag), piece) for piece in pieces]
+        for request, _ in self._arriving:  # one by one, because Waitall does not name a lost rank
+            request.Wait()
+        self._arriving = []
 
     def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
         """Send a request, wait for its reply, and return the value in it.
