@@ -152,12 +152,13 @@ class ClusterCoordinator:
         function = self._functions.packed(fn)
         arguments, references = pack_arguments(*given)
         self._raise_kept()
-        if self._dispatcher.queued >= _LONGEST_QUEUE:
-            self._dispatcher.wait(lambda: self._dispatcher.queued < _LONGEST_QUEUE)
+        dispatcher = self._dispatcher
+        if dispatcher.queued >= _LONGEST_QUEUE:
+            dispatcher.wait(lambda: dispatcher.queued < _LONGEST_QUEUE)
             self._raise_kept()
         self._bar.queued()
-        value = ScheduledValue(self._dispatcher.wait)
-        self._dispatcher.add(self._task(function, arguments, (fn, references), value))
+        value = ScheduledValue(dispatcher.wait)
+        dispatcher.add(self._task(function, arguments, (fn, references), value))
         return value
 
     def _check(self, given: Any) -> None:

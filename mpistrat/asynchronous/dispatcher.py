@@ -132,6 +132,7 @@ class Dispatcher:
         if self._post.closed:
             return False
         with self.lock:
+            self._hand_out_if_free()  # first: a free worker need not wait for a poll
             arrived = False
             while (letter := self._post.receive()) is not None:
                 self._take(letter)
@@ -144,9 +145,7 @@ class Dispatcher:
                     self._post.send(rank, "free", (key,))
             if arrived:  # also if nothing is queued: the next task finds a free worker
                 self._busy = False
-            if self._queue and not self._busy:
-                self._hand_out()
-                self._busy = bool(self._queue)
+            self._hand_out_if_free()
             if self._ahead:
                 self._take_back()
             if self._failed:
@@ -311,6 +310,11 @@ class Dispatcher:
                 )
 
     # --- tasks to workers ----------------------------------------------------------------------------------
+
+    def _hand_out_if_free(self) -> None:
+        if self._queue and not self._busy:
+            self._hand_out()
+            self._busy = bool(self._queue)
 
     def _hand_out(self) -> None:
         """Hand queued tasks to workers, in the order of the queue."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 
@@ -48,6 +48,7 @@ class Parts:
 _parts: Parts | None = None
 _number: int | None = None
 _comm: Any = None  # of the call that runs, if it has several ranks
+_UNCHANGED = nullcontext()
 
 
 @contextmanager
@@ -62,9 +63,13 @@ def worker(number: int) -> Iterator[Parts]:
         _parts, _number = before
 
 
-@contextmanager
-def call_on(comm: Any) -> Iterator[None]:
+def call_on(comm: Any) -> AbstractContextManager[None]:
     """Note that the block is a call of these ranks; None: of this one."""
+    return _UNCHANGED if comm is _comm else _changed_to(comm)
+
+
+@contextmanager
+def _changed_to(comm: Any) -> Iterator[None]:
     global _comm
     before, _comm = _comm, comm
     try:

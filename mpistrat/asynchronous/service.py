@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from mpistrat import context, nest
@@ -122,8 +122,9 @@ class _Worker:
         with self._looking():
             backoff = Backoff()
             while True:
-                self._take_letters()
                 with self._post.lock:
+                    if not self._letters:
+                        self._take_letter()  # one: a poll for the next takes 3 us, for which this one would wait
                     letter = self._letters.popleft() if self._letters else None
                 if letter is None:
                     backoff.pause()
@@ -158,17 +159,26 @@ class _Worker:
             seen = self._running
 
     def _take_letters(self) -> None:
-        """Take the letters that have arrived, and give back tasks that are not begun if one of them asks for it."""
+        """Take the letters that have arrived."""
         with self._post.lock:  # the other thread waits: letters stay in order, and a task begins or goes back
-            while (letter := self._post.receive()) is not None:
-                if letter.kind in ("drop", "goodbye"):
-                    tasks = [each for each in self._letters if each.kind == "task"]
-                    self._letters = deque(each for each in self._letters if each.kind != "task")
-                    if letter.kind == "drop":
-                        self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
-                        continue
-                self._letters.append(letter)
-            self._contact.require_coordinator()
+            while self._take_letter():
+                pass
+
+    def _take_letter(self) -> bool:
+        """Take a letter if one has arrived. Give back the tasks that are not begun if it asks for that."""
+        letter = self._post.receive()
+        if letter is None:
+            if self._post.losses.ranks:
+                self._contact.require_coordinator()
+            return False
+        if letter.kind in ("drop", "goodbye"):
+            tasks = [each for each in self._letters if each.kind == "task"]
+            self._letters = deque(each for each in self._letters if each.kind != "task")
+            if letter.kind == "drop":
+                self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
+                return True
+        self._letters.append(letter)
+        return True
 
     def _handle(self, letter: Letter) -> None:
         if letter.kind == "task":
@@ -235,12 +245,16 @@ def _in_scope(strategy: int | None) -> Iterator[None]:
         del stack[depth:]
 
 
-@contextmanager
-def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | None]:
+def _keeping_writes(strategy: int | None, once: bool) -> AbstractContextManager[KeptWrites | None]:
     """Keep the writes of a function that counts once. Give None for another one."""
-    if strategy is None or not once:
-        yield None
-        return
+    return _NOT_KEPT if strategy is None or not once else _kept(strategy)
+
+
+_NOT_KEPT = nullcontext()
+
+
+@contextmanager
+def _kept(strategy: int) -> Iterator[KeptWrites]:
     servers = strategy_of(strategy).extended.servers
     writes = KeptWrites(servers)
     with servers.kept_by(writes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -15,17 +15,20 @@ _LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
 _AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
 
 
-@contextmanager
-def time_limit(seconds: float | None, post: Post) -> Iterator[None]:
+_UNLIMITED = nullcontext()
+
+
+def time_limit(seconds: float | None, post: Post) -> AbstractContextManager[None]:
     """Raise TimeoutError in the block after some seconds, between two steps of Python.
 
     A letter that the block sends or receives is not interrupted: it would be lost. Python ignores an error that is
     raised in a destructor or a callback of a weak reference: then the error is raised again.
     """
-    if seconds is None:
-        yield
-        return
+    return _UNLIMITED if seconds is None else _limited(seconds, post)
 
+
+@contextmanager
+def _limited(seconds: float, post: Post) -> Iterator[None]:
     error = TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ from mpistrat.bench.measuring.report import LIBRARY, Report
 PROGRAM = ("-m", "mpistrat.bench.closures")
 WARMUP = 100  # calls
 SAMPLES = 200  # single calls, of which the median is taken
+COORDINATOR = "ClusterCoordinator"
 
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
@@ -55,6 +56,14 @@ def _measure(arguments: argparse.Namespace) -> int:
                     one[way].append(median([_calls(executor, 1) for _ in range(SAMPLES)]))
         comm.Barrier()
         one["Send and Recv"].append(median([_round_trip(comm) for _ in range(SAMPLES)]))
+    if comm.size > 2:  # a parameter server is needed, though the function does not use it
+        coordinator = _coordinator(comm.size)
+        if coordinator is None:
+            return 0
+        _scheduled(coordinator, WARMUP)
+        repeat = range(arguments.repetitions)
+        many[COORDINATOR] = [_scheduled(coordinator, arguments.calls) / arguments.calls for _ in repeat]
+        one[COORDINATOR] = [median([_fetched(coordinator) for _ in range(SAMPLES)]) for _ in repeat]
     if comm.rank == 0:
         report = Report("closures", comm.size)
         for case, seconds in (("many calls, each", many), ("one call and its result", one)):
@@ -68,6 +77,33 @@ def _calls(executor: Any, number: int) -> float:
     start = time.perf_counter()
     for future in [executor.submit(_empty) for _ in range(number)]:
         future.result()
+    return time.perf_counter() - start
+
+
+def _coordinator(size: int) -> Any:
+    """Return a coordinator on rank 0. Other ranks serve it, and return None at the end of its program."""
+    import mpistrat
+
+    resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs={"chief": 1, "worker": size - 2, "ps": 1})
+    if resolver.task_type != "chief":
+        mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
+        return None
+    return mpistrat.coordinator.ClusterCoordinator(mpistrat.ParameterServerStrategy(resolver))
+
+
+def _scheduled(coordinator: Any, number: int) -> float:
+    """Return the seconds of some calls by a coordinator."""
+    start = time.perf_counter()
+    for _ in range(number):
+        coordinator.schedule(_empty)
+    coordinator.join()
+    return time.perf_counter() - start
+
+
+def _fetched(coordinator: Any) -> float:
+    """Return the seconds of a call by a coordinator and of its result."""
+    start = time.perf_counter()
+    coordinator.schedule(_empty).fetch()
     return time.perf_counter() - start
 
 

@@ -59,8 +59,8 @@ class FunctionSender:
             If it cannot be sent. The message names what it captures that cannot.
         """
         plain = isinstance(function, FunctionType)
-        if plain and function in self._packed:
-            return self._packed[function]
+        if plain and (known := self._packed.get(function)) is not None:
+            return known
         try:
             packed, references = pack(function, copy=True)
         except TypeError as error:

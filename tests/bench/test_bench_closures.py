@@ -11,7 +11,7 @@ __all__ = ["launcher"]  # a fixture
 def test_closures(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
     run_subject(run_alone, launcher, "closures", path, "-n", "3", "--repetitions", "2", "--calls", "50")
-    both = {"mpistrat", "MPICommExecutor"}
+    both = {"mpistrat", "MPICommExecutor", "ClusterCoordinator"}
     check_rows(
         path,
         "closures",
