@@ -29,13 +29,14 @@ _QUICK = 0.002  # seconds; a worker whose last task took less is handed one more
 class _Worker:
     """What the coordinator knows of a worker: its tasks, whether they are short, and what it has done."""
 
-    __slots__ = ("busy", "dropping", "ended", "failed", "lost", "quick", "rank", "since", "tasks")
+    __slots__ = ("busy", "deciding", "dropping", "ended", "failed", "lost", "quick", "rank", "since", "tasks")
 
     def __init__(self, rank: int):
         self.rank = rank
         self.tasks: dict[int, Task] = {}
         self.quick = False
         self.dropping = False
+        self.deciding = False  # whether servers still apply what its last task wrote: the next may read that
         self.lost = False
         self.since = 0.0  # when it got the task that it runs
         self.ended = self.failed = 0
@@ -249,6 +250,8 @@ class Dispatcher:
             decided = self._decisions.committed(letter)
             if decided is not None:
                 task, value, error = decided
+                if task.workers[0] in self._workers:
+                    self._workers[task.workers[0]].deciding = False
                 self._take_end(task, task.workers[0], value, error)
             return
         worker = self._workers[letter.source]
@@ -280,6 +283,7 @@ class Dispatcher:
         worker.failed += error is not None
         if servers and error is None:
             self._decisions.commit(task, value, servers)
+            worker.deciding = True
             return
         if servers:
             self._decisions.abort(number, servers)
@@ -329,7 +333,11 @@ class Dispatcher:
             if task.ranks is None:
                 workers = [*itertools.islice(free, 1)]
             else:
-                idle = (worker for worker in self._workers.values() if not (worker.tasks or worker.dropping))
+                idle = (
+                    each
+                    for each in self._workers.values()
+                    if not (each.tasks or each.dropping or each.deciding)
+                )
                 workers = [*itertools.islice(idle, task.ranks)]
                 if len(workers) < task.ranks:
                     return
@@ -357,9 +365,10 @@ class Dispatcher:
         """Yield the workers without a task, then those that may be handed one more."""
         for most in (0, 1):
             for worker in self._workers.values():
-                if len(worker.tasks) > most or worker.dropping:
+                if len(worker.tasks) > most or worker.dropping or worker.deciding:
                     continue
-                if not worker.tasks or (worker.quick and self._queue[0].light):
+                task = self._queue[0]
+                if not worker.tasks or (worker.quick and task.light and not task.once):
                     yield worker
 
     def _hand(self, task: Task, workers: list[_Worker]) -> None:

@@ -16,4 +16,4 @@ def test_lists_of_variables(run_ranks):
 @pytest.mark.mpich
 def test_writes_count_once(run_ranks):
     ended = run_ranks(4, PROGRAMS / "exactly_once.py").check()
-    assert ended.output.count("passed: ") == 3
+    assert ended.output.count("passed: ") == 4

@@ -89,6 +89,19 @@ def a_function_that_fails_writes_nothing(coordinator, variables):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def a_function_sees_the_one_before(coordinator, variables):
+    number = variables[0]
+    before = int(number.numpy())
+
+    def count():
+        number.assign(number.numpy() + 1)
+
+    for _ in range(50):
+        coordinator.schedule(count)
+    coordinator.join()
+    assert number.numpy() == before + 50
+
+
 def optimizers_step_once(coordinator, variables):
     with coordinator.strategy.scope():
         weights = [mpistrat.Variable(np.arange(3.0)), mpistrat.Variable(np.ones((2, 2)))]
@@ -128,7 +141,12 @@ def main():
         with strategy.extended.colocate_vars_with(variables[0]):
             variables.append(mpistrat.Variable(np.zeros((5, 2))))
         variables.append(mpistrat.Variable(np.zeros((5, 2))))
-    for check in (own_writes_are_read, a_function_that_fails_writes_nothing, optimizers_step_once):
+    for check in (
+        own_writes_are_read,
+        a_function_that_fails_writes_nothing,
+        a_function_sees_the_one_before,
+        optimizers_step_once,
+    ):
         check(coordinator, variables)
         sys.stdout.write(f"passed: {check.__name__}\n")
 
