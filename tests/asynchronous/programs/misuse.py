@@ -66,6 +66,7 @@ def functions_that_use_the_machinery(strategy):
         lambda: coordinator.schedule(abs, (1,)): "only the chief's program",
         coordinator.join: "only the chief's program",
         mpistrat.MirroredStrategy: "runs a function alone",
+        lambda: strategy.run(lambda: strategy.run(abs, (1,))): "a replica function cannot run another",
     }
     for call, text in calls.items():
         assert text in str(raised(coordinator.schedule(call).fetch)), call
