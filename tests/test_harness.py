@@ -98,21 +98,38 @@ def test_failure_while_the_other_waits_ends_the_job(run_suite):
     ended.shows("rank 1 of 2: test_it.py::test, call: failed", "x" * 200_000, "test_it.py:6: KeyError")
 
 
-def test_failure_in_a_fixture_skips_the_test_everywhere(run_suite):
+@pytest.mark.parametrize("phase", ["setup", "teardown"])
+def test_failure_in_a_fixture_of_one_rank_ends_the_job(run_suite, phase):
+    ended = run_suite(
+        2,
+        f"""
+        @pytest.fixture
+        def resource(comm):
+            yield from [None] * (comm.rank == 0 or "{phase}" == "teardown")
+            if comm.rank == 1:
+                raise OSError("no resource")
+        def test(comm, resource):
+            pass
+        def test_after(comm):
+            comm.Barrier()
+        """,
+    )
+    assert ended.status not in (0, None), ended
+    ended.shows("rank 1 of 2", f"test_it.py::test, {phase}: failed", "OSError: no resource")
+
+
+def test_failure_in_a_fixture_of_all_ranks_goes_on(run_suite):
     ended = run_suite(
         2,
         """
         @pytest.fixture
-        def resource(comm):
-            if comm.rank == 1:
-                raise OSError("no resource")
-        def test_errs(comm, resource):
-            comm.Barrier()
+        def resource():
+            raise OSError("no resource")
+        def test_errs(resource): pass
         def test_passes(comm):
             comm.Barrier()
         """,
     )
-    assert ended.status == 1, ended
     assert counts(ended) == ["1 passed, 1 error"], ended
     ended.shows("no resource")
 
@@ -205,6 +222,6 @@ def test_ranks_mark_skips_and_says_so(run_suite):
 @mpich
 def test_program_over_its_limit_is_stopped(run_ranks, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(1000)")
-    ended = run_ranks(2, tmp_path / "sleeps.py", limit=8)
+    ended = run_ranks(2, tmp_path / "sleeps.py", limit=5)
     assert ended.status is None
     ended.shows("started")

@@ -80,8 +80,14 @@ RAISING = [
 ]
 
 
-@pytest.mark.parametrize("n", [pytest.param(2, marks=mpich), 3])
-@pytest.mark.parametrize("name", RAISING)
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        *(pytest.param(name, 2, marks=mpich) for name in RAISING),
+        ("one_raises", 3),
+        ("raises_in_merge_call", 3),
+    ],
+)
 def test_error_of_one_rank_ends_the_job(run, name, n):
     ended = failed(run(name, n), "ValueError: on purpose", f"rank {n - 1} of {n} failed", f"in {name}")
     assert ended.output.count("ValueError: on purpose") == 1, str(ended)

@@ -1,9 +1,10 @@
 """Pytest under several ranks: every rank runs the same tests, and all of them know how each one went.
 
-After each phase of a test (setup, call, teardown) the ranks exchange their verdicts. If all arrive, a
-phase that failed anywhere fails everywhere, rank 0 shows the traceback of every rank that failed, and the
-run goes on. A rank that failed waits only ``--patience`` seconds: the others may stand in a collective call
-that it never reached. It then prints its traceback and aborts the job. Only rank 0 reports.
+After each test, and after a setup or teardown that did not pass, the ranks exchange their verdicts. If all
+arrive at the same phase, what failed anywhere fails everywhere, rank 0 shows the traceback of every rank that
+failed, and the run goes on. A rank that failed waits only ``--patience`` seconds: the others may stand in a
+collective call that it never reached. It then prints its traceback and aborts the job. So does a rank whose
+setup or teardown alone failed. Only rank 0 reports.
 """
 
 from __future__ import annotations
@@ -193,6 +194,8 @@ class Ranks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
+        if report.passed and call.when != "call":
+            return report  # each exchange waits for the slowest rank
         message = text = ""
         if report.skipped and isinstance(report.longrepr, tuple):
             text = report.longrepr[2]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from layouts import layouts, on_nodes
 from mpi4py import MPI
-from selection import core
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
@@ -24,7 +23,18 @@ DTYPES = [np.dtype(each) for each in ("f4", "f8", "i4", "i1", "u2", "f2", ml_dty
 SHAPES = [(3,), (), (5, 7), (0,), (9_001,), (3,), (3,), (2, 2), (30, 100), (17,)]
 
 
-@pytest.fixture(params=layouts("0000", "0011", "0001", "0101", "0123"))
+LAYOUTS = layouts("0000", "0011", "0001", "0101", "0123")
+# What each dtype needs does not depend on the nodes: all dtypes on one node and on two, three of them elsewhere.
+QUICK = DTYPES[0], DTYPES[2], DTYPES[6]
+PLACED = [
+    pytest.param(layout, dtype, marks=() if dtype in QUICK else pytest.mark.full)
+    for layout in LAYOUTS
+    for dtype in DTYPES
+    if dtype in QUICK or layout in LAYOUTS[:2]
+]
+
+
+@pytest.fixture(params=LAYOUTS)
 def nodes(request):
     """A strategy whose ranks are spread over nodes, and whose pieces are small."""
     comm = on_nodes(
@@ -87,7 +97,7 @@ def test_segmented_ring_combines_in_the_order_of_the_ring(combine, length):
     comm.Free()
 
 
-@pytest.mark.parametrize("dtype", core(DTYPES, DTYPES[0], DTYPES[2], DTYPES[6]), ids=str)
+@pytest.mark.parametrize(("nodes", "dtype"), PLACED, indirect=["nodes"], ids=str)
 def test_sums_and_means(nodes, dtype):
     def make(rank, shape):
         return (np.arange(int(np.prod(shape))) % 5 * (rank + 1)).reshape(shape).astype(dtype)

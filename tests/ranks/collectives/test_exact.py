@@ -7,7 +7,8 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from layouts import layouts, on_nodes
 from mpi4py import MPI
@@ -217,7 +218,7 @@ floats = {
 
 
 @pytest.mark.full
-@settings(derandomize=True, database=None, deadline=None, max_examples=25)
+@examples(25)
 @given(data=st.data(), width=st.sampled_from([4, 8]))
 def test_any_floats_in_any_grouping(data, width):
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=EXACT)

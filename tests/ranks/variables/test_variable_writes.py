@@ -5,7 +5,8 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 from variable_copies import AGGREGATIONS, combined, equal, make, own
@@ -211,7 +212,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     aggregation=st.sampled_from(AGGREGATIONS),
     on_read=st.booleans(),

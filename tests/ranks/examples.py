@@ -1,0 +1,14 @@
+"""The number of examples that a property test draws."""
+
+from hypothesis import settings
+from mpi4py import MPI
+
+SIZE = MPI.COMM_WORLD.size
+
+
+def examples(count: int) -> settings:
+    """Return the decorator for that many examples on 2 ranks, of which other numbers of ranks draw the first half.
+
+    The examples are the same on any number of ranks.
+    """
+    return settings(max_examples=count if SIZE == 2 else count // 2)
