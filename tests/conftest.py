@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import gc
 import os
 import shlex
 import signal
@@ -15,6 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+# Until the tests are collected. They stay, and to look at all objects takes 0.1 s each time.
+gc.disable()
 
 ROOT = Path(__file__).parents[1]
 
@@ -175,6 +179,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rest = [item for item in items if item.get_closest_marker("full") is not None]
         config.hook.pytest_deselected(items=rest)
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
