@@ -245,14 +245,16 @@ class CollectiveLock:
 
     def end(self) -> None:
         """Release the lock that `begin` took: this rank has completed the collective."""
+        # Together: a lock that is taken without a frame would pass for that of another thread.
         self.taken = False
+        self._frame = None
         if self.flight is not None:
             self.flight.leave()
 
     def _end_turn(self) -> None:
-        self._pending = self._in_mpi = False
-        self._frame = None
+        self._pending = False
         self.end()
+        self._in_mpi = False
 
     def failed(self, kind: type[BaseException]) -> None:
         """Release the lock after an error of class ``kind``: this rank has not completed the collective.
