@@ -34,7 +34,8 @@ class FailingWorkers:
 
 def test_many_tasks_that_fail_together_run_again():
     post = FailingWorkers()
-    roles, functions = SimpleNamespace(workers=range(1, WORKERS + 1)), SimpleNamespace(send=lambda *_: None)
+    roles = SimpleNamespace(workers=range(1, WORKERS + 1), parameter_servers=())
+    functions = SimpleNamespace(send=lambda *_: None)
     dispatcher = Dispatcher(SimpleNamespace(post=post, roles=roles, functions=functions))
     function, given_up = SimpleNamespace(digest=b"", packed=EMPTY), []
 

@@ -1,7 +1,10 @@
-"""What must not stop the watchdog: a standard error that takes no more, an option that cannot be read."""
+"""What must not stop the watchdog: a full pipe, an unreadable option, a file system that does not answer."""
 
+import os
 import subprocess
 import sys
+
+from mpistrat.monitor import source
 
 PROGRAM = """
 import sys
@@ -48,3 +51,18 @@ def test_an_option_that_cannot_be_read():
     """The program may change its environment after the options were checked."""
     ended = subprocess.run([sys.executable, "-c", OPTION], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+def test_a_file_system_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
+    """A pipe without a writer stands for it: to open one waits."""
+    monkeypatch.setattr(source, "_PATIENCE", 0.05)
+    pipe = tmp_path / "train.py"
+    os.mkfifo(pipe)
+    try:
+        assert source.line(str(pipe), 1) == ""
+        (tmp_path / "other.py").write_text("answers = True\n")
+        assert source.lines(str(tmp_path / "other.py")) == []  # it is not asked again
+        assert source.line(__file__, 1).startswith('"""What must not')
+        assert source.line(__file__, 9999) == ""
+    finally:
+        os.close(os.open(pipe, os.O_WRONLY))  # the thread that waits ends
