@@ -47,7 +47,7 @@ class Decisions:
         Returns
         -------
         tuple of Task, value and error, or None
-            Of the task, None while the news of other servers are missing.
+            None until all servers of the task have applied its writes.
         """
         (number,) = letter.head
         task, value, missing = self._open[number]
