@@ -26,9 +26,8 @@ class Decisions:
     def __init__(self, post: Post, servers: tuple[int, ...]):
         self._post = post
         self._servers = servers
-        self._open: dict[
-            int, tuple[Task, Any, set[int]]
-        ] = {}  # the result, and the servers that have not committed
+        # By task: its result, and the servers that have not committed.
+        self._open: dict[int, tuple[Task, Any, set[int]]] = {}
 
     def commit(self, task: Task, value: Any, servers: Iterable[int]) -> None:
         """Tell servers, by their index, to commit the writes of a task. `committed` has its result later."""
