@@ -70,6 +70,12 @@ def array(strategy, gib):
     say(f"{gib} GiB: created in {seconds[0]:.1f} s, read in {seconds[1]:.1f} s, added in {seconds[2]:.1f} s")
 
 
+def little(strategy):
+    """What a test of each change does."""
+    array(strategy, 0.02)
+    queue(strategy, 3_000, 100)
+
+
 def no_memory(strategy):
     """A parameter server refuses a function that needs too much memory, and the job ends if an array does."""
     with strategy.scope():
@@ -77,20 +83,20 @@ def no_memory(strategy):
     limit = strategy.extended.update(v, _limit_memory, group=False)[0]
     say("limited to", limit)
     try:
-        strategy.extended.update(v, lambda v: v.assign(np.ones(GIB // 8)[:10]) and None)
+        strategy.extended.update(v, lambda v: v.assign(np.ones(GIB // 32)[:10]) and None)
     except MemoryError as error:
         say("refused", error.__cause__)
     v.assign_add(np.ones(10))
     assert v.numpy().tolist() == [2.0] * 10
     with strategy.scope():
-        mpistrat.Variable(np.ones(GIB // 8))
+        mpistrat.Variable(np.ones(GIB // 32))
     say("not refused")
 
 
 def _limit_memory(_):
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    limit = used + GIB // 2
+    limit = used + GIB // 8
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return limit
 
