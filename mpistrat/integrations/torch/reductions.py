@@ -21,7 +21,8 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
-# Preparing a reduction takes 40 us. Up to this size it is kept for the next call, and its result is copied.
+# Up to this size a prepared reduction is kept for further calls, and its result is copied. A reduction of larger arrays
+# writes to one of them, and is prepared for it alone.
 _CACHED_BYTES = 1 << 20
 _collective = whole(attrgetter("topology"))
 

@@ -11,6 +11,8 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 import torch.distributed.nn.functional as with_history  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
+import mpistrat  # noqa: E402
+
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 AFTER, BEFORE, LAST = (RANK + 1) % SIZE, (RANK - 1) % SIZE, SIZE - 1
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
@@ -142,6 +144,20 @@ def futures_of_collectives(group):
     both = torch.futures.collect_all([total, doubled])
     torch.futures.wait_all([total, doubled])
     return total.wait(), doubled.wait(), [each.wait() for each in both.wait()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", ["auto", "exact", "ordered", "mpi"])
+def test_large_tensors_by_every_algorithm(implementation, dtype):
+    options = mpistrat.experimental.CommunicationOptions(implementation=implementation)
+    group = dist.new_group(pg_options=options)
+    tensors = [own((1 << 20) + 3, rank=rank).to(dtype) for rank in range(SIZE)]
+    total, kept = sum(tensors), tensors[RANK].clone()
+    dist.all_reduce(tensors[RANK], group=group)
+    assert torch.equal(tensors[RANK], total)
+    dist.reduce(kept, 0, group=group)
+    assert torch.equal(kept, total) == (RANK == 0 or SIZE == 1)
+    dist.destroy_process_group(group)
 
 
 # --- collectives that compute gradients ----------------------------------------------------------------
