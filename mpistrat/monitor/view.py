@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpistrat.monitor import links, process, record_json, stacks
+from mpistrat.monitor import links, process, stacks
 from mpistrat.monitor.last import UNKNOWN, End
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.runtime.record import read
+from mpistrat.runtime.record import json_form, read
 from mpistrat.runtime.record.read import Record
 
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
@@ -135,7 +135,7 @@ def as_json(view: View) -> dict[str, Any]:
     records = [dataclasses.replace(each, steps=()) for each in view.records]
     return {
         "now": view.now,
-        "records": [record_json.as_json(each, 1) for each in records],
+        "records": [json_form.as_json(each, 1) for each in records],
         "facts": {key: dataclasses.asdict(each) for key, each in view.facts.items()},
         "stacks": view.stacks,
         "holding": sorted(view.holding),
@@ -153,7 +153,7 @@ def from_json(told: dict[str, Any]) -> View:
     """
     return View(
         told["now"],
-        tuple(map(record_json.from_json, told["records"])),
+        tuple(map(json_form.from_json, told["records"])),
         {key: ProcessFacts(**each) for key, each in told["facts"].items()},
         {
             key: Stacks(_stack(main), tuple(map(_stack, others)))

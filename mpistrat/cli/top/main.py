@@ -14,7 +14,8 @@ from mpistrat.cli import table
 from mpistrat.cli.table import amount, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last as last_record
-from mpistrat.monitor import record_json, report, view
+from mpistrat.monitor import report, view
+from mpistrat.runtime.record import json_form
 from mpistrat.runtime.record.process_facts import batch_job
 from mpistrat.runtime.record.read import Record
 
@@ -150,7 +151,7 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         of = f"job {job} that" if job else "a job that"
         raise jobs.NoJobError(f"there is no record of {of} has ended: see MPISTRAT_RECORD_DIR")
     if as_json:
-        click.echo(json.dumps([record_json.as_json(each) for each in ended.records]))
+        click.echo(json.dumps([json_form.as_json(each) for each in ended.records]))
         return
     seen = jobs.view_of(ended)
     found = last_record.waits_at_end(ended.records, ended.end.first)
