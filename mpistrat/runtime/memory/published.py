@@ -92,8 +92,8 @@ class PublishedMemory:
     >>> view = reader.view(place)
     >>> memory.begin()
     >>> array += 1
-    >>> reader.attempt(each.copy() for each in [view]) is None
-    True
+    >>> print(reader.attempt(each.copy() for each in [view]))
+    None
     >>> memory.end()
     >>> reader.attempt(each.copy() for each in [view])
     [array([1, 2, 3])]
