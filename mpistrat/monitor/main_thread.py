@@ -1,4 +1,4 @@
-"""Whether the main thread of this process runs Python code, as another thread of it sees."""
+"""What the main thread of this process does, as another thread of it sees."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _BETWEEN = 0.002  # seconds between two samples
 _FEWEST = 5  # samples
 _RAN = 0.002  # seconds on a core in which Python code comes to another place
 _IDLE, _BUSY = 0.1, 0.5  # seconds for a thread that sleeps, and for one that waits for a core
+_KEPT = 0.25  # seconds on a core without releasing the lock of the interpreter. Python code releases it after 0.005
 
 
 def moves() -> bool:
@@ -40,6 +41,17 @@ def moves() -> bool:
         if waited > (_BUSY if waits_for_core else _IDLE):
             return False
         time.sleep(_BETWEEN)
+
+
+def kept_lock(nap: float) -> bool:
+    """Sleep for so many seconds. Return whether the main thread has then let this thread wait for the lock.
+
+    Seconds on a core count, not those of the clock: on a busy machine a thread may wait long for a core.
+    """
+    main = threading.main_thread().ident or 0
+    ran = _seconds_on_core(main)
+    time.sleep(nap)
+    return sys.platform == "linux" and _seconds_on_core(main) - ran > nap + _KEPT
 
 
 def _seconds_on_core(thread: int) -> float:

@@ -92,7 +92,9 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
         silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     facts |= _that_sleep([each for each in records if facts[each.key].state == "R" and each.moves is False])
     own = links.look([each.rank for each in records])
-    return View(time.monotonic(), tuple(records), facts, found, frozenset(silent), (own,))
+    # Between two calls of C functions that take seconds each, the watchdog gets the lock for a moment.
+    holding = silent | {each.key for each in records if each.kept_lock and facts[each.key].state == "R"}
+    return View(time.monotonic(), tuple(records), facts, found, frozenset(holding), (own,))
 
 
 def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:

@@ -99,7 +99,7 @@ class Watchdog(threading.Thread):
             ):  # the program may change the environment to what cannot be read
                 self._every = _nap()
             self._beat()
-            time.sleep(self._every)
+            self._record.kept_lock(main_thread.kept_lock(self._every))
             try:
                 ready = ready or _import_ahead()
                 self._look()

@@ -3,6 +3,7 @@
 import concurrent.futures
 import hashlib
 import threading
+import time
 
 import pytest
 
@@ -46,3 +47,26 @@ def test_a_function_in_c_and_a_wait(stay):
         while stay is not None and not answer.done():
             stay()
         assert answer.result()
+
+
+@pytest.fixture
+def napping():
+    """Let another thread sleep, and ask it then."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # the thread is there
+        yield lambda: pool.submit(main_thread.kept_lock, 0.1)
+
+
+def test_c_code_keeps_the_lock(napping):
+    answer = napping()
+    time.sleep(0.02)  # it sleeps by now
+    sum(range(50_000_000))
+    assert answer.result()
+
+
+def test_python_code_and_a_thread_that_sleeps_release_the_lock(napping):
+    answer = napping()
+    while not answer.done():
+        pass
+    assert not answer.result()
+    assert not napping().result()

@@ -138,6 +138,10 @@ class FlightRecord:
         """Note whether the main thread runs Python code."""
         self._words[Word.MOVES] = -1 if value is None else int(value)
 
+    def kept_lock(self, value: bool) -> None:
+        """Note whether the main thread has let another thread wait for the interpreter's lock."""
+        self._words[Word.KEPT_LOCK] = int(value)
+
     def note(self, text: str) -> None:
         """Keep a text: how a call of the program was left by an error."""
         self._texts.write(layout.NOTE, text)

@@ -43,6 +43,7 @@ class Word(enum.IntEnum):
     OUT_OF_MEMORY_KILLS = 20  # 1 + what the cgroup had counted when the record was made; 0 if unknown
     ASKED = 21  # how often another process has asked for the stacks of all threads
     ANSWERED = 22  # how often they were written
+    KEPT_LOCK = 23  # whether the main thread let the watchdog wait for the interpreter's lock before this beat: 1 or 0
 
 
 class Phase(enum.IntEnum):

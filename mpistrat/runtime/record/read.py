@@ -77,6 +77,8 @@ class Record:
     memberships : tuple of Membership
     entries : tuple of Entry
         The last collectives, the oldest first.
+    kept_lock : bool
+        Whether the main thread let the watchdog wait for the interpreter's lock before its last heartbeat.
     """
 
     path: str
@@ -105,6 +107,7 @@ class Record:
     memberships: tuple[Membership, ...]
     steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
     entries: tuple[Entry, ...] = field(repr=False)
+    kept_lock: bool = False
 
     @property
     def key(self) -> str:
@@ -285,6 +288,7 @@ class _Reader:
             memberships=tuple(self._membership(i, tokens) for i, token in enumerate(tokens) if token),
             steps=self._steps(),
             entries=entries,
+            kept_lock=bool(words[Word.KEPT_LOCK]),
         )
 
     @staticmethod
