@@ -11,11 +11,12 @@ from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY
 from mpistrat.runtime.memory.buffer_pool import Buffers
-from mpistrat.runtime.memory.published import Place, Reader
+from mpistrat.runtime.memory.published import Place, Reader, View
 
 Request = tuple[int, str, tuple[Any, ...], Any]  # server, kind, head, value
 _READS = frozenset({"read", "rows"})
-_MOST = 10_000  # variables of which this rank keeps the memory mapped
+_MOST = 10_000  # variables whose memory this rank remembers
+_UNKNOWN: Any = object()
 _copies = Buffers()
 
 
@@ -34,7 +35,7 @@ class SharedReads:
         servers = enumerate(contact.roles.parameter_servers)
         self._ranks = {server: rank for server, rank in servers if rank in contact.neighbors}
         self._readers: dict[int, Reader] = {}
-        self._views: dict[int, np.ndarray | None] = {}  # None: not published, or not for this rank
+        self._views: dict[int, View | None] = {}  # None: not published, or not for this rank
 
     def replies(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
         """Return the replies to reads that need no message, and None for other requests.
@@ -58,33 +59,40 @@ class SharedReads:
             views = self._views_of(server, [requests[place][2][0] for place in places])
             if any(view is None for view in views):
                 continue
-            copies = (_copy(view, requests[place]) for view, place in zip(views, places, strict=True))
+            copies = (_copy(view.array, requests[place]) for view, place in zip(views, places, strict=True))
             values = self._readers[server].attempt(copies)
-            if values is not None:
+            if not all(view.lives for view in views):  # the parameter server answers what became of it
+                for place in places:
+                    self.free(requests[place][2][0])
+            elif values is not None:
                 for place, value in zip(places, values, strict=True):
                     replies[place] = value
         return replies
 
     def _views_of(self, server: int, keys: list[int]) -> list[Any]:
         """Return the memory of variables, or None for each that is not published."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._views]
+        known = ((key, self._views.get(key, _UNKNOWN)) for key in keys)
+        found = {
+            key: view for key, view in known if view is not _UNKNOWN
+        }  # another thread may change what is known
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
-            if len(self._views) + len(missing) > _MOST:
-                self._views.clear()
-                missing = [*dict.fromkeys(keys)]
             rank = self._ranks[server]
             places = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
             for key, place in zip(missing, places, strict=True):
-                self._views[key] = None if place is None else self._mapped(server, place)
-        return [self._views[key] for key in keys]
+                found[key] = None if place is None else self._mapped(server, place)
+            if len(self._views) > _MOST:
+                self._views.clear()
+            self._views |= found
+        return [found[key] for key in keys]
 
-    def _mapped(self, server: int, place: Place) -> np.ndarray | None:
+    def _mapped(self, server: int, place: Place) -> View | None:
         try:
             reader = self._readers.get(server)
             if reader is None:
                 reader = self._readers[server] = Reader(place)
             return reader.view(place)
-        except OSError:  # another container, or too many mappings: messages do
+        except OSError:  # another container, or a limit of addresses: messages do
             return None
 
     def free(self, key: int) -> None:

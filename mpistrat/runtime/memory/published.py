@@ -7,12 +7,13 @@ and a writer that dies leaves a reader without a copy, not waiting.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,11 @@ _TOKEN = 64  # where the token begins, in the cache line after that of the numbe
 _TOKEN_BYTES = 16
 # The number must change before and after the arrays in the eyes of other cores. Other processors than these need an
 # instruction for that, which Python does not have.
-_IN_ORDER = ("x86_64", "AMD64")
+_IN_ORDER = "x86_64"
+_SPACE = 1 << 40  # bytes of addresses, which take no memory. One mapping, since each one takes a descriptor
+_BEFORE = (
+    64  # bytes before an array, so that it begins with a cache line: the first of them is 1 while it is there
+)
 _T = TypeVar("_T")
 
 
@@ -37,16 +42,28 @@ class Place(NamedTuple):
     token : bytes
         What the file must hold. On another process the path may lead to another file.
     start : int
-        The first byte of the array.
+        The first byte of its memory.
     shape : tuple of int
-    dtype : str
+    dtype : numpy.dtype
     """
 
     path: str
     token: bytes
     start: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
+
+
+class View(NamedTuple):
+    """An array of another process, to be copied in `Reader.attempt`."""
+
+    array: np.ndarray
+    mark: np.ndarray
+
+    @property
+    def lives(self) -> bool:
+        """Whether the array is still there. If so after a copy was made, the copy is right."""
+        return bool(self.mark[0])
 
 
 class Memory(Protocol):
@@ -76,8 +93,8 @@ class PrivateMemory:
 class PublishedMemory:
     """Memory of this process that others of the node read.
 
-    It is a sparse file without a name. Each array has new pages at its end. The system gets the pages of an array
-    back when the array is deleted.
+    It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is
+    deleted; their place is not used again, so a reader cannot take another array for it.
 
     Raises
     ------
@@ -92,22 +109,26 @@ class PublishedMemory:
     >>> view = reader.view(place)
     >>> memory.begin()
     >>> array += 1
-    >>> print(reader.attempt(each.copy() for each in [view]))
+    >>> print(reader.attempt(each.copy() for each in [view.array]))
     None
     >>> memory.end()
-    >>> reader.attempt(each.copy() for each in [view])
+    >>> reader.attempt(each.copy() for each in [view.array])
     [array([1, 2, 3])]
+    >>> view.lives
+    True
     """
 
     def __init__(self) -> None:
-        if os.uname().machine not in _IN_ORDER:
+        if os.uname().machine != _IN_ORDER:
             raise OSError(f"processors {os.uname().machine} may write in another order")
         self._file, self._path = private_file.create_in_memory()
         weakref.finalize(self, os.close, self._file).atexit = False
         os.posix_fallocate(self._file, 0, mmap.PAGESIZE)
+        os.ftruncate(self._file, _SPACE)
+        self._mapped = mmap.mmap(self._file, _SPACE)
         self._token = os.urandom(_TOKEN_BYTES)
-        os.pwrite(self._file, self._token, _TOKEN)
-        self._number = memoryview(mmap.mmap(self._file, mmap.PAGESIZE)).cast("q")
+        self._mapped[_TOKEN : _TOKEN + _TOKEN_BYTES] = self._token
+        self._number = np.frombuffer(self._mapped, np.int64, 1)
         self._end = mmap.PAGESIZE
 
     def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
@@ -118,21 +139,22 @@ class PublishedMemory:
         MemoryError
             If there is not enough memory.
         """
-        np.empty(
-            value.nbytes, np.uint8
-        )  # raises MemoryError; the system kills a process whose file is too large
-        start, nbytes = self._end, pages(max(1, value.nbytes))
+        # Raises MemoryError: the system would kill a process whose file is too large.
+        np.empty(value.nbytes, np.uint8)
+        start, nbytes = self._end, pages(_BEFORE + value.nbytes)
         try:
+            if start + nbytes > _SPACE:
+                return np.array(value), None
             os.posix_fallocate(self._file, start, nbytes)
-            mapped = mmap.mmap(self._file, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=start)
-        except OSError:  # a process has some ten thousand mappings
+        except OSError:
             return np.array(value), None
         self._end += nbytes
-        memory = np.frombuffer(mapped, np.uint8)
-        weakref.finalize(memory, _give_back, mapped, os.getpid()).atexit = False
+        memory = np.frombuffer(self._mapped, np.uint8, nbytes, start)
+        weakref.finalize(memory, _give_back, self._mapped, start, nbytes, os.getpid()).atexit = False
         array = _array(memory, value.shape, value.dtype)
         array[...] = value
-        return array, Place(self._path, self._token, start, value.shape, value.dtype.str)
+        memory[0] = 1
+        return array, Place(self._path, self._token, start, value.shape, value.dtype)
 
     def begin(self) -> None:
         """Begin to write, if that has not begun."""
@@ -159,25 +181,18 @@ class Reader:
     """
 
     def __init__(self, place: Place):
-        self._file = private_file.open_other(place.path, place.token, _TOKEN)
-        weakref.finalize(self, os.close, self._file).atexit = False
-        self._number = memoryview(self._mapped(0, mmap.PAGESIZE)).cast("q")
+        file = private_file.open_other(place.path, place.token, _TOKEN)
+        try:
+            self._mapped = mmap.mmap(file, _SPACE, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
+        self._number = np.frombuffer(self._mapped, np.int64, 1)
 
-    def view(self, place: Place) -> np.ndarray:
-        """Return the memory of an array, to be copied in `attempt`.
-
-        Raises
-        ------
-        OSError
-            If this process has too many mappings.
-        """
-        dtype = np.dtype(place.dtype)
-        nbytes = pages(max(1, int(np.prod(place.shape)) * dtype.itemsize))
-        return _array(np.frombuffer(self._mapped(place.start, nbytes), np.uint8), place.shape, dtype)
-
-    def _mapped(self, start: int, nbytes: int) -> mmap.mmap:
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(self._file, nbytes, flags, mmap.PROT_READ, offset=start)
+    def view(self, place: Place) -> View:
+        """Return the memory of an array."""
+        nbytes = _BEFORE + math.prod(place.shape) * place.dtype.itemsize
+        memory = np.frombuffer(self._mapped, np.uint8, nbytes, place.start)
+        return View(_array(memory, place.shape, place.dtype), memory[:1])
 
     def attempt(self, copies: Iterable[_T]) -> list[_T] | None:
         """Return copies, which are made one after the other, or None if the other process wrote meanwhile."""
@@ -192,13 +207,14 @@ class Reader:
         return made
 
 
-def _give_back(mapped: mmap.mmap, process: int) -> None:
+def _give_back(mapped: mmap.mmap, start: int, nbytes: int, process: int) -> None:
     """Give the pages of an array back to the system, unless this is a forked child, whose parent may use them."""
     if os.getpid() == process:
+        mapped[start] = 0  # before the pages become zeros
         with suppress(OSError):
-            mapped.madvise(mmap.MADV_REMOVE)
+            mapped.madvise(mmap.MADV_REMOVE, start, nbytes)
 
 
 def _array(memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    return memory[:nbytes].view(dtype).reshape(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    return memory[_BEFORE : _BEFORE + nbytes].view(dtype).reshape(shape)

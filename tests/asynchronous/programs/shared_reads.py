@@ -1,5 +1,6 @@
 """Reads of two parameter servers, of which one publishes its memory, and the other cannot."""
 
+import gc
 import os
 import sys
 from contextlib import contextmanager
@@ -99,6 +100,26 @@ def later_variables_are_read_too(strategy):
         assert v.read_value().tolist() == [4.0] * size
 
 
+def a_worker_keeps_a_variable_that_was_dropped(strategy):
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v, other = mpistrat.Variable([1.0, 2.0]), mpistrat.Variable(0.0)
+
+    def keep(variable):
+        sys.kept = variable
+        return variable.read_value().tolist()
+
+    assert coordinator.fetch(coordinator.schedule(keep, (v,))) == [1.0, 2.0]
+    del v
+    gc.collect()
+    other.assign(1.0)  # the next letter to its server tells that it is free
+    try:
+        coordinator.fetch(coordinator.schedule(lambda: sys.kept.read_value().tolist()))
+    except KeyError:
+        return
+    raise AssertionError("a variable that was dropped was read")
+
+
 def main():
     resolver = MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": 2})
     if resolver.task_type != "chief":
@@ -107,10 +128,17 @@ def main():
         mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
         return
     strategy = mpistrat.ParameterServerStrategy(resolver)
-    for check in (only_one_server_is_asked, reads_see_whole_writes, later_variables_are_read_too):
+    for check in CHECKS:
         check(strategy)
     sys.stdout.write("all checks passed\n")
 
+
+CHECKS = (
+    only_one_server_is_asked,
+    reads_see_whole_writes,
+    later_variables_are_read_too,
+    a_worker_keeps_a_variable_that_was_dropped,
+)
 
 if __name__ == "__main__":
     main()

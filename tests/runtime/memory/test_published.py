@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_copy_has_no_half_of_a_write(memory, in_child):
 
     in_child(write)
     reader = Reader(places[0])
-    seen = [*whole_copies(reader, *map(reader.view, places))]
+    seen = [*whole_copies(reader, *(reader.view(place).array for place in places))]
     assert all(len(numbers) == 1 for numbers in seen)
     assert len({x for numbers in seen for x in numbers}) > 1
 
@@ -77,7 +78,7 @@ def test_a_writer_that_dies_leaves_no_copy(memory, in_child):
         signal.pause()
 
     reader = Reader(place)
-    view = reader.view(place)
+    view = reader.view(place).array
     assert next(whole_copies(reader, view)) == {0.0}
     in_child(write_half)
     while view[0] == 0.0:
@@ -86,14 +87,15 @@ def test_a_writer_that_dies_leaves_no_copy(memory, in_child):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3, 5), (1_000, 70)])
-@pytest.mark.parametrize("dtype", ["float64", ">i4", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["float64", ">i4", "bool", "complex64", "bfloat16"])
 def test_all_shapes_and_dtypes(memory, shape, dtype):
+    dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     value = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     other = memory.copy(np.ones(3))
     array, place = memory.copy(value)
     assert (array.dtype, array.shape) == (value.dtype, value.shape)
     reader = Reader(other[1])
-    view = reader.view(place)
+    view = reader.view(place).array
     memory.begin()
     array[...] = 1
     assert reader.attempt([view]) is None
@@ -111,6 +113,22 @@ def test_the_memory_of_deleted_arrays_is_freed(memory):
     assert os.stat(place.path).st_blocks == used
     del part
     assert os.stat(place.path).st_blocks < used / 100
+
+
+def test_a_reader_knows_that_an_array_was_deleted(memory):
+    array, place = memory.copy(np.ones(3))
+    view = Reader(place).view(place)
+    assert view.lives
+    del array
+    assert not view.lives
+
+
+def test_many_arrays_take_few_descriptors(memory):
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [memory.copy(np.full(3, float(i))) for i in range(100)]
+    reader = Reader(kept[0][1])
+    assert [reader.view(place).array[2] for _, place in kept] == [*range(100)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
 def test_a_forked_child_frees_nothing(memory):
