@@ -132,7 +132,7 @@ class PublishedMemory:
         self._end = mmap.PAGESIZE
 
     def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
-        """Return a copy of an array, and its place; None if memory for this process alone had to do.
+        """Return a copy of an array, and its place; None if other processes cannot read it.
 
         Raises
         ------
