@@ -106,5 +106,7 @@ class Adagrad(Optimizer):
             change *= rate
             w -= change
 
+    update_consuming = update
+
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
         return _KERNEL, (rate, self._epsilon)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _ONLY_ARRAYS = {np.ndarray}
 _dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _MOST_FLAT_STEPS = 64
+# What holds only for the `update` of the same class or of its bases.
+_OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
 
 
 class Optimizer(ABC):
@@ -97,15 +99,14 @@ class Optimizer(ABC):
 
     slots: tuple[str, ...] = ()
     #: Whether `update` changes each element of its arrays without looking at others. Small variables are then updated
-    #: together, by one call with flat arrays. Set it in the class that defines `update`.
+    #: together, as flat arrays. Set it in the class that defines `update`, or in a subclass.
     elementwise: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "update" in cls.__dict__:
-            cls.elementwise = cls.__dict__.get("elementwise", False)
-            if "update_consuming" not in cls.__dict__:
-                cls.update_consuming = cls.update  # type: ignore[method-assign]
+        for name in _OF_UPDATE:
+            if _place(cls, name) > _place(cls, "update"):  # it was written for an `update` that is overridden
+                setattr(cls, name, vars(Optimizer)[name])
 
     def __init__(
         self,
@@ -360,7 +361,7 @@ class Optimizer(ABC):
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
         rate = self._learning_rate
-        rate = float(rate(number) if callable(rate) else rate)  # may fail, while no other rank waits yet
+        rate = float(rate(number) if callable(rate) else rate)  # may fail, so before the first collective
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         if self._clipping is not None:
@@ -372,7 +373,8 @@ class Optimizer(ABC):
 
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
-        zeros = type(self).initial_state is Optimizer.initial_state and not self._averages
+        function = getattr(self.initial_state, "__func__", None)  # of the class, or set on this object
+        zeros = function is Optimizer.initial_state and not self._averages
         self._state.create(variables, slots, self._initial_state, are_equal=zeros)
         if self._accumulation is not None:
             self._accumulation.create(variables)
@@ -399,6 +401,9 @@ class Optimizer(ABC):
     ) -> None:
         """Change ``weights`` and ``state`` in place.
 
+        A class that overrides it has the `update_consuming`, `update_rows`, `on_gpu` and `elementwise` of `Optimizer`,
+        unless it sets them, too. So has a class that gets it from a mixin.
+
         Parameters
         ----------
         weights, gradient : numpy.ndarray
@@ -417,8 +422,7 @@ class Optimizer(ABC):
     ) -> None:
         """Do what `update` does for short flat arrays, and change the gradient too if that saves memory.
 
-        The arrays have at most 32,768 elements, which stay in a cache. It is `update` in a class that overrides only
-        that.
+        The arrays have at most 32,768 elements, which stay in a cache.
         """
         self.update(weights, gradient, step, rate, *state)
 
@@ -429,3 +433,8 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
+
+
+def _place(kind: type, name: str) -> int:
+    """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
+    return next(place for place, each in enumerate(kind.__mro__) if name in vars(each))

@@ -116,6 +116,8 @@ class RMSprop(Optimizer):
                 change = rest[0]
             w -= change
 
+    update_consuming = update
+
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]]:
         return self._kernel, (rate, 1 - self._rho, self._epsilon, self._momentum)
 
