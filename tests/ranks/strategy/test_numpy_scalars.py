@@ -9,8 +9,9 @@ from mpi4py import MPI
 import mpistrat
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-NUMBERS = [np.dtype(char).type(RANK + 1) for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]]
-REAL = [each for each in NUMBERS if not isinstance(each, np.complexfloating)]
+TYPES = [np.dtype(char).type for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]]
+REAL = [each for each in TYPES if not issubclass(each, np.complexfloating)]
+SERIAL = {"SUM": np.sum, "MEAN": np.mean, "MAX": np.max, "PROD": np.prod}
 
 
 def ways(strategy, op, value):
@@ -23,14 +24,14 @@ def ways(strategy, op, value):
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX", "PROD"])
-def test_results_are_those_of_arrays(strategy, op):
-    for number in REAL if op == "MAX" else NUMBERS:
-        expected = strategy.reduce(op, np.array(number), axis=None)
-        assert expected.shape == ()
-        for way in ways(strategy, op, number):
-            total = way()
-            assert type(total) is expected.dtype.type
-            assert total == expected
+def test_results_are_those_of_numpy(strategy, op):
+    for kind in REAL if op == "MAX" else TYPES:
+        values = np.arange(1, SIZE + 1).astype(kind)
+        expected = SERIAL[op](values, **({} if op in ("MAX", "MEAN") else {"dtype": kind}))
+        array = strategy.reduce(op, np.array(values[RANK]), axis=None)
+        assert (array.shape, array.dtype) == ((), expected.dtype)
+        for total in (array, *(way() for way in ways(strategy, op, values[RANK]))):
+            assert (total, total.dtype) == (expected, expected.dtype)
 
 
 def test_large_integers(strategy):
