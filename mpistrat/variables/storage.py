@@ -1,4 +1,4 @@
-"""Memory in which small variables lie side by side, so that an optimizer updates several of them by one call."""
+"""Memory in which small variables lie side by side, so that an optimizer updates several of them together."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ SIZE = MPI.COMM_WORLD.size
 
 
 def examples(count: int) -> settings:
-    """Return the decorator for that many examples on 2 ranks, of which other numbers of ranks draw the first half.
+    """Return the decorator for that many examples on 2 ranks, and half as many on other numbers of ranks.
 
-    The examples are the same on any number of ranks.
+    All ranks of a job draw the same ones.
     """
     return settings(max_examples=count if SIZE == 2 else count // 2)

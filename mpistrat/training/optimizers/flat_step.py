@@ -26,7 +26,7 @@ _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
 class Stretch(NamedTuple):
-    """Variables that are updated by one call.
+    """Variables side by side in memory, or a part of them, that one call updates.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class FlatStep:
         gradients : sequence of numpy.ndarray
             Of the dtypes and shapes that the step was prepared for.
         rate : float or callable
-            The learning rate. A function of the program may fail, while no other rank waits yet.
+            The learning rate. A function of the program may fail, so it is called before the first collective.
         engine : Engine or None
             The gradients are summed over its replicas first. None if they are to be used as they are.
         clipping : Clipping or None
