@@ -57,14 +57,8 @@ class State:
             return
         engine = new[0].distribute_strategy.extended.engine
         names = tuple(variable.name for variable in new)
-        what = (
-            "the state of an optimizer",
-            self._name,
-            tuple(slots),
-            "for",
-            names,
-            "not sent" if are_equal else "sent",
-        )
+        values = "not sent" if are_equal else "sent"
+        what = "the state of an optimizer", self._name, tuple(slots), "for", names, values
         structures.agree(engine.topology, *what)
         with engine.equal_initial_values() if are_equal else nullcontext():
             self._create(new, slots, initial)
