@@ -129,17 +129,23 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
     return path
 
 
-def first_to_end(records: Sequence[Record], order: Sequence[int]) -> int | None:
+def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) -> int | None:
     """Return the rank that ended first and so let the launcher end the others, or None if that is not known.
 
-    A rank that failed or left by ``os._exit`` has told so, and may end after others that the launcher ends.
+    A rank that failed or left by ``os._exit`` has told so, and may end after others that the launcher ends. A rank of
+    another node, or one without a record, may have ended before all others.
 
     Parameters
     ----------
     records : sequence of Record
+        Those that ranks have left on this node.
     order : sequence of int
-        Processes in the order in which they ended.
+        Processes of this node in the order in which they ended.
+    ranks : int
+        Number of ranks of the job.
     """
+    if len(records) < ranks:
+        return None
     places = {process: place for place, process in enumerate(order)}
     if any(each.pid not in places or _has_told(each) for each in records):
         return None

@@ -55,11 +55,13 @@ def told(records, first, kills=None, by=""):
     ],
 )
 def test_the_first_of_an_order(order, of_rank_two, first):
-    assert last.first_to_end(job((), **of_rank_two), order) == first
+    assert last.first_to_end(job((), **of_rank_two), order, SIZE) == first
 
 
-def test_no_rank_is_the_first_of_none():
-    assert last.first_to_end((), ()) is None
+@pytest.mark.parametrize("here", [(), (0, 1), (0, 1, 2)])
+def test_a_rank_of_another_node_may_have_been_the_first(here):
+    records = tuple(each for each in job(()) if each.rank in here)
+    assert last.first_to_end(records, [each.pid for each in records], SIZE) is None
 
 
 def test_of_two_missing_ranks_the_first_was_killed():

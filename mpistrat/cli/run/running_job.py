@@ -147,9 +147,10 @@ class _RunningJob:
         """
         from mpistrat.monitor import last  # a late import: seldom needed
 
+        order = self._ends.close()  # first: reading records takes descriptors
         records = last.left(started, self.ranks.keys())
         left = {rank for each in self._forwarded for rank in each.found.left}
-        end = self._end(records)
+        end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
         if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
@@ -168,18 +169,19 @@ class _RunningJob:
             self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
         return status
 
-    def _end(self, records: Sequence[Record]) -> End:
+    def _end(self, records: Sequence[Record], order: Sequence[int]) -> End:
         """Return what has ended the job. After a signal or a call of MPI_Abort the ranks end in any order."""
         from mpistrat.monitor import last  # a late import: seldom needed
 
-        order = self._ends.close()
         if self._passed_on:
             ending = [signal.Signals(number).name for number in _ENDING if number in self._passed_on]
             return last.End(by=f"the signal {ending[0]}" if ending else "")
         if any(each.found.aborted for each in self._forwarded):
             return last.End(by="the call of MPI_Abort")
         named = [self._rank_of(death) for each in self._forwarded for death in each.found.deaths]
-        return last.End(named[0] if named and named[0] is not None else last.first_to_end(records, order))
+        if named and named[0] is not None:
+            return last.End(named[0])
+        return last.End(last.first_to_end(records, order, self._job.ranks))
 
     @property
     def _starting(self) -> bool:
