@@ -42,6 +42,11 @@ class _Worker:
         self.ended = self.failed = 0
         self.busy = 0.0
 
+    @property
+    def idle(self) -> bool:
+        """Whether it may get a task of any kind."""
+        return not (self.tasks or self.dropping or self.deciding)
+
 
 class Dispatcher:
     """The tasks of a coordinator: queued, and handed to workers that have nothing to do.
@@ -133,7 +138,8 @@ class Dispatcher:
         if self._post.closed:
             return False
         with self.lock:
-            self._hand_out_if_free()  # first: a free worker need not wait for a poll
+            if len(self._post.losses.ranks) == self._losses:  # a lost worker must get no part of a task
+                self._hand_out_if_free()  # first: a free worker need not wait for a poll
             arrived = False
             while (letter := self._post.receive()) is not None:
                 self._take(letter)
@@ -333,11 +339,7 @@ class Dispatcher:
             if task.ranks is None:
                 workers = [*itertools.islice(free, 1)]
             else:
-                idle = (
-                    each
-                    for each in self._workers.values()
-                    if not (each.tasks or each.dropping or each.deciding)
-                )
+                idle = (each for each in self._workers.values() if each.idle)
                 workers = [*itertools.islice(idle, task.ranks)]
                 if len(workers) < task.ranks:
                     return
@@ -386,7 +388,7 @@ class Dispatcher:
 
     def _take_back(self) -> None:
         """Ask for tasks that wait for a long one on their worker, if another worker idles."""
-        if not any(not (worker.tasks or worker.dropping) for worker in self._workers.values()):
+        if not any(worker.idle for worker in self._workers.values()):
             return
         now = time.monotonic()
         for worker in self._ahead:

@@ -1,16 +1,21 @@
 """A coordinator of more workers than a machine has."""
 
 import threading
+import time
 from collections import deque
 from types import SimpleNamespace
 
 from mpistrat.asynchronous.dispatcher import Dispatcher
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.failures import failure_of
+from mpistrat.messages.losses import LostRankError
 from mpistrat.messages.pickling import EMPTY, pack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.process import failure
 
 WORKERS = 600
+FUNCTIONS = SimpleNamespace(send=lambda *_: None)
+FUNCTION = SimpleNamespace(digest=b"", packed=EMPTY)
 
 
 class FailingWorkers:
@@ -35,9 +40,8 @@ class FailingWorkers:
 def test_many_tasks_that_fail_together_run_again():
     post = FailingWorkers()
     roles = SimpleNamespace(workers=range(1, WORKERS + 1), parameter_servers=())
-    functions = SimpleNamespace(send=lambda *_: None)
-    dispatcher = Dispatcher(SimpleNamespace(post=post, roles=roles, functions=functions))
-    function, given_up = SimpleNamespace(digest=b"", packed=EMPTY), []
+    dispatcher = Dispatcher(SimpleNamespace(post=post, roles=roles, functions=FUNCTIONS))
+    given_up = []
 
     def attempt(left):
         def ended(_, error):
@@ -47,10 +51,72 @@ def test_many_tasks_that_fail_together_run_again():
             else:
                 given_up.append(error)
 
-        return Task(function, EMPTY, None, dispatcher, None, ended)
+        return Task(FUNCTION, EMPTY, None, dispatcher, None, ended)
 
     for _ in range(WORKERS):
         dispatcher.add(attempt(2))
     post.open = True
     dispatcher.wait(lambda: len(given_up) == WORKERS)
     assert not dispatcher.unfinished(dispatcher)
+
+
+class Post:
+    """A post that notes the letters that it is given, and whose replies a test makes."""
+
+    def __init__(self):
+        self.lock, self.closed = threading.RLock(), False
+        self.sent, self.replies = [], deque()
+        self.losses = SimpleNamespace(ranks=set(), error=lambda rank: LostRankError(f"lost {rank}", rank))
+
+    def receive(self):
+        return self.replies.popleft() if self.replies else None
+
+    def send(self, to, kind, head=(), body=EMPTY):
+        self.sent.append((to, kind, *head[:1]))
+
+
+def dispatcher_of_two(post):
+    """A dispatcher of the workers 1 and 2, and a parameter server."""
+    roles = SimpleNamespace(workers=(1, 2), parameter_servers=(3,), task_of=lambda rank: ("worker", rank - 1))
+    return Dispatcher(SimpleNamespace(post=post, roles=roles, functions=FUNCTIONS))
+
+
+def test_no_lost_worker_gets_a_part_of_a_task(monkeypatch):
+    def end_job(text):
+        raise AssertionError(text)
+
+    monkeypatch.setattr(failure, "end_job", end_job)
+    post = Post()
+    dispatcher, errors = dispatcher_of_two(post), []
+    post.losses.ranks.add(2)
+    dispatcher.add(
+        Task(FUNCTION, EMPTY, None, dispatcher, None, lambda _, error: errors.append(error), ranks=2)
+    )
+    (error,) = errors
+    assert isinstance(error, LostRankError)
+    assert post.sent == []
+
+
+def test_no_task_is_taken_back_for_a_worker_whose_writes_are_applied():
+    post = Post()
+    dispatcher = dispatcher_of_two(post)
+
+    def add(once=False):
+        dispatcher.add(Task(FUNCTION, EMPTY, None, dispatcher, None, lambda *_: None, once=once))
+
+    def reply(source, kind, *head):
+        post.replies.append(Letter(source, kind, head, pack(None)[0] if kind == "ended" else EMPTY))
+        dispatcher.progress()
+
+    add(once=True)
+    add()
+    reply(2, "ended", 1, 0.0, ())  # at once: it is handed two tasks now
+    add()
+    add()
+    assert post.sent == [(1, "task", 0), (2, "task", 1), (2, "task", 2), (2, "task", 3)]
+    reply(1, "ended", 0, 1.0, (0,))
+    time.sleep(0.01)  # the first task of the other worker is not short
+    dispatcher.progress()
+    assert post.sent[4:] == [(3, "commit", 0)]
+    reply(3, "committed", 0)
+    assert post.sent[5:] == [(2, "drop")]
