@@ -126,7 +126,7 @@ class Post:
         self._awaited: set[int] = set()  # numbers of the requests without a reply
         self._sends: deque[tuple[int, list[Any], Any]] = deque()
         self._undelivered: list[tuple[int, list[Any], Any]] = []  # to lost ranks; MPI may keep their memory
-        self._arriving: list[tuple[Any, memoryview]] = []  # MPI may still write to them after an error
+        self._unfinished: list[tuple[Any, memoryview]] = []  # MPI may still write to them after an error
         self._moves = 0  # messages of waiting letters that have left
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
@@ -229,10 +229,16 @@ class Post:
     def _receive_into(self, buffers: list[Any], origin: int, tag: int) -> None:
         """Receive arrays. All messages are asked for at once: each would wait a round trip for the one before it."""
         pieces = [piece for buffer in buffers for piece in _pieces(buffer)]
-        self._arriving = [(self._comm.Irecv([piece, self._mpi.BYTE], origin, tag), piece) for piece in pieces]
-        for request, _ in self._arriving:  # one by one, because Waitall does not name a lost rank
-            request.Wait()
-        self._arriving = []
+        arriving: list[tuple[Any, memoryview]] = []
+        try:
+            arriving.extend(
+                (self._comm.Irecv([piece, self._mpi.BYTE], origin, tag), piece) for piece in pieces
+            )
+            for request, _ in arriving:  # one by one, because Waitall does not name a lost rank
+                request.Wait()
+        except BaseException:
+            self._unfinished += arriving
+            raise
 
     def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
         """Send a request, wait for its reply, and return the value in it.
