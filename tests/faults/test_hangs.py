@@ -49,6 +49,7 @@ def jobs(run_ranks, tmp_path_factory):
         )
         return ended, folder
 
+    tmp_path_factory.getbasetemp()  # two threads would make two
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield {names: pool.submit(run, names) for names in JOBS}
 
