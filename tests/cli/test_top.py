@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
+from mpistrat.cli.top import jobs
 from mpistrat.runtime.record import read
 
 PROGRAM = """
@@ -56,6 +57,17 @@ def test_the_values_of_a_rank(process):
     assert (row["rank"], row["pid"], row["step"], row["phase"]) == (0, process.pid, 2, "user code")
     assert row["resident_bytes"] > 1 << 20
     assert row["state"] == "S"
+
+
+@pytest.mark.full
+def test_ranks_of_one_node_have_short_lines(process, monkeypatch):
+    """What srun prints of several nodes is joined: it mixes parts of lines longer than 1,024 bytes."""
+    rows = [{"rank": rank, "pid": 1, "collective": "x" * 500} for rank in range(4)]
+    monkeypatch.setattr(jobs, "rows", lambda records: rows)
+    output, status = top("--json", "--here", str(process.pid))
+    assert status == 0, output
+    assert [json.loads(line) for line in output.splitlines()] == [[row] for row in rows]
+    assert jobs.rows_in(output.splitlines()) == rows
 
 
 @pytest.mark.full

@@ -59,7 +59,9 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
 def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None:
     rows = _rows(job, here)
     if as_json:
-        click.echo(json.dumps(rows))
+        # srun mixes parts of lines longer than 1,024 bytes: with --here, each rank has a line of its own.
+        for each in ([row] for row in rows) if here else [rows]:
+            click.echo(json.dumps(each))
         return
     console = table.console()
     if once or not sys.stdout.isatty():
