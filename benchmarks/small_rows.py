@@ -1,8 +1,8 @@
 """Compare shuffled epochs of small rows with programs written by hand: ``python benchmarks/small_rows.py --data DIR``.
 
 Rows have 100 + 8 bytes and lie in 4 HDF5 files. The program written by hand reads the files as wholes, permutes
-numbers, and takes each batch. "first" counts from making the distributed dataset to the last batch, "later" is an
-epoch after that, "1/8" has a shuffle memory of an eighth of the rows.
+numbers, and takes each batch. "first" counts from making the dataset to the last batch, "later" is an epoch after that,
+"1/8" has a shuffle memory of an eighth of the rows.
 
 Where torch or TensorFlow is installed, their loaders get the same rows in memory: torch with the indices of a whole
 batch at once, tf.data with a shuffle buffer of all rows.
@@ -66,6 +66,11 @@ def taken(x: np.ndarray, y: np.ndarray, order: np.ndarray) -> int:
     return rows
 
 
+def shuffled(paths: list[Path]) -> Dataset:
+    """Return a dataset of the rows of these files, which knows nothing of them yet."""
+    return Dataset.from_hdf5(paths, ("x", "y")).shuffle(seed=1).batch(BATCH)
+
+
 def epoch(batches: Any) -> int:
     """Go through the batches; return the number of rows."""
     return sum(len(y) for _, y in batches)
@@ -80,17 +85,16 @@ def ways(folder: Path, rows: int) -> dict[str, Callable[[], int]]:
     eighth.shuffle_memory = rows * (4 * WIDTH + 8) // 8
     for layout in LAYOUTS:
         paths = made(folder, layout, rows)
-        dataset = Dataset.from_hdf5(paths, ("x", "y")).shuffle(seed=1).batch(BATCH)
-        later, windows = distribute(dataset), dataset.with_options(eighth)
+        later = distribute(shuffled(paths))
         found[f"{layout}, by hand"] = lambda paths=paths: by_hand(paths, 1)
-        found[f"{layout}, first"] = lambda dataset=dataset: epoch(distribute(dataset))
+        found[f"{layout}, first"] = lambda paths=paths: epoch(distribute(shuffled(paths)))
         found[f"{layout}, later"] = lambda later=later: epoch(later)
-        found[f"{layout}, 1/8"] = lambda windows=windows: epoch(distribute(windows))
+        found[f"{layout}, 1/8"] = lambda paths=paths: epoch(distribute(shuffled(paths).with_options(eighth)))
     x, y = np.random.default_rng(0).random((rows, WIDTH), "f4"), np.arange(rows)
     arrays = Dataset.from_arrays((x, y))
-    shuffled, ordered = distribute(arrays.shuffle(seed=1).batch(BATCH)), distribute(arrays.batch(BATCH))
+    permuted, ordered = distribute(arrays.shuffle(seed=1).batch(BATCH)), distribute(arrays.batch(BATCH))
     found["arrays, by hand"] = lambda: taken(x, y, np.random.default_rng(1).permutation(rows))
-    found["arrays, shuffled"] = lambda: epoch(shuffled)
+    found["arrays, shuffled"] = lambda: epoch(permuted)
     found["arrays, in order"] = lambda: epoch(ordered)
     with contextlib.suppress(ImportError):
         found |= of_torch(x, y)

@@ -79,6 +79,7 @@ class Measurement:
         """Measure all cases, print the table and write the file."""
         cold = self._files.forget(self.paths["contiguous"])
         self._in_order(cold)
+        self._first_epoch()
         self._shuffled(cold)
         self._index()
         self._step()
@@ -125,6 +126,26 @@ class Measurement:
             if cold and not stored:
                 self.compare(f"{layout}, {COLD}", ways, partial(self._files.forget, paths))
 
+    def _first_epoch(self) -> None:
+        """Measure from distributing a dataset to the last batch."""
+        import mpistrat
+        from mpistrat.bench.programs import read_batches as library
+
+        paths = self.paths["contiguous"]
+        distribute = mpistrat.OneDeviceStrategy("/cpu:0").experimental_distribute_dataset
+        new: dict[bool, Any] = {}  # of each measurement, since a dataset remembers the files that it has seen
+
+        def make() -> None:
+            new.update((shuffle, library.dataset(paths, BATCH, shuffle)) for shuffle in (False, True))
+
+        ways: dict[str, Callable[[], object]] = {
+            LIBRARY: lambda: library.epoch(distribute(new[False])),
+            f"{LIBRARY}, shuffled": lambda: library.epoch(distribute(new[True])),
+            **self.rivals(paths, False),
+            "raw read": self.raw(paths),
+        }
+        self.compare("first epoch", ways, make)
+
     def _shuffled(self, cold: bool) -> None:
         from mpistrat.bench.programs import read_batches as library
 
@@ -133,7 +154,7 @@ class Measurement:
             LIBRARY: partial(library.epoch, library.distributed(paths, BATCH, shuffle=True)),
             "in order": partial(library.epoch, library.distributed(paths, BATCH)),
         }
-        self.compare(f"shuffled, {WARM}", ways)
+        self.compare(f"shuffled, {WARM}", {**ways, "raw read": self.raw(paths)})
         if cold:
             self.compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
 

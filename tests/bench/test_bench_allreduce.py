@@ -58,7 +58,7 @@ SMALL_NETWORK = ["--repetitions", "1", "--layers", "3", "--width", "40", "--rows
 
 def test_overlap(run_ranks, tmp_path):
     rows = tmp_path / "rows.json"
-    ended = run_ranks(2, "-m", "mpistrat.bench.overlap", *SMALL_NETWORK, "--json", rows, limit=60).check()
+    ended = run_ranks(2, "-m", "mpistrat.bench.overlap", *SMALL_NETWORK, "--json", rows).check()
     ended.shows("mpistrat hides ")
     found = {row["way"]: row["seconds"] for row in json.loads(rows.read_text())}
     one_list = "mpistrat, one list at the end"
@@ -127,9 +127,9 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
         "--seconds",
         "0.1",
     ]
-    run_ranks(2, *arguments, "--dry-run", limit=60).check()
+    run_ranks(2, *arguments, "--dry-run").check()
     assert list(tmp_path.iterdir()) == []
-    ended = run_ranks(2, *arguments, limit=60).check()
+    ended = run_ranks(2, *arguments).check()
     (path,) = tmp_path.glob("mpistrat/*")
     ended.shows("tune, 2 ranks\n", "\n1024 ", "\n65536 ", f"kept in {path}")
     content = json.loads(path.read_text())
@@ -142,7 +142,7 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
     path.write_text(json.dumps(content))
     program = tmp_path / "chosen.py"
     program.write_text(CHOSEN)
-    built_in = run_ranks(2, program, limit=60).check().output.split()
+    built_in = run_ranks(2, program).check().output.split()
     tuned = run_ranks(2, program, limit=60, MPISTRAT_TUNED="1").check().output.split()
     assert built_in == 2 * ["hierarchical,hierarchical"]
     assert tuned == 2 * ["mpi,leader"]

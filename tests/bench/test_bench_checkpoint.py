@@ -13,7 +13,7 @@ def test_checkpoint(run_ranks, tmp_path, n):
         n,
         *("-m", "mpistrat.bench.checkpoint", "--here", "--data", folder, "--megabytes", "2"),
         *("--repetitions", "1", "--json", rows),
-        limit=60,
+        limit=200,
     ).check()
     ended.shows(f"checkpoint, {n} rank{'s' * (n > 1)}\n", "mpistrat takes")
     found = {}

@@ -149,6 +149,9 @@ def test_input(run_alone, tmp_path):
     ended.shows("torch is left out", "mpistrat takes")
     found = ways_of(rows)
     assert {"h5py, slices", "h5py, read_direct", "raw read"} <= found["contiguous, warm"]
+    assert found["first epoch"] == found["contiguous, warm"] - {"mpistrat, prefetch(0)"} | {
+        "mpistrat, shuffled"
+    }
     assert "h5py, slices" in found["gzip, warm"]
     assert "h5py, read_direct" not in found["gzip, warm"]
     if sys.platform == "linux":

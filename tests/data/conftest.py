@@ -8,6 +8,8 @@ import pytest
 
 from mpistrat import nest
 
+LIMIT = 100  # seconds that the replicas wait for each other
+
 
 class Peer:
     """One replica of a group of threads, as ``Topology`` is one of a communicator."""
@@ -19,9 +21,9 @@ class Peer:
     def all_gather_object(self, obj):
         self.gathers += 1
         self._shared.values[self.rank] = obj
-        self._shared.barrier.wait(20)
+        self._shared.barrier.wait(LIMIT)
         values = list(self._shared.values)
-        self._shared.barrier.wait(20)
+        self._shared.barrier.wait(LIMIT)
         return values
 
     def broadcast_object(self, obj, root=0):
@@ -46,7 +48,8 @@ def run(size, fn):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(2 * LIMIT)
+        assert not thread.is_alive()
     return results
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fault
 mpich = pytest.mark.mpich
 
 PROGRAMS = Path(__file__).with_name("programs.py")
-LIMIT = 40
+LIMIT = 100
 FOUND = [
     "truncated", "no HDF5", "0 bytes", "no link", "no dataset", "scalar", "lengths", "dtype", "shape", "filter",
     "vanished", "all empty", "no file", "no match", "too few", "writer",

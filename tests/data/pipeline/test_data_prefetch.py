@@ -29,7 +29,7 @@ def none_left():
     yield
     gc.collect()
     for thread in readers():
-        thread.join(10)
+        thread.join(60)
     assert not readers()
 
 
@@ -52,7 +52,7 @@ def test_no_further_ahead_than_said(monkeypatch):
     ahead = Prefetched(numbers(), 3)
     for taken in range(5):
         for _ in range(3 if taken == 0 else 1):
-            assert room.acquire(timeout=10)
+            assert room.acquire(timeout=250)
         assert len(made) <= 3 + taken
         assert next(ahead) == taken
     ahead.close()
@@ -133,7 +133,7 @@ def test_its_user_makes_them_as_the_thread_would(monkeypatch):
         next(ahead)
     with pytest.raises(StopIteration):
         next(ahead)
-    ahead._hand_over.thread.join(10)
+    ahead._hand_over.thread.join(60)
     assert not ahead._hand_over.thread.is_alive()
 
 
@@ -182,7 +182,7 @@ def test_the_thread_ends_when_nobody_asks():
                     raise Broken
         del ahead
         gc.collect()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), leave
 
 
@@ -200,7 +200,7 @@ def test_elements_are_held_by_nobody_else():
 
 def ends(program, *arguments):
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100, check=False
     )
 
 

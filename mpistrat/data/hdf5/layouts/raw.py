@@ -12,6 +12,7 @@ from mpistrat.runtime.arrays import as_bytes
 
 _GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
 _SMALL_ROW = 2 << 10
+_WORTH_MERGING = 1 / 4  # fewer near rows, as of a shuffle, are read sooner than they are found
 _MOST_OF_GAPS = 4 << 20
 
 
@@ -96,14 +97,15 @@ class RowsOfChunks:
 def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
     """Read rows of ``size`` bytes at these offsets to these places of ``out``. Near rows are read in one call."""
     gaps = offsets[1:] - offsets[:-1] - size
-    if len(gaps) and gaps.min() < 0:  # chunks may have any order in the file
+    view = as_bytes(out).data
+    near = np.count_nonzero(gaps <= _GAP)
+    if not near or (size >= _GAP and near < len(gaps) * _WORTH_MERGING):
+        file.read_each(offsets.tolist(), size, view, (where * size).tolist())
+        return
+    if gaps.min() < 0:  # chunks may have any order in the file
         order = np.argsort(offsets, kind="stable")
         offsets, where = offsets[order], where[order]
         gaps = offsets[1:] - offsets[:-1] - size
-    view = as_bytes(out).data
-    if not len(gaps) or gaps.min() > _GAP:
-        file.read_each(offsets.tolist(), size, view, (where * size).tolist())
-        return
     cuts = (np.flatnonzero(gaps > _GAP) + 1).tolist()
     if size < _SMALL_ROW:
         for start, stop in pairwise([0, *cuts, len(where)]):
