@@ -3,11 +3,28 @@
 Names load when they are first used: importing the package starts no MPI, h5py or cupy.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import lazy_loader
 
 from mpistrat import absent
+from mpistrat.runtime.record import observers
 from mpistrat.version import __version__
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.record.flight_record import FlightRecord
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __getattr__ = absent.explained(__name__, __getattr__, absent.OF_DISTRIBUTE)
 __all__ += ["__version__"]
+
+
+def _watch(record: FlightRecord) -> None:
+    from mpistrat.monitor import watchdog
+
+    watchdog.watch(record)
+
+
+observers.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -14,7 +14,6 @@ from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
-from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
@@ -64,7 +63,6 @@ class Engine:
     ):
         self.options = options or CommunicationOptions()
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
-        watchdog.start(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)

@@ -134,11 +134,7 @@ def reduction_of_joined(
         _reduce_pieces(topology, joined, route, out, out)
         return [out]
 
-    short = None
-    if topology.size == 1:
-        short = steps_alone(joined, out)
-    else:
-        short = short_steps_of(topology, joined, route, out)
+    short = None if topology.size == 1 else short_steps_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
     return Reduction(
         topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.trace import ring as trace
@@ -66,25 +67,16 @@ class ShortSteps(NamedTuple):
     meet_again: Callable[[int], bool] | None = None
 
 
-def steps_alone(message: Message | None = None, out: np.ndarray | None = None) -> ShortSteps:
-    """Return the steps of a list of arrays on one rank.
+def steps_alone() -> ShortSteps:
+    """Return the steps of a list of arrays on one rank: the results are copies.
 
-    The results are copies. With ``out`` it is the result, and gets the arrays of ``message``. This enters 2 functions
-    of Python; the general steps enter 15.
+    This enters 2 functions of Python; the general steps enter 15.
     """
 
     def copies(values: Sequence[np.ndarray], word: int) -> list[Any]:
         return [each.copy() if each.size <= SMALL else _copied(each) for each in values]
 
-    if message is None or out is None:
-        return ShortSteps(copies)
-    axis = message.axis
-
-    def joined(values: Sequence[np.ndarray], word: int) -> list[Any]:
-        np.concatenate(values, axis, out)
-        return [out]
-
-    return ShortSteps(joined)
+    return ShortSteps(copies)
 
 
 def _copied(value: np.ndarray) -> np.ndarray:
@@ -203,21 +195,18 @@ class Reduction:
                 topology.flight.leave()
             return out
         except BaseException as error:
+            topology.frame = error.__traceback__.tb_frame  # type: ignore[union-attr]
             topology.failed(type(error))
             raise
 
+    @whole(attrgetter("_topology"), "all_reduce")
     def _run(self, values: Sequence[Any], timeout_seconds: float | None) -> Any:
         topology = self._topology
         lay_down, combine, give_back, meets = self._steps
-        sequence = topology.sequence
-        try:
-            laid = lay_down(values)
-            with topology.turn(self._operation, meets, timeout_seconds):
-                done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
-            return give_back(done)
-        except BaseException as error:
-            topology.left_call("all_reduce", type(error), sequence)
-            raise
+        laid = lay_down(values)
+        with topology.turn(self._operation, meets, timeout_seconds):
+            done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
+        return give_back(done)
 
 
 class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):

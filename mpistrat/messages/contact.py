@@ -21,6 +21,7 @@ from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology
 
 _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ranks: used here only
@@ -135,7 +136,8 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
 def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Contact:
     """Make the contact, when all ranks are known to be there. Collective."""
     global _contact
-    comm = world.Dup()
+    with creation(world, "the first contact"):
+        comm = world.Dup()
     topology = Topology.of(comm)
     roles = agreed_roles(resolver, topology)
     post = Post(comm, partial(role_in_words, roles))
@@ -226,7 +228,8 @@ def meet_on(comm: Any) -> Contact:
     if comm.size < 2:
         raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
     roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size))}, "a communicator")
-    post = Post(comm.Dup(), partial(role_in_words, roles))
+    with creation(comm, "the start of an executor"):
+        post = Post(comm.Dup(), partial(role_in_words, roles))
     return Contact(post, roles, FunctionSender(post), deque(), (0,))
 
 

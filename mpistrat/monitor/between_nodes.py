@@ -1,8 +1,8 @@
 """How watchdogs of several nodes tell each other what they see: by notices on a board, since they never call MPI.
 
 The lowest rank of each node that waits too long *asks*: it posts what its node sees. The other nodes see that and
-*say* what they see. A node that *looks* at its processes meanwhile is waited for: that takes seconds. The lowest rank
-that asks collects it all.
+*say* what they see. A node that *looks* at its processes gives signs of life meanwhile: that takes seconds, on a busy
+machine many. The lowest rank that asks collects it all. It waits for a node for as long as that gives signs.
 
 Another job may have the same key, where the processes of containers have equal numbers, say. Only what shares a
 communicator with this job counts.
@@ -11,23 +11,24 @@ communicator with this job counts.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from mpistrat.monitor import view
 from mpistrat.monitor.view import View
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process.board import Board
+from mpistrat.runtime.process.without_mpi.board import Board
 
-_ASKS, _SAYS, _LOOKS, _LEFT = "asks", "says", "looks", "left"
+_ASKS, _SAYS, _LOOKS, _COLLECTS, _LEFT = "asks", "says", "looks", "collects", "left"
 _NAME = re.compile(r".+\.[a-z]+\.\d+")  # the call, what is said, and the rank
 _POLL = 0.1  # seconds between two looks for answers
-_LOOK = 3.5  # seconds that a node takes to look at its processes
-_LONGEST_LOOK = 15.0  # seconds more on a busy machine
+_SIGN = 1.0  # seconds between two signs of life, or two changes of the directory
 
 
 class Notices:
@@ -44,6 +45,8 @@ class Notices:
     ----------
     searched : tuple of str
         The directories in which notices lie.
+    delay : float
+        See `Board`.
     """
 
     def __init__(self, key: str, rank: int):
@@ -52,17 +55,14 @@ class Notices:
         self._posted: set[str] = set()
         self._changes = threading.Lock()  # the main thread ends while the watchdog posts
         self._ended = False
-        self.searched = self._board.folders
+        self.searched, self.delay = self._board.folders, self._board.delay
 
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        """Context in which this node looks at its processes, until it has asked or said."""
-        name = f"{_LOOKS}.{_LOOKS}.{self._rank}"
-        self._post(name, None)
-        try:
-            yield
-        finally:
-            self._take_down({name})
+    def looking(self) -> AbstractContextManager[Callable[[], None]]:
+        """Return a context in which this node looks at its processes, until it has asked or said.
+
+        Its value is a function that gives a sign of life, to be called now and then.
+        """
+        return self._repeating(f"{_LOOKS}.{_LOOKS}.{self._rank}")
 
     def ask(self, call: str, seen: View) -> None:
         """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
@@ -97,28 +97,49 @@ class Notices:
         lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
-    def collect(self, call: str, own: View, size: int, seconds: float, beat: Callable[[], object]) -> View:
-        """Return what all nodes see, as soon as all ``size`` ranks are seen, or after a time.
+    def collect(self, call: str, own: View, size: int, patience: float, waits: Callable[[], bool]) -> View:
+        """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
 
-        ``beat`` is called now and then.
+        Ends at once where this rank waits no longer, or where a lower rank asks, which collects then.
+
+        Parameters
+        ----------
+        call : str
+        own : View
+            What this node sees.
+        size : int
+        patience : float
+            Seconds without a sign of life of ranks that are not seen yet.
+        waits : callable
+            Called now and then. Returns whether this rank still waits.
         """
         views: dict[str, View] = {}
         job = [own]
-        end = time.monotonic() + seconds + _LOOK
-        looks = False  # whether another node looks at its processes
-        while (
-            len(set().union(*(each.ranks for each in job))) < size
-            and time.monotonic() < end + _LONGEST_LOOK * looks
-        ):
-            beat()
-            time.sleep(_POLL)
-            names = self._names()
-            looks = any(kind == _LOOKS and rank != self._rank for _, kind, rank in map(_parts, names))
-            for name in sorted(names - views.keys()):
-                of, _, rank = _parts(name)
-                if of in (call, _LEFT) and rank != self._rank and (found := self._view(name)) is not None:
-                    views[name] = found
-            job = _of_one_job(own, views.values())
+        signs: dict[str, Any] = {}
+        latest = time.monotonic()
+        with self._repeating(f"{_COLLECTS}.{_COLLECTS}.{self._rank}") as change:
+            while (
+                len(ranks := set().union(*(each.ranks for each in job))) < size
+                and time.monotonic() - latest < patience
+                and self.collects(own)
+                and waits()
+            ):
+                time.sleep(_POLL)
+                change()  # NFS looks at a directory again after a change that is made here
+                names = {name: _parts(name) for name in self._names()}
+                last = signs
+                signs = {
+                    name: self._board.read(name)
+                    for name, (_, kind, rank) in names.items()
+                    if kind == _LOOKS and rank not in ranks
+                }
+                if signs != last:
+                    latest = time.monotonic()
+                for name in sorted(names.keys() - views.keys()):
+                    of, _, rank = names[name]
+                    if of in (call, _LEFT) and rank != self._rank and (found := self._view(name)) is not None:
+                        views[name] = found
+                job = _of_one_job(own, views.values())
         return view.joined(job)
 
     def claim(self, call: str) -> bool:
@@ -140,6 +161,24 @@ class Notices:
         with self._changes:
             self._ended = True
         self._board.take_down(self._posted, lambda name: True)
+
+    @contextlib.contextmanager
+    def _repeating(self, name: str) -> Iterator[Callable[[], None]]:
+        """Context in which a notice is posted. Yields a function that posts it again when a second has passed."""
+        last = -math.inf
+
+        def repeat() -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _SIGN:
+                self._post(name, now)
+                last = now
+
+        repeat()
+        try:
+            yield repeat
+        finally:
+            self._take_down({name})
 
     def _post(self, name: str, value: Any) -> None:
         with self._changes:

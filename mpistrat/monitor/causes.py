@@ -296,14 +296,14 @@ def _sleeps(evidence: Evidence) -> Verdict | None:
 def _lock(evidence: Evidence) -> Verdict | None:
     if evidence.facts.call not in _LOCKS or evidence.facts.state == "R" or evidence.record.moves:
         return None  # a thread that runs also waits for the interpreter's lock now and then
-    count = len(evidence.stacks.others)
-    return Verdict(
-        "lock",
-        f"waits for a lock or for another thread of its own, {_at(evidence)}",
-        f"Its {count} other threads are shown below: one has the lock, or should set what is waited for."
-        if count
-        else "No other Python thread of it runs: the lock is never released.",
-    )
+    others = evidence.stacks.others
+    if len(others) > 1:
+        advice = f"Its {len(others)} other threads are shown below: one has the lock, or should set what is waited for."
+    elif others:
+        advice = "Its other thread is shown below: it has the lock, or should set what is waited for."
+    else:
+        advice = "No other Python thread of it runs: the lock is never released."
+    return Verdict("lock", f"waits for a lock or for another thread of its own, {_at(evidence)}", advice)
 
 
 def _children(evidence: Evidence) -> Verdict | None:

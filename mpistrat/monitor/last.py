@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from mpistrat.monitor import folder
 from mpistrat.monitor.waits import Wait, of_one_job, waits
+from mpistrat.runtime.process import process_facts
 from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.record import process_facts, read
+from mpistrat.runtime.record import read
 from mpistrat.runtime.record.json_form import as_json, from_json
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record

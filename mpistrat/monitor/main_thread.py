@@ -3,59 +3,73 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
-from mpistrat.runtime.record import process_facts
+from mpistrat.runtime.process import process_facts
 
 _BETWEEN = 0.002  # seconds between two samples
-_FEWEST = 5  # samples
-_RAN = 0.002  # seconds on a core in which Python code comes to another place
+_FEWEST = 5  # samples before a thread is said to stay
+_RAN = 0.01  # seconds on a core in which Python code comes to another place, told up to 0.004 late
 _IDLE, _BUSY = 0.1, 0.5  # seconds for a thread that sleeps, and for one that waits for a core
-_KEPT = 0.25  # seconds on a core without releasing the lock of the interpreter. Python code releases it after 0.005
+_KEPT = 0.25  # seconds on a core while another thread waits for the lock. Python code releases it after 0.005
 
 
-def moves() -> bool:
-    """Return whether the main thread runs Python code, not one function in C.
+def moves() -> bool | None:
+    """Return whether the main thread runs Python code, not one function in C. None if it had no core meanwhile.
 
     A thread that stays at one place is in C only if it had a core meanwhile, or sleeps. On a busy machine it may wait
-    for a core for longer than all samples take.
+    for a core, or for the lock of the interpreter, for longer than all samples take, and so may the thread that asks.
+    So what the system tells counts only from after the first sample until before the last one.
     """
-    main = threading.main_thread().ident or 0
+    thread = threading.main_thread()
+    main = thread.ident or 0
     seen = set()
-    began, ran = time.monotonic(), _seconds_on_core(main)
-    while True:
+    began, before = time.monotonic(), _scheduled(thread)
+    for sample in itertools.count(1):
+        waited, now = time.monotonic() - began, _scheduled(thread)
+        asleep = now == before and process_facts.state(os.getpid()) != "R"
         frame = sys._current_frames().get(main)
         if frame is None:
-            return False
+            break
         seen.add((id(frame), frame.f_lasti))
         instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
         if len(seen) > 1 or instruction.startswith(("JUMP", "POP_JUMP", "RESUME")):
             return True
-        waited = time.monotonic() - began
-        waits_for_core = process_facts.state(os.getpid()) == "R"
-        if waited > (_FEWEST - 1) * _BETWEEN and _seconds_on_core(main) - ran > _RAN:
+        if sample == 1:
+            began, before = time.monotonic(), _scheduled(thread)
+        # A thread that waits for the lock of the interpreter looks asleep, too, but wakes every few milliseconds.
+        elif sample >= _FEWEST and (now[0] - before[0] > _RAN or (asleep and waited > _IDLE)):
             return False
-        if waited > (_BUSY if waits_for_core else _IDLE):
-            return False
+        elif waited > _BUSY:
+            break
         time.sleep(_BETWEEN)
+    return None
 
 
 def kept_lock(nap: float) -> bool:
     """Sleep for so many seconds. Return whether the main thread has then let this thread wait for the lock.
 
-    Seconds on a core count, not those of the clock: on a busy machine a thread may wait long for a core.
+    On a busy machine both threads wait for a core, too. Such time of this thread does not count. Of its time without
+    the lock, the part counts in which the main thread had a core.
     """
-    main = threading.main_thread().ident or 0
-    ran = _seconds_on_core(main)
+    main, own = threading.main_thread(), threading.current_thread()
+    began, (main_ran, _), (own_ran, waited) = time.monotonic(), _scheduled(main), _scheduled(own)
     time.sleep(nap)
-    return sys.platform == "linux" and _seconds_on_core(main) - ran > nap + _KEPT
+    ran, (own_ran_now, waited_now) = _scheduled(main)[0] - main_ran, _scheduled(own)
+    elapsed = time.monotonic() - began
+    without_lock = elapsed - nap - (own_ran_now - own_ran) - (waited_now - waited)
+    return without_lock * ran / elapsed > _KEPT
 
 
-def _seconds_on_core(thread: int) -> float:
-    """Return how long a thread had a core, and the time where the system does not tell that."""
-    if sys.platform != "linux":
-        return time.monotonic()
-    return time.clock_gettime(time.pthread_getcpuclockid(thread))
+def _scheduled(thread: threading.Thread) -> tuple[float, float]:
+    """Return for how many seconds a thread had a core, and waited for one. Zeros where the system does not tell."""
+    try:
+        ran, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+    except OSError:
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(waited) / 1e9

@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpistrat.runtime.record import process_facts
+from mpistrat.runtime.process import process_facts
 
 # System calls that a rank may be stuck in, by number: x86-64, then 64-bit ARM.
 _CALLS = {

@@ -230,8 +230,8 @@ def _unseen(wait: Wait, seen: View) -> list[str]:
     if len(seen.links) > 1:
         return [
             f"  {ranks}{on}: no process answers, other nodes do",
-            "  cause: node. That node is down or cut off, or all its processes are stopped or gone: look whether it "
-            "can be reached.",
+            "  cause: node. That node is down or cut off, or all its processes are stopped, gone, not at their first "
+            "strategy yet, or in C code that keeps the interpreter's lock: look whether it can be reached.",
         ]
     searched = (
         f" No other node answers: none that runs shares one of {', '.join(seen.searched)}."
@@ -240,8 +240,8 @@ def _unseen(wait: Wait, seen: View) -> list[str]:
     )
     return [
         f"  {ranks}{on}: no record here",
-        f"  cause: on another node. No rank with a record here is missing.{searched} See the reports of the other "
-        "nodes, or whether these are up.",
+        "  cause: on another node. No rank with a record in this communicator is missing, unless it has not come to "
+        f"its start.{searched} See the reports of the other nodes, or whether these are up.",
     ]
 
 

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpistrat.runtime.record import process_facts, read
+from mpistrat.runtime.process import process_facts
+from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
 _LONGEST = 1.0  # seconds that processes may take to answer

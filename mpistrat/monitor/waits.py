@@ -44,6 +44,8 @@ class Wait:
 def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     """Return the collectives in which ranks wait, the oldest first.
 
+    In a communicator of all ranks, those that have not joined it yet are missing, too.
+
     Parameters
     ----------
     records : sequence of Record
@@ -58,21 +60,33 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     found = []
     for token, members in communicators.items():
         size = members[0][1].size
+        late = _late(records, members, size)
         inside: dict[int, list[tuple[Entry, Record]]] = {}
         for record, each in members:
             if each.last is not None and not each.last.left and record.key not in halted and size > 1:
                 inside.setdefault(each.last.number, []).append((each.last, record))
-        unseen = tuple(sorted(set(range(size)) - {each.rank for _, each in members}))
+        seen = {each.rank for _, each in members} | {each.rank for each in late}
+        unseen = tuple(sorted(set(range(size)) - seen))
         for number, ranks in inside.items():
             waiting = [record for _, record in ranks]
             ahead = [  # ranks that have left this call for a later one in which they are
                 record for later, others in inside.items() if later > number for _, record in others
             ]
-            missing = [record for record, _ in members if record not in waiting and record not in ahead]
+            missing = [
+                record for record, _ in members if record not in waiting and record not in ahead
+            ] + late
             entry = min((entry for entry, _ in ranks), key=lambda each: each.entered)
             last = max(entry.entered for entry, _ in ranks)
             found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen, last))
     return sorted(found, key=lambda each: each.entry.entered)
+
+
+def _late(records: Sequence[Record], members: Sequence[tuple[Record, Membership]], size: int) -> list[Record]:
+    """Return the ranks that have not joined a communicator, if it has all ranks of the job in their order."""
+    joined = {record.rank for record, _ in members}
+    if any((record.rank, record.size) != (each.rank, size) for record, each in members):
+        return []
+    return [each for each in records if each.size == size and each.rank not in joined]
 
 
 def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:

@@ -15,14 +15,15 @@ import os
 import signal
 import threading
 import time
-import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mpistrat.monitor import main_thread
+from mpistrat.runtime import topology
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status
-from mpistrat.runtime.process.launchers import MPIRUN
+from mpistrat.runtime.process.launchers import LAUNCHERS, MPIRUN
 from mpistrat.runtime.process.patience import within
 from mpistrat.runtime.record import flight_record, read
 from mpistrat.runtime.record.flight_record import FlightRecord
@@ -37,42 +38,26 @@ _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _LAST_WORD = 1.0  # seconds for the notice that this rank leaves
 _PATIENCE = 5.0  # seconds for the file of a report, and for standard error
 _ABORTED = 5.0  # seconds that MPI_Abort may take
+_SILENCE = 15.0  # seconds after which a node that gives no sign of life counts as silent, at least
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
 _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of speed, and of two logs of one
 _RAREST = 6  # a rank looks for questions of other nodes at least every 64th time
 _SHARE = 1000  # of the time between two comparisons, one part at most is spent in them
 _log = logging.getLogger(__name__)
-_watchdog: Watchdog | None = None
 
 
-def start(topology: Topology) -> None:
-    """Compare the speeds of these ranks, if there are several and this process has a record."""
-    if _watchdog is not None and topology.size > 1:
-        _watchdog.add(topology)
-
-
-def _watch(record: FlightRecord) -> None:
-    global _watchdog
-    _watchdog = Watchdog(record)
-    flight_record.when_left(_watchdog.say_that_it_leaves)
-    _watchdog.start()
-
-
-flight_record.when_started(_watch)
+def watch(record: FlightRecord) -> None:
+    """Watch the process of a record, from its start on: the start of MPI may hang, too."""
+    watchdog = Watchdog(record)
+    flight_record.when_left(watchdog.say_that_it_leaves)
+    watchdog.start()
 
 
 class Watchdog(threading.Thread):
-    """The watchdog of this process, which begins with its record: the creation of a strategy may hang, too.
-
-    Attributes
-    ----------
-    topologies : weakref.WeakSet of Topology
-        The ranks whose speeds are compared.
-    """
+    """The watchdog of this process."""
 
     def __init__(self, record: FlightRecord):
         super().__init__(name="mpistrat-watchdog", daemon=True)
-        self.topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
         self._record = record
         self._reports: tuple[float, int] = (0.0, 0)  # when the wait began, and how many reports are due
         self._next_comparison = 0.0
@@ -80,13 +65,8 @@ class Watchdog(threading.Thread):
         self._writes = False  # whether this rank writes the reports
         self._notices: Notices | None = None
         self._answered: set[str] = set()
-        self._one_node = _launched_on_one_node(record.size)  # whether this node is known to have all ranks
+        self._launched_here = _launched_on_one_node(record.size)
         self._idle = 0  # naps while this rank was in no collective for long
-
-    def add(self, topology: Topology) -> None:
-        """Compare the speeds of these ranks, too."""
-        self.topologies.add(topology)
-        self._one_node |= len(topology.nodes) == 1 and topology.size == self._record.size
 
     def run(self) -> None:
         """Look from time to time, until the process ends."""
@@ -107,6 +87,14 @@ class Watchdog(threading.Thread):
             except Exception:  # a program must not notice that its watchdog fails
                 _log.debug("the watchdog failed", exc_info=True)
 
+    @property
+    def _one_node(self) -> bool:
+        """Whether this node is known to have all ranks."""
+        size = self._record.size
+        return self._launched_here or any(
+            len(each.nodes) == 1 and each.size == size for each in topology.several()
+        )
+
     def say_that_it_leaves(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
         if not self._one_node:
@@ -126,7 +114,10 @@ class Watchdog(threading.Thread):
     def _look(self) -> None:
         self._beat()
         since = self._record.in_collective()
-        self._record.moves(None if since != math.inf else main_thread.moves())
+        if since != math.inf:
+            self._record.moves(None)
+        elif (moves := main_thread.moves()) is not None:  # else the last answer stays
+            self._record.moves(moves)
         now = time.monotonic()
         waited = now - since
         last = rc.hang_abort_seconds
@@ -149,15 +140,15 @@ class Watchdog(threading.Thread):
             self._end_job(waited)
 
     def _report(self, since: float, number: int) -> None:
-        from mpistrat.monitor import folder, report, view, waits, without_record
+        from mpistrat.monitor import folder, report, waits
 
         own, job = self._job()
         self._writes = _is_mine(own, job)
         if not self._writes:
             return
         notices = None if self._one_node else self._ready_notices(own)
-        with notices.looking() if notices else contextlib.nullcontext():
-            seen = view.look([*job, *without_record.find(own, job)], self._beat)
+        with notices.looking() if notices else contextlib.nullcontext(_nothing) as sign:
+            seen = self._see(own, job, sign)
             wait = waits.wait_of(
                 next(each for each in seen.records if each.key == own.key), report.waits_in(seen)
             )
@@ -168,7 +159,7 @@ class Watchdog(threading.Thread):
             if notices:
                 notices.ask(call, seen)
         if notices:
-            seen = self._of_all_nodes(notices, seen, own.size, call)
+            seen = self._of_all_nodes(notices, seen, since, call)
         found = [each for each in report.waits_in(seen) if self._writes and not each.goes_on(seen.now)]
         if not found or self._record.in_collective() != since:
             return  # another rank reports, or it goes on
@@ -183,6 +174,16 @@ class Watchdog(threading.Thread):
         except OSError as error:
             text += f"This report is in no file: {error}\n"
         say(text)
+
+    def _see(self, own: Record, job: list[Record], sign: Callable[[], None]) -> View:
+        """Return what this node sees, which takes seconds. ``sign`` is called now and then."""
+        from mpistrat.monitor import view, without_record
+
+        def beat() -> None:
+            self._beat()
+            sign()
+
+        return view.look([*job, *without_record.find(own, job)], beat)
 
     def _job(self) -> tuple[Record, list[Record]]:
         """Return the record of this process, and those of all ranks of this node."""
@@ -200,15 +201,21 @@ class Watchdog(threading.Thread):
         assert own is not None
         return own
 
-    def _of_all_nodes(self, notices: Notices, own: View, size: int, call: str) -> View:
+    def _of_all_nodes(self, notices: Notices, own: View, since: float, call: str) -> View:
         """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
         self._writes = notices.collects(own)
         if not self._writes:
             return own
-        seen = notices.collect(call, own, size, 2 * self._every + rc.hang_seconds / 4, self._beat)
+        patience = max(_SILENCE, 2 * self._every + rc.hang_seconds / 4) + notices.delay
+
+        def waits() -> bool:
+            self._beat()
+            return self._record.in_collective() == since
+
+        seen = notices.collect(call, own, self._record.size, patience, waits)
         self._writes = notices.collects(own) and notices.claim(call)
-        hosts = max((each.hosts for each in list(self.topologies)), key=len, default=())
-        return dataclasses.replace(seen, hosts=hosts, searched=notices.searched)
+        ranks = _largest()
+        return dataclasses.replace(seen, hosts=ranks.hosts if ranks else (), searched=notices.searched)
 
     def _share_of_looks(self) -> int:
         """Return after how many naps this rank looks for questions of other nodes.
@@ -216,13 +223,12 @@ class Watchdog(threading.Thread):
         The first rank of a node looks each time. The next ones look half as often each, in case the first cannot:
         many ranks would slow down a file system that they share.
         """
-        topology = max(list(self.topologies), key=lambda each: each.size, default=None)
-        return 1 if topology is None else 1 << min(_RAREST, _node(topology).index(topology.rank))
+        ranks = _largest()
+        place = _local_rank() if ranks is None else _node(ranks).index(ranks.rank)
+        return 1 << min(_RAREST, place)
 
     def _answer(self) -> None:
         """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
-        from mpistrat.monitor import view, without_record
-
         if self._one_node:
             return
         notices = self._notices or self._ready_notices(self._own())
@@ -234,8 +240,8 @@ class Watchdog(threading.Thread):
             return
         new = [each for each in notices.unanswered(node) if each not in self._answered]
         if new:
-            with notices.looking():
-                seen = view.look([*job, *without_record.find(own, job)], self._beat)
+            with notices.looking() as sign:
+                seen = self._see(own, job, sign)
                 for each in new:
                     self._answered.add(each)
                     notices.say(each, seen)
@@ -255,10 +261,8 @@ class Watchdog(threading.Thread):
 
     def _compare_speeds(self) -> None:
         """Log the ranks of this node that are slower than its others. The first rank of the node does."""
-        now = time.monotonic()
-        if now < self._next_comparison or not any(
-            each.rank == min(_node(each)) for each in list(self.topologies)
-        ):
+        now, ranks = time.monotonic(), _largest()
+        if now < self._next_comparison or ranks is None or ranks.rank != min(_node(ranks)):
             return
         from mpistrat.monitor import stragglers
 
@@ -287,6 +291,8 @@ class Watchdog(threading.Thread):
 
         if self._notices is not None:
             self._notices.remove()
+        if not MPI.Is_initialized():
+            os._exit(exit_status.RESTART)
         threading.Thread(target=leave, daemon=True).start()
         MPI.COMM_WORLD.Abort(exit_status.RESTART)
 
@@ -301,8 +307,19 @@ def _launched_on_one_node(size: int) -> bool:
     return any(os.environ.get(name) == str(size) for each in MPIRUN for name in each.local_size)
 
 
-def _node(topology: Topology) -> tuple[int, ...]:
-    return next(ranks for ranks in topology.nodes if topology.rank in ranks)
+def _local_rank() -> int:
+    """Return the place of this rank on its node, 0 if its launcher does not tell."""
+    values = (os.environ.get(name, "") for each in LAUNCHERS for name in each.local_rank)
+    return next((int(each) for each in values if each.isdecimal()), 0)
+
+
+def _largest() -> Topology | None:
+    """Return the topology with the most ranks, None before there is one."""
+    return max(topology.several(), key=lambda each: each.size, default=None)
+
+
+def _node(of: Topology) -> tuple[int, ...]:
+    return next(ranks for ranks in of.nodes if of.rank in ranks)
 
 
 def _is_mine(own: Record, job: list[Record]) -> bool:
@@ -321,6 +338,10 @@ def _import_ahead() -> bool:
     from mpistrat.monitor import between_nodes, folder, report, without_record  # noqa: F401
 
     return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def say(text: str) -> None:

@@ -4,14 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+from typing import Any
 
 from mpistrat.runtime import environment
-from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.process import launch, mpi, process_facts
+from mpistrat.runtime.record import flight_record, layout
+from mpistrat.runtime.record.creation import Creation
 from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.trace import ring as trace
 
 _untraced = False  # whether a trace of this process could not be made
 _log = logging.getLogger(__name__)
+
+
+def creation(comm: Any, what: str) -> Creation:
+    """Return a context in which the ranks of ``comm`` make something together, ``what``, without a topology.
+
+    A rank that does not come is reported. The value of the context is the record of this process.
+    """
+    world = mpi.start().COMM_WORLD
+    ranks = comm.group.Translate_ranks(None, world.group)
+    record = start_record(world.rank, world.size)
+    if record is not None:
+        # Its launcher may have told of other ranks: that around an mpiexec of one task.
+        record.belongs_to(world.rank, world.size)
+    return Creation(record, ranks, comm.rank, what)
+
+
+def _start_of_mpi() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which all ranks start MPI, each of which waits there for the others."""
+    rank, size = launch.rank_and_size(os.environ) or (0, 1)
+    if size == 1 or _is_started_by_rank():
+        return contextlib.nullcontext()
+    return Creation(start_record(rank, size), range(size), rank, "the start of MPI")
+
+
+def _is_started_by_rank() -> bool:
+    """Return whether a process between this one and its launcher keeps a record: it is the rank, not this one."""
+    started = launch.started_tasks(os.environ)
+    process = os.getppid()
+    while started is not None and started.variable in process_facts.environ(process):
+        if process_facts.maps(process, os.path.join(layout.FOLDER, layout.PREFIX)):
+            return True
+        process = process_facts.parent(process)
+    return False
+
+
+mpi.around_start(_start_of_mpi)
 
 
 def start_record(rank: int, size: int) -> FlightRecord | None:

@@ -29,9 +29,8 @@ from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.object_collectives import ObjectCollectives
 from mpistrat.runtime.process import failure, mpi
 from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.creation import Creation
 from mpistrat.runtime.record.flight_record import FlightRecord
-from mpistrat.runtime.recording import start_record
+from mpistrat.runtime.recording import creation, start_record
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.trace import clock
 from mpistrat.runtime.trace import ring as trace
@@ -107,8 +106,7 @@ class Topology(ObjectCollectives):
             self.limits = limits
         color = None if split is None else _node_of(parent, split)
         MPI = mpi.start()
-        record = start_record(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-        with Creation(record, parent, MPI.COMM_WORLD):
+        with creation(parent, "the start of a communicator") as record:
             self._create(parent, color, record, MPI)
 
     def _create(self, parent: Any, color: int | None, record: FlightRecord | None, MPI: Any) -> None:
@@ -330,6 +328,11 @@ class Alone(Topology):
         if name in ("parent", "world", "node", "rail"):
             return mpi.start().COMM_SELF
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def several() -> list[Topology]:
+    """Return the topologies of this process that have several ranks."""
+    return [each for each in list(_topologies) if each.size > 1]
 
 
 def of_all_ranks() -> Topology | None:

@@ -14,6 +14,7 @@ from mpistrat.monitor import folder, last
 from mpistrat.runtime.record import read
 
 JOB = secrets.token_hex(8)  # other programs of this user may be killed meanwhile
+TOKEN = str(secrets.randbits(60))  # of the communicator, by which the records of a job are found
 PROGRAM = """
 import os, sys
 from mpistrat.runtime.agreement.operation import operation
@@ -21,7 +22,7 @@ from mpistrat.runtime.record import flight_record
 record = flight_record.start(0, 1, 0)
 if record.path is None:
     sys.exit(77)
-flight = record.join(5, 2, 0)
+flight = record.join(int(sys.argv[1]), 2, 0)
 flight.enter(operation("barrier"), 1)
 flight.leave()
 flight.enter(operation("all_reduce", "SUM"), 2)
@@ -41,7 +42,7 @@ def killed():
     """The record of a process that was killed inside a collective."""
     environ = {**os.environ, "SLURM_JOB_ID": JOB}
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, env=environ
+        [sys.executable, "-c", PROGRAM, TOKEN], capture_output=True, text=True, check=False, env=environ
     )
     if ended.returncode == 77:
         pytest.skip("this machine has no /dev/shm")
@@ -53,7 +54,9 @@ def killed():
 
 def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, directory):
     """The launcher may not have seen it: the other ranks share a communicator with it."""
-    other = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    other = subprocess.run(
+        [sys.executable, "-c", PROGRAM, TOKEN], capture_output=True, text=True, check=False
+    )
     pids = {read.read(killed).pid, read.read(other.stdout.strip()).pid}
     path = last.keep(last.left(0, [min(pids)]), [], failed=True)
     assert {each.pid for each in last.load(path).records} == pids

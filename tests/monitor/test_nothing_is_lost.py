@@ -52,7 +52,7 @@ except OSError as error:
 
 def test_a_part_of_a_file_is_removed(directory):
     """A limit for the size of files stands for a full disk."""
-    ended = subprocess.run([sys.executable, "-c", FULL], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FULL], check=False, timeout=250)
     assert ended.returncode > 0, signal.Signals(-ended.returncode)
     assert not list(directory.iterdir())
 

@@ -1,9 +1,10 @@
 """What several nodes see, as one view."""
 
-import concurrent.futures
 import dataclasses
 import json
-import time
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,6 +17,7 @@ from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Membership, Record
 
 SIZE = 4
+PATIENCE = 60.0  # seconds
 
 
 def record(rank, inside, clock=0.0):
@@ -118,7 +120,7 @@ def test_the_lowest_rank_that_asks_collects_what_all_nodes_say(directory):
     assert first.unanswered([0, 1]) == []
     assert first.collects(view_of(0))
     assert not second.collects(view_of(1))
-    seen = first.collect("call-1", view_of(0), SIZE, 0.0, lambda: None)
+    seen = first.collect("call-1", view_of(0), SIZE, PATIENCE, lambda: True)
     assert seen.ranks == {0, 1, 2, 3}
     assert first.claim("call-1")
     assert not second.claim("call-1")
@@ -131,24 +133,85 @@ def test_a_node_that_does_not_wait_says_what_it_sees_when_it_is_asked(directory)
     other.say(call, view_of(1, missing=[2, 3]))
     assert other.unanswered([2, 3]) == []
     assert waits.collects(view_of(0))
-    assert waits.collect(call, view_of(0), SIZE, 0.0, lambda: None).ranks == {0, 1, 2, 3}
+    assert waits.collect(call, view_of(0), SIZE, PATIENCE, lambda: True).ranks == {0, 1, 2, 3}
     waits.take_down()
     other.take_down()
     assert other.unanswered([2, 3]) == []
 
 
-def test_a_node_that_still_looks_is_waited_for(directory, monkeypatch):
-    monkeypatch.setattr("mpistrat.monitor.between_nodes._LOOK", 0.0)
+class Clock:
+    """Time that passes in calls of ``sleep`` only."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("mpistrat.monitor.between_nodes.time", clock)
+    return clock
+
+
+def test_a_node_that_gives_signs_of_life_is_waited_for(directory, clock):
     waits, other = Notices("job", 0), Notices("job", 3)
     waits.ask("call-1", view_of(0))
     (call,) = other.unanswered([2, 3])
-    with other.looking(), concurrent.futures.ThreadPoolExecutor(1) as pool:
-        beats = []
-        collected = pool.submit(waits.collect, call, view_of(0), SIZE, 0.3, lambda: beats.append(1))
-        while len(beats) < 6:  # at 0.1 s each: later than its limit
-            time.sleep(0.01)
-        other.say(call, view_of(1))
-        assert collected.result(60).ranks == {0, 1, 2, 3}
+    with other.looking() as sign:
+
+        def beat():
+            sign()
+            if clock.now > 10:
+                other.say(call, view_of(1))
+            return True
+
+        assert waits.collect(call, view_of(0), SIZE, 2.0, beat).ranks == {0, 1, 2, 3}
+
+
+def test_a_node_that_gives_no_signs_any_more_is_not_waited_for(directory, clock):
+    waits, other = Notices("job", 0), Notices("job", 3)
+    waits.ask("call-1", view_of(0))
+    with other.looking():
+        assert waits.collect("call-1", view_of(0), SIZE, 2.0, lambda: True).ranks == {0, 1}
+    assert 2.0 < clock.now < 4.0
+
+
+def test_a_rank_stops_to_collect_where_a_lower_one_asks(directory):
+    """It could not answer the lower one meanwhile, which would take its node for one that is gone."""
+    lower, higher = Notices("job", 0), Notices("job", 3)
+    higher.ask("call-1", view_of(1))
+
+    def ask():
+        lower.ask("call-2", view_of(0))
+        return True
+
+    assert higher.collect("call-1", view_of(1), SIZE, math.inf, ask).ranks == {2, 3}
+    assert higher.unanswered([2, 3]) == ["call-2"]
+
+
+def test_a_rank_stops_to_collect_where_it_waits_no_longer(directory):
+    waits = Notices("job", 0)
+    waits.ask("call-1", view_of(0))
+    assert waits.collect("call-1", view_of(0), SIZE, math.inf, lambda: False).ranks == {0, 1}
+
+
+def test_ranks_that_collect_do_not_wait_for_each_other(directory, monkeypatch):
+    """One that is not seen may have asked before it had a communicator with the others."""
+    monkeypatch.setattr("mpistrat.monitor.between_nodes._SIGN", 0.01)
+    waits, other, end = Notices("job", 0), Notices("job", 3), threading.Event()
+    waits.ask("call-1", view_of(0))
+    alone = dataclasses.replace(view_of(1), records=())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(other.collect, "call-2", alone, SIZE, math.inf, lambda: not end.is_set())
+        try:
+            assert waits.collect("call-1", view_of(0), SIZE, 0.5, lambda: True).ranks == {0, 1}
+        finally:
+            end.set()
 
 
 def test_another_job_with_the_same_key_does_not_count(directory):
@@ -163,7 +226,7 @@ def test_another_job_with_the_same_key_does_not_count(directory):
     other.ask("call-1", elsewhere(view_of(0)))
     own.ask("call-1", view_of(1))
     assert own.collects(view_of(1))
-    assert own.collect("call-1", view_of(1), SIZE, -60.0, lambda: None).ranks == {2, 3}
+    assert own.collect("call-1", view_of(1), SIZE, -60.0, lambda: True).ranks == {2, 3}
     other.leave()
     own.leave()
     assert not any(directory.rglob("*board*"))
@@ -173,7 +236,7 @@ def test_what_a_rank_told_that_is_gone_goes_with_the_last_rank(directory):
     waits, gone, other = Notices("job", 0), Notices("job", 2), Notices("job", 3)
     gone.say_that_it_leaves(view_of(1))
     waits.ask("call-1", view_of(0))
-    assert waits.collect("call-1", view_of(0), SIZE, 0.0, lambda: None).ranks == {0, 1, 2, 3}
+    assert waits.collect("call-1", view_of(0), SIZE, PATIENCE, lambda: True).ranks == {0, 1, 2, 3}
     waits.take_down()  # that hang is over
     assert other.any()
     waits.leave()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mpistrat.runtime.process.board import Board
 from mpistrat.runtime.process.patience import within
+from mpistrat.runtime.process.without_mpi.board import Board
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_the_working_directory_is_used_if_it_is_on_a_file_system_of_its_own(plac
     assert Board("job").names() == {"first"}
 
 
-def test_a_file_system_that_does_not_answer_is_given_up(places, monkeypatch):
+def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, monkeypatch):
     release, hangs = threading.Event(), []
     listdir = os.listdir
 
@@ -46,15 +46,20 @@ def test_a_file_system_that_does_not_answer_is_given_up(places, monkeypatch):
             release.wait(60)
         return listdir(path)
 
-    monkeypatch.setattr("mpistrat.runtime.process.board._PATIENCE", 0.2)
     board = Board("job")
     board.post("first", 1)
+    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._PATIENCE", 0.2)
     monkeypatch.setattr("os.listdir", hang)
     assert board.names() == set()
     assert board.names() == set()
-    release.set()
+    while not hangs:  # until the thread that asks had a core
+        pass
     assert len(hangs) == 1
-    assert board.folders == ()
+    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._PATIENCE", 60.0)
+    release.set()
+    while not board.names():  # until the thread that hung has ended
+        pass
+    assert board.names() == {"first"}
 
 
 def test_nodes_that_share_one_directory_only_read_each_others_notices(places, monkeypatch):
@@ -132,3 +137,41 @@ def test_a_call_that_does_not_return_is_left_alone():
     with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
         within(0.05, release.wait)
     release.set()
+
+
+def test_a_notice_that_comes_late_is_taken_down_all_the_same(places, monkeypatch):
+    """A file system hangs while a rank asks, and answers again after the hang: other ranks must not see it then."""
+    from mpistrat.runtime.process.without_mpi import board as module
+
+    answers, write = threading.Event(), module.write_json
+
+    def write_late(path, value):
+        answers.wait(60)
+        write(path, value)
+
+    monkeypatch.setattr(module, "write_json", write_late)
+    late = Board("job")
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    late.post("asks", 1)
+    assert late.names() == set()
+    before = set(threading.enumerate())
+    late.take_down({"asks"})
+    (removal,) = set(threading.enumerate()) - before
+    answers.set()
+    removal.join(60)
+    assert Board("job").names() == set()
+    assert not any(places.rglob(".mpistrat-board-*"))
+
+
+@pytest.mark.parametrize(("kind", "delay"), [("nfs4", 60.0), ("nfs", 60.0), ("ext4", 0.0)])
+def test_a_network_file_system_may_show_notices_late(places, monkeypatch, kind, delay):
+    device = os.stat(places).st_dev
+    mounts = places / "mountinfo"
+    mounts.write_text(
+        "21 1 0:999999 / / rw - tmpfs tmpfs rw\n"
+        "22 1 0:999998 / /media/caf\u00e9 rw - vfat usb rw\n"  # not UTF-8, as the names of mounts may be
+        f"36 25 {os.major(device)}:{os.minor(device)} / /home rw,relatime shared:1 - {kind} server:/home rw\n",
+        encoding="latin-1",
+    )
+    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._MOUNTS", mounts)
+    assert Board("job").delay == delay

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpistrat.runtime.process.launch_key import key_of
-from mpistrat.runtime.process.mailbox import Inbox, Outbox
+from mpistrat.runtime.process.without_mpi.mailbox import Inbox, Outbox
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,16 @@ def test_key_of_ranks_of_one_parent():
 
 
 def test_key_of_ranks_on_several_nodes_of_mpich():
-    """Each node has a process that started its ranks, and that knows where mpiexec listens."""
-    program = [sys.executable, "-c", "input('started\\n')", "--control-port", "node0:4711", "--rmk", "user"]
+    """Each node has a process that started its ranks, or scripts around them, and knows where mpiexec listens."""
+    code = "import subprocess; script = subprocess.Popen('cat'); print(script.pid, flush=True); script.wait()"
+    program = [sys.executable, "-c", code, "--control-port", "node0:4711", "--rmk", "user"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as proxy:
-        proxy.stdout.readline()  # the kernel has no arguments of a program until it has loaded it
-        assert key_of({"PMI_SIZE": "4"}, one_node=False, parent=proxy.pid) == "mpiexec node0:4711"
-        proxy.communicate(b"\n")
+        script = int(
+            proxy.stdout.readline()
+        )  # the kernel has no arguments of a program until it has loaded it
+        for parent in (proxy.pid, script):
+            assert key_of({"PMI_SIZE": "4"}, one_node=False, parent=parent) == "mpiexec node0:4711"
+        proxy.communicate()
 
 
 class TestMailbox:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 _LONGEST = 4096
 _DASHES = b"-" * 74 + b"\n"
 _EQUALS = b"=" * 83 + b"\n"
-_ABORTS = b"MPI_ABORT was invoked on rank ", b'"abort"', b"application called MPI_Abort("
+_INVOKED = b"MPI_ABORT was invoked on rank "
+_ABORTS = _INVOKED, b'"abort"', b"application called MPI_Abort("
 
 
 class Death(NamedTuple):
@@ -89,7 +90,7 @@ def _open_mpi(host: bytes) -> tuple[Banner, ...]:
     block = Banner(
         _DASHES,
         (
-            b"MPI_ABORT was invoked on rank ",
+            _INVOKED,
             b"Primary job  terminated normally, but ",
             *(launcher + event for launcher in launchers for event in events),
         ),
@@ -173,6 +174,8 @@ class Filter:
         self._held = b""
         self._line_starts = True
         self._after_banner = False
+        # Open MPI 5 prints a NUL after the banner of MPI_Abort, in a message of its own: text of ranks may be between.
+        self._nul_follows = False
 
     @property
     def holds(self) -> bool:
@@ -184,8 +187,8 @@ class Filter:
         self._held += data
         passed = []
         while self._held:
-            if self._after_banner and self._held.startswith(b"\0"):  # Open MPI 5 prints one
-                self._held = self._held[1:]
+            if self._after_banner and self._held.startswith(b"\0"):
+                self._held, self._nul_follows = self._held[1:], False
                 continue
             start, banner = self._candidate()
             passed.append(self._pass(start))
@@ -243,6 +246,8 @@ class Filter:
 
     def _pass(self, count: int) -> bytes:
         passed, self._held = self._held[:count], self._held[count:]
+        if self._nul_follows and b"\0" in passed:
+            passed, self._nul_follows = passed.replace(b"\0", b"", 1), False
         if passed:
             self._line_starts = passed.endswith(b"\n")
             self._after_banner = False
@@ -251,6 +256,7 @@ class Filter:
     def _drop(self, banner: Banner, length: int) -> None:
         dropped, self._held = self._held[:length], self._held[length:]
         self._after_banner = True
+        self._nul_follows = self._nul_follows or _INVOKED in dropped
         self.failed = self.failed or banner.fails
         self.aborted = self.aborted or _tells_of_abort(dropped)
         match = banner.whole.fullmatch(dropped)

@@ -18,16 +18,14 @@ SHARED = Path("/dev/shm")
 
 
 def remove(since: float) -> list[Path]:
-    """Remove shared memory of ranks that was made after the time ``since`` and that is not mapped by a process.
+    """Remove shared memory of ranks that was made after the time ``since`` and that no process uses.
 
     Return the files that were removed.
     """
     found = _mine(since)
-    # Check twice: a process of another job may just have made a file, and maps it before the second check.
-    for _ in range(2):
-        if found:
-            used = _mapped()
-            found = [path for path in found if str(path) not in used]
+    if found:
+        used = _used()
+        found = [path for path in found if str(path) not in used]
     for path in found:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -51,12 +49,19 @@ def _mine(since: float) -> list[Path]:
     return found
 
 
-def _mapped() -> set[str]:
-    """Return the files in shared memory that processes of this user map."""
+def _used() -> set[str]:
+    """Return the files in shared memory that processes of this user have open or map.
+
+    A process of another job may just have made a file. It has the file open until it maps it, so its descriptors are
+    looked at before its maps.
+    """
     files = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            for line in maps.read_bytes().splitlines():
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    files.add(os.readlink(descriptor))
+            for line in (process / "maps").read_bytes().splitlines():
                 if b" /dev/shm/" in line:
                     files.add(os.fsdecode(line.split(maxsplit=5)[5].removesuffix(b" (deleted)")))
     return files

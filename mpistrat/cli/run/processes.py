@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
-from mpistrat.runtime.record.process_facts import parent
+from mpistrat.runtime.process.process_facts import parent
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 _LONGEST = 60  # characters of a command

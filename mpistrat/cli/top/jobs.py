@@ -18,8 +18,8 @@ from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import View
+from mpistrat.runtime.process.process_facts import parent
 from mpistrat.runtime.record import read
-from mpistrat.runtime.record.process_facts import parent
 from mpistrat.runtime.record.read import Record
 
 _STEPS = 20  # the last steps, for the time of a step

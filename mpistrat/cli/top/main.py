@@ -15,8 +15,8 @@ from mpistrat.cli.table import amount, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import report, view
+from mpistrat.runtime.process.process_facts import batch_job
 from mpistrat.runtime.record import json_form
-from mpistrat.runtime.record.process_facts import batch_job
 from mpistrat.runtime.record.read import Record
 
 if TYPE_CHECKING:

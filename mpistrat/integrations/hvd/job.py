@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.integrations.hvd.process_sets import ProcessSet, ProcessSets, communicator
-from mpistrat.monitor import watchdog
 from mpistrat.runtime.topology import Topology
 
 global_process_set = ProcessSet([])
@@ -47,7 +46,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     own = communicator(comm)
     global_process_set.ranks = list(range(own.size))
     global_process_set.begin(0, own.rank, own)
-    watchdog.start(global_process_set.topology)
     _sets = ProcessSets(global_process_set)
     try:
         for each in given:

@@ -53,7 +53,10 @@ class CollectiveLock:
     sequence : int
         The number of the collective that this rank is in, or completed last.
     taken : bool
-        Whether a thread is in a collective. Cleared in `end`; assigned where that call would take too long.
+        Whether a thread is in a collective. Cleared in `end` and `failed`, and directly where a call takes too long.
+    frame : types.FrameType or None
+        The frame of the function that must release the lock, if one is known. Once no thread is in it, the lock is
+        abandoned. Assign it before a call of `failed`: a signal handler may raise where that function begins.
     mismatches : int
         How many times the ranks met in different collectives.
     timeout_seconds : float or None
@@ -107,10 +110,10 @@ class CollectiveLock:
         self._given_up = type(self)._given_up
         self._arrivals = 0
         self._awaited = -1  # the sequence when all ranks last were here
-        # Whether the lock is taken, and in which frame there is a `with` statement for it. Attributes rather than a
-        # lock: Python serves signals, and other threads, after a call into C, so not between assignments.
+        # Attributes rather than a lock: Python serves signals, and other threads, after a call into C, so not between
+        # assignments.
         self.taken = False
-        self._frame: FrameType | None = None
+        self.frame: FrameType | None = None
 
     def limited(self, timeout_seconds: float | None) -> Any:
         """Return the same ranks and lock with another default limit; None for no limit."""
@@ -147,7 +150,7 @@ class CollectiveLock:
         """
         frame = sys._getframe(1)
         word = self.begin(operation, timeout_seconds)
-        self._frame = frame
+        self.frame = frame
         if self.size > 1:
             if self.compares_places:
                 operation = Operation(
@@ -219,6 +222,7 @@ class CollectiveLock:
             elif self.flight is not None:
                 self.flight.enter(operation, number)
         except BaseException as error:  # also of a signal handler, where one of these functions begins
+            self.frame = error.__traceback__.tb_frame  # type: ignore[union-attr]
             self.failed(type(error))
             raise
         self.only_meets = True
@@ -247,7 +251,7 @@ class CollectiveLock:
         """Release the lock that `begin` took: this rank has completed the collective."""
         # Together: a lock that is taken without a frame would pass for that of another thread.
         self.taken = False
-        self._frame = None
+        self.frame = None
         if self.flight is not None:
             self.flight.leave()
 
@@ -262,12 +266,16 @@ class CollectiveLock:
         It may repeat the collective if no other rank has met it. Else it is out of step. On one node, the other ranks
         notice that in their next meeting, unless they wait inside MPI.
         """
+        if self.flight is not None:
+            self.flight.leave()
+        flight_record.note(f"{self._operation.name}{call_site()} was left by {kind.__name__}")
         if not issubclass(kind, MismatchError):
             if self.size > 1 and self._has_met() and not self._given_up:
                 self._leave(kind.__name__, noticed=self.only_meets and len(self.nodes) == 1)
+            # No call from here on. If a signal handler raises earlier, the next collective calls this function again.
             self.sequence -= 1
-        self._end_turn()
-        flight_record.note(f"{self._operation.name}{call_site()} was left by {kind.__name__}")
+        self.taken = self._pending = self._in_mpi = False
+        self.frame = None
 
     def _has_met(self) -> bool:
         """Return whether other ranks may have met this one in its collective."""
@@ -294,9 +302,9 @@ class CollectiveLock:
         """
         flight_record.note(f"{name}{call_site()} was left by {kind.__name__}")
         # The caller handles the error behind its `with` statement, if it has one.
-        if self.taken and (self._frame is sys._getframe(1) or self._is_abandoned()):
+        if self.taken and (self.frame is sys._getframe(1) or self._is_abandoned()):
             self.failed(kind)
-        elif (
+        if (
             self.size > 1
             and sequence < self.sequence != self._blamed
             and not self._given_up
@@ -319,11 +327,11 @@ class CollectiveLock:
         self.failed(InterruptedError)
 
     def _is_abandoned(self) -> bool:
-        """Return whether the lock was taken by a `with` statement that no thread is in.
+        """Return whether no thread is in the function that must release the lock, if that is known.
 
-        Python interrupts a program where a function begins: also ``__enter__`` and ``__exit__`` of `turn`.
+        Python interrupts a program where a function begins: also `failed`, ``__enter__`` and ``__exit__``.
         """
-        return self._frame is not None and not threads.is_in(self._frame)
+        return self.frame is not None and not threads.is_in(self.frame)
 
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         self._arrivals += 1
@@ -397,30 +405,43 @@ class CollectiveLock:
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
         own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
+        heard: list[list[tuple[Any, ...]]] = []
+        exchange = map(self.world.allgather, [own])
         try:
-            said = [Said(*each) for each in self.world.allgather(own)]
-            sequence, self.sequence = self.sequence, max(each.sequence for each in said)
-            in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
-            error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
-            if not in_step:
-                self.give_up("after an interrupted call", str(error))
-            self.mismatches += 1
-        except (
-            BaseException
-        ) as interrupt:  # of a signal handler, after the call: the others heard of this rank
-            name = type(interrupt).__name__
-            self.give_up(
-                f"after {with_article(name)} in the middle of a collective",
-                f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}",
-            )
+            # One call into C: if a signal handler raises, then after it, when all ranks have heard of each other.
+            heard.extend(exchange)
+            error = self._disagreement(heard[0])
+        except BaseException as failure:
+            if heard:
+                self._disagreement(heard[0])
+            else:
+                name, self._tells = type(failure).__name__, False
+                self.give_up(
+                    f"after {with_article(name)} in the middle of a collective",
+                    f"rank {self.rank}'s call {operation}{own[2]} was interrupted by {name}",
+                )
             raise
-        finally:
-            self._tells = False
         raise error
+
+    def _disagreement(self, heard: list[tuple[Any, ...]]) -> MismatchError:
+        """Return the error of this rank. The ranks may go on if they are in step, else this one gives up."""
+        said = [Said(*each) for each in heard]
+        sequence = said[self.rank].sequence
+        in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
+        error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
+        self._tells = False
+        self.sequence = max(each.sequence for each in said)
+        if in_step:
+            self.on_all_ranks(error)
+        else:
+            self.give_up("after an interrupted call", str(error))
+        self.mismatches += 1
+        return error
 
     def on_all_ranks(self, error: _Error) -> _Error:
         """Return an error that all ranks raise at the same place, so that no rank waits for another."""
         self._in_mpi = False
+        self._awaited = -1
         if self.memory is not None:
             self._before = self.memory.meetings
         return error

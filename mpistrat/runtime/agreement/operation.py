@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import zlib
 from collections.abc import Hashable, Sequence
@@ -14,12 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.runtime.process.own_files import is_own
 from mpistrat.runtime.ranges import ranges
 
-# Directories whose code makes collectives for the user: this package's, and those of libraries that call it.
-_directories: tuple[str, ...] = (
-    os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep,
-)
 _MOST_PARTS = 4
 _BELOW = 30
 
@@ -110,16 +106,10 @@ class Said(NamedTuple):
     interrupted_in_it: bool
 
 
-def skip_in_call_sites(directory: str) -> None:
-    """Let `call_site` look for the user's code outside a directory, too: that of a library that calls the package."""
-    global _directories
-    _directories = (*_directories, os.path.abspath(directory) + os.sep)
-
-
 def call_site() -> str:
     """Return `` at file:line`` of the user's code that called the package, or an empty string."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_directories):
+    while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 

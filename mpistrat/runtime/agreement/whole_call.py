@@ -23,6 +23,8 @@ def whole(
     """
 
     def decorate(method: _Function) -> _Function:
+        called = name or method.__name__
+
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             ranks = ranks_of(self)
@@ -30,7 +32,11 @@ def whole(
             try:
                 return method(self, *args, **kwargs)
             except BaseException as error:
-                ranks.left_call(name or method.__name__, type(error), sequence)
+                try:
+                    ranks.left_call(called, type(error), sequence)
+                except BaseException as interrupt:  # of a signal handler, perhaps where `left_call` begins
+                    ranks.left_call(called, type(interrupt), sequence)
+                    raise
                 raise
 
         return call  # type: ignore[return-value]

@@ -96,6 +96,22 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
     return None
 
 
+def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the rank and the number of ranks as this process's launcher has numbered them, or None if it does not say.
+
+    Examples
+    --------
+    >>> rank_and_size({"PMI_RANK": "2", "PMI_SIZE": "4"})
+    (2, 4)
+    """
+    started = started_tasks(environ)
+    if started is None:
+        return None
+    ranks = (name for each in LAUNCHERS if started.variable in each.size[:1] for name in each.rank)
+    rank = next((environ[name] for name in ranks if environ.get(name, "").isdecimal()), "")
+    return (int(rank), started.tasks) if rank else None
+
+
 def _is_left_over(environ: Mapping[str, str]) -> bool:
     from mpistrat.runtime.process.left_over_step import left_over  # a late import: takes 0.6 ms
 

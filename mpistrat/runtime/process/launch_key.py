@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
+from mpistrat.runtime.process import process_facts
 from mpistrat.runtime.process.launchers import FLUX, HYDRA, JSRUN, PALS, PMIX, SRUN
 
 _HYDRA_PORT = "--control-port"
@@ -32,29 +32,17 @@ def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = N
                 f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
             )
     if all(environ.get(name) for name in HYDRA.size):
-        words = _command_of(parent)
-        if _HYDRA_PORT in words[:-1]:  # where mpiexec listens, the same on all nodes
-            return f"mpiexec {words[words.index(_HYDRA_PORT) + 1]}"
+        process = parent
+        while process > 1:  # a script may be between the launcher and this process
+            words = process_facts.command(process)
+            if _HYDRA_PORT in words[:-1]:  # where mpiexec listens, the same on all nodes
+                return f"mpiexec {words[words.index(_HYDRA_PORT) + 1]}"
+            process = process_facts.parent(process)
     if one_node:
-        return f"{os.uname().nodename} {parent} {_start_of(parent)}"
+        return f"{os.uname().nodename} {parent} {process_facts.started(parent)}"
     return None
 
 
 def hashed(key: str) -> str:
     """Return a short text that stands for a key, as a part of the names of files."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def _command_of(process: int) -> list[str]:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        return []
-
-
-def _start_of(process: int) -> str:
-    """Return the start time of a process, which differs if its number is used again, or an empty string."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import logging
 import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from mpistrat.runtime.process import failure, launch, log
@@ -15,6 +21,16 @@ _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is call
 _mpi: Any = None
 _leaver = -1  # id of the process that ends without finalizing it
 _starter = -1  # id of the process in which this library started MPI and must finalize it
+_around_start: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+_starting = threading.RLock()  # other threads run while MPI starts
+_NO = (False, "no")  # as mpi4py reads its options
+_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
+    """Start MPI inside of a context, in which other threads run."""
+    global _around_start
+    _around_start = context
 
 
 def start() -> Any:
@@ -26,29 +42,99 @@ def start() -> Any:
         If MPI was finalized already, or if this process is rank 0 of 1 although its launcher started several
         tasks.
     """
-    global _mpi, _starter
     if _mpi is None:
-        from mpi4py import MPI, rc
-
-        if MPI.Is_finalized():
-            raise RuntimeError(_FINALIZED)
-        if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
-            MPI.Init_thread(
-                getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
-            )
-            if rc.finalize is None or rc.finalize:
-                _starter = os.getpid()
-        launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
-        _mpi = MPI
-        world = MPI.COMM_WORLD
-        log.set_rank(world.rank, world.size)
-        if world.size > 1:
-            failure.arm(world.rank, world.size)
-            if survives_losses():
-                failure.revoke_at_end(world)
+        with _starting:
+            if _mpi is None:
+                _start()
     elif _mpi.Is_finalized():
         raise RuntimeError(_FINALIZED)
     return _mpi
+
+
+def end_job_on_error() -> None:
+    """End the job at an uncaught error of this rank, if the program has started MPI itself.
+
+    `start` does so, too. Without it a rank that fails earlier would wait in ``MPI_Finalize`` for the others, and these
+    for it. Does not start MPI.
+    """
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+        failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+
+
+def _start() -> None:
+    global _mpi, _starter
+    from mpi4py import rc
+
+    finalizes = "mpi4py.MPI" not in sys.modules and rc.initialize not in _NO and rc.finalize not in _NO
+    MPI = _loaded(rc)
+    if MPI.Is_finalized():
+        raise RuntimeError(_FINALIZED)
+    if not MPI.Is_initialized():
+        with _around_start():
+            _initialize(MPI, rc)
+        if not finalizes and rc.finalize not in _NO:  # mpi4py.rc.initialize = False
+            _starter = os.getpid()
+    launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
+    _mpi = MPI
+    world = MPI.COMM_WORLD
+    log.set_rank(world.rank, world.size)
+    if world.size > 1:
+        failure.arm(world.rank, world.size)
+        if survives_losses():
+            failure.revoke_at_end(world)
+
+
+def _loaded(rc: Any) -> Any:
+    """Return the module ``mpi4py.MPI``. If it is loaded here, it does not start MPI, but finalizes it as usual."""
+    initialize, finalize = rc.initialize, rc.finalize
+    rc.initialize, rc.finalize = False, initialize if finalize is None else finalize
+    try:
+        from mpi4py import MPI
+    finally:
+        rc.initialize, rc.finalize = initialize, finalize
+    return MPI
+
+
+def _initialize(MPI: Any, rc: Any) -> None:
+    """Start MPI as mpi4py does, but without the lock of the interpreter: it waits for ranks that have not come.
+
+    Raises
+    ------
+    RuntimeError
+        If MPI does not start.
+    """
+    name = "multiple" if rc.thread_level not in _LEVELS else rc.thread_level
+    level = getattr(MPI, f"THREAD_{name.upper()}") if rc.threads not in _NO else MPI.THREAD_SINGLE
+    start_library = _start_function(MPI)
+    if start_library is None:
+        MPI.Init_thread(level)
+        return
+    status = start_library(None, None, level, ctypes.byref(ctypes.c_int()))
+    if status:
+        raise RuntimeError(f"MPI_Init_thread failed with {status}: look at the messages of the launcher")
+    handler = {
+        "default": None,
+        "abort": MPI.ERRORS_ABORT or MPI.ERRORS_ARE_FATAL,  # the first is of MPI 4
+        "fatal": MPI.ERRORS_ARE_FATAL,
+    }.get(rc.errors, MPI.ERRORS_RETURN)
+    if handler is not None:
+        for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            comm.Set_errhandler(handler)
+
+
+def _start_function(MPI: Any) -> Any:
+    """Return the function ``MPI_Init_thread`` that mpi4py would call, or None if it is not found.
+
+    The first place is that of libraries for all of the process: a tool that was loaded before MPI, such as a profiler
+    by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start.
+    """
+    if launch.library_family(MPI.Get_library_version()) == "spectrum":
+        return None  # mpi4py loads that library again before it starts MPI
+    for place in (None, MPI.__file__):
+        with contextlib.suppress(AttributeError, OSError):
+            return ctypes.CDLL(place).MPI_Init_thread
+    return None
 
 
 def running() -> bool:

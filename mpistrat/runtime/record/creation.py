@@ -1,10 +1,11 @@
-"""The creation of a communicator, as flight records have it: the ranks share no random number yet."""
+"""What ranks make together before they have a communicator with a random number, as flight records have it."""
 
 from __future__ import annotations
 
 import collections
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.runtime.process.launch_key import key_of
@@ -21,27 +22,41 @@ class _Named:
     site: tuple[Any, ...] = ()
     nbytes = 0
 
+    def __init__(self, text: str):
+        self._text = text
+
     def __str__(self) -> str:
-        return "the creation of a strategy"
-
-
-_CREATION = _Named()
+        return self._text
 
 
 class Creation:
-    """A context in which the ranks of ``comm`` make their first collectives. ``world`` is ``MPI.COMM_WORLD``."""
+    """A context in which ranks make something together. Its value is the record.
 
-    def __init__(self, record: FlightRecord | None, comm: Any, world: Any):
+    Parameters
+    ----------
+    record : FlightRecord or None
+    ranks : sequence of int
+        The ranks of the job that take part, in the same order on all of them.
+    place : int
+        The place of this rank among them.
+    what : str
+        What they make, the same on all of them.
+    """
+
+    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], place: int, what: str):
+        self._record = record
         self._flight: Flight | None = None
-        if record is not None and comm.size > 1:
-            token = _token(comm, world)
+        if record is not None and len(ranks) > 1:
+            token = _token(ranks, what)
             _made[token] += 1
             self._number = _made[token]
-            self._flight = record.join(token, comm.size, comm.rank)
+            self._what = _Named(what)
+            self._flight = record.join(token, len(ranks), place)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> FlightRecord | None:
         if self._flight is not None:
-            self._flight.enter(_CREATION, self._number)
+            self._flight.enter(self._what, self._number)
+        return self._record
 
     def __exit__(self, *exc_info: object) -> None:
         if self._flight is not None:
@@ -49,9 +64,8 @@ class Creation:
             self._flight.end()
 
 
-def _token(comm: Any, world: Any) -> int:
-    """Return a number that the ranks of a communicator can find without a message: from their launch and ranks."""
+def _token(ranks: Sequence[int], what: str) -> int:
+    """Return a number that the ranks can find without a message: from their launch and what they make."""
     launch = key_of(os.environ, one_node=True) or ""
-    ranks = comm.group.Translate_ranks(None, world.group)
-    digest = hashlib.sha256(f"{launch} {list(ranks)}".encode()).digest()
+    digest = hashlib.sha256(f"{launch} {what} {list(ranks)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2 | 1

@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from mpistrat.runtime.process import failure, private_file
+from mpistrat.runtime.process import failure, private_file, process_facts
 from mpistrat.runtime.process.launch_key import hashed, key_of
-from mpistrat.runtime.record import layout, process_facts, read
+from mpistrat.runtime.record import layout, observers, read
 from mpistrat.runtime.record.layout import Phase, Word
 from mpistrat.runtime.record.writers import Texts, writers
 from mpistrat.runtime.trace import ring as trace
@@ -74,16 +74,17 @@ class FlightRecord:
         return int(self._words[Word.SIZE])
 
     def belongs_to(self, rank: int, size: int) -> None:
-        """Note the rank of a process that was taken for one alone."""
-        if size > self._words[Word.SIZE]:
+        """Note the rank of a process that was taken for one alone, or that its launcher has numbered in another way."""
+        if self._words[Word.RANK : Word.SIZE + 1].tolist() != [rank, size]:
             self._words[Word.RANK], self._words[Word.SIZE] = rank, size
             self._note_launch(size)
             if trace.ring is not None:
                 trace.ring.belongs_to(rank, size)
 
     def _note_launch(self, size: int) -> None:
-        if size > 1:  # processes that are alone may have one parent, too
-            self._texts.write(layout.LAUNCH, hashed(key_of(os.environ, one_node=True) or ""))
+        # Processes that are alone may have one parent, too.
+        launch = hashed(key_of(os.environ, one_node=True) or "") if size > 1 else ""
+        self._texts.write(layout.LAUNCH, launch)
 
     def trace(self, directory: str, nbytes: int) -> None:
         """Trace this process from now on, in a new file of a directory.
@@ -216,13 +217,7 @@ def _no_step(unit: int) -> None:
 step: Callable[[int], object] = _no_step  # of the record: `FlightRecord.step`, without a function around it
 _record: FlightRecord | None = None
 _off = False
-_at_start: list[Callable[[FlightRecord], object]] = []
 _at_exit: list[Callable[[], object]] = []
-
-
-def when_started(function: Callable[[FlightRecord], object]) -> None:
-    """Call a function with the record of this process when it is made, if the process is one of several ranks."""
-    _at_start.append(function)
 
 
 def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
@@ -236,9 +231,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         The signal that makes the process write its stacks; 0 for none.
     """
     global _record, _off, step
-    if _record is not None:
-        _record.belongs_to(rank, size)
-    elif not _off:
+    if _record is None and not _off:
         try:
             _record = FlightRecord(rank, size)
         except Exception:  # the program goes on without a record
@@ -251,8 +244,8 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
     if _record is not None and size > 1:
-        while _at_start:
-            _at_start.pop()(_record)
+        _record.belongs_to(rank, size)
+        observers.tell(_record)
     return _record
 
 

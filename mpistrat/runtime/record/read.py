@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime.record import layout, process_facts
+from mpistrat.runtime.process import process_facts
+from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import Phase, Word
 
 

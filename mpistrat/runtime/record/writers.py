@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import struct
 import sys
 import time
@@ -16,12 +15,11 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
+from mpistrat.runtime.process.own_files import is_own
 from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import Phase, Word
 from mpistrat.runtime.trace import ring as trace
 from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
-
-_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 
 
 class Described(Protocol):
@@ -302,10 +300,10 @@ def writers(memory: mmap.mmap, texts: Texts) -> Writers:
 
 
 class _OwnFiles(dict[str, bool]):
-    """Whether a file of a code object is of this package."""
+    """Whether a file of a code object is not the user's."""
 
     def __missing__(self, name: str) -> bool:
-        self[name] = found = name.startswith(_PACKAGE)
+        self[name] = found = is_own(name)
         return found
 
 

@@ -13,7 +13,6 @@ from mpistrat import context, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.monitor import watchdog
 from mpistrat.runtime import arrays
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.record import flight_record
@@ -260,7 +259,6 @@ def _prepared(named: Mapping[str, Any], what: str) -> Topology:
         topology: Topology = strategy.extended.engine.topology
     else:  # arrays outside of any scope: all ranks of the job
         topology = Topology.of(mpi.start().COMM_WORLD)
-        watchdog.start(topology)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, what, "of", tuple(named))
     kinds = tuple(

@@ -2,7 +2,7 @@
 
 A notice lies in one directory of each file system that nodes may share, since it is not known which of them they do.
 The directories of a job are made with its first notice, so a job that never leaves one costs a look for each of them.
-A file system that does not answer is given up.
+A file system that does not answer is left alone until it does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -19,17 +20,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpistrat.runtime.process.launch_key import hashed
-from mpistrat.runtime.process.mailbox import read_json, write_json
 from mpistrat.runtime.process.patience import within
+from mpistrat.runtime.process.without_mpi.mailbox import read_json, write_json
 
 T = TypeVar("T")
 
 _PREFIX = ".mpistrat-board-"
 _KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed
-_PATIENCE = 3.0  # seconds for a file system to answer
+_PATIENCE = 5.0  # seconds for a file system to answer
+_CACHED = 60.0  # seconds for which NFS does not ask for a directory again, at most: the default of acdirmax
 _ATTEMPTS = 3
 _ENDING = ".json"
 _CLAIM = "claim-"
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
 class Board:
@@ -41,11 +44,19 @@ class Board:
         A text that only the ranks of this job know or can find.
     parents : sequence of path
         Where to look first. The home directory follows, that for temporary files, and the working directory.
+
+    Attributes
+    ----------
+    delay : float
+        Seconds until all nodes see a notice, at the latest.
     """
 
     def __init__(self, key: str, parents: Sequence[Path] = ()):
         self._name = _PREFIX + hashed(key)
-        self._folders = [each / self._name for each in _one_of_each_file_system(parents)]
+        found = _one_of_each_file_system(parents)
+        self._folders = [each / self._name for each in found.values()]
+        self.delay = _CACHED if any(map(_is_nfs, found)) else 0.0
+        self._late: dict[Path, threading.Event] = {}  # by folder: the end of a call that took too long
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -79,7 +90,10 @@ class Board:
         return next((each for each in found if each is not None), None)
 
     def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
-        """Remove notices, and each directory with no notice but those that are ``useless`` to other ranks."""
+        """Remove notices, and each directory with no notice but those that are ``useless`` to other ranks.
+
+        A file system that does not answer may still write a notice later. It is removed then.
+        """
 
         def remove(folder: Path) -> None:
             if _is_own(folder):
@@ -90,7 +104,15 @@ class Board:
                         path.unlink(missing_ok=True)
                     folder.rmdir()  # not if another rank has just posted a notice
 
+        def remove_late(folder: Path, ended: threading.Event) -> None:
+            ended.wait()
+            with contextlib.suppress(OSError):
+                remove(folder)
+
         self._in_each(remove)
+        for folder, ended in self._late.items():
+            if not ended.is_set():
+                threading.Thread(target=remove_late, args=(folder, ended), daemon=True).start()
 
     def claim(self, name: str) -> bool:
         """Return whether no other process that shares one of the directories has claimed this name before."""
@@ -107,18 +129,31 @@ class Board:
     def _in_each(self, do: Callable[[Path], T]) -> list[T]:
         """Return what a function returns for each directory, and leave out those where it fails."""
         found = []
-        for folder in list(self._folders):
+        for folder in self._folders:
+            if folder in self._late and not self._late[folder].is_set():
+                continue
+            ended = threading.Event()
             try:
-                found.append(within(_PATIENCE, partial(do, folder)))
+                found.append(within(_PATIENCE, partial(_call, do, folder, ended)))
             except TimeoutError:
-                self._folders.remove(folder)
+                self._late[folder] = ended
             except OSError:
                 pass
         return found
 
 
-def _one_of_each_file_system(first: Sequence[Path]) -> list[Path]:
-    """Return directories in which notices may lie. The user's working directory is used if no other will do."""
+def _call(do: Callable[[Path], T], folder: Path, ended: threading.Event) -> T:
+    try:
+        return do(folder)
+    finally:
+        ended.set()
+
+
+def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
+    """Return directories in which notices may lie, by the number of the file system.
+
+    The user's working directory is used if no other will do.
+    """
     found: dict[int, Path] = {}
     for place in (
         lambda: first,
@@ -131,7 +166,18 @@ def _one_of_each_file_system(first: Sequence[Path]) -> list[Path]:
                 device = within(_PATIENCE, partial(_device_of_writable, path))
                 if device is not None:
                     found.setdefault(device, path)
-    return list(found.values())
+    return found
+
+
+def _is_nfs(device: int) -> bool:
+    """Return whether the file system of this number is NFS, as far as the system tells."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == number:
+                return kind.startswith("nfs")
+    return False
 
 
 def _device_of_writable(path: Path) -> int | None:

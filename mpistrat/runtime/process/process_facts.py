@@ -1,4 +1,4 @@
-"""Facts of a process that tell it from a later one with the same number."""
+"""What the system tells of processes: their start, parent, command, environment, state and memory."""
 
 from __future__ import annotations
 
@@ -29,6 +29,31 @@ def parent(process: int) -> int:
         return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def command(process: int) -> list[str]:
+    """Return the words of a process's command, none if the process does not exist."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def environ(process: int) -> dict[str, str]:
+    """Return the environment with which a process was started, empty if it is not a process of this user."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_text(errors="replace")
+    except OSError:
+        return {}
+    return dict(each.partition("=")[::2] for each in text.split("\0") if "=" in each)
+
+
+def maps(process: int, path: str) -> bool:
+    """Return whether a process of this user maps a file whose path begins so."""
+    try:
+        return f" {path}" in Path(f"/proc/{process}/maps").read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def out_of_memory_kills() -> int | None:
