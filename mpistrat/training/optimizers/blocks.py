@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-ELEMENTS = 1 << 15
+ELEMENTS = 1 << 16
 
 
 def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter, is_not
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.runtime.agreement import threads
 from mpistrat.training.optimizers.blocks import blocks
+from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.values import ReduceOp
@@ -124,7 +127,8 @@ class FlatStep:
             for each in self._of_message(number, message)
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
-        self._prepared = False
+        self._prepared = self._is_alone = False
+        self._places: np.ndarray | None = None  # of what the step changes
 
     def _message(self, members: list[int], least_alone: int) -> Message:
         size, dtype = sum(self._values[i].size for i in members), self.dtypes[members[0]]
@@ -184,12 +188,18 @@ class FlatStep:
         number = self.completed.item()
         rate = float(rate(number) if callable(rate) else rate)
         messages: Sequence[np.ndarray]
+        if engine is not None and not self._prepared:
+            self._prepare(engine)
         if engine is None:
+            messages = self._kept_apart(self._join(gradients))
+        elif self._is_alone:  # without a reduction, whose lock and record take 6 us, cold
+            if threads.without:
+                threads.refuse("apply_gradients")
             messages = self._join(gradients)
-        elif self._reduction is None:
-            messages = self._summed(gradients, engine)
-        else:
+        elif self._reduction is not None:
             messages = self._reduction.run(gradients, engine.options.timeout_seconds)
+        else:
+            messages = engine.all_reduce(ReduceOp.SUM, self._join(gradients), None, self.form)
         if clipping is not None:
             messages = self._clipped(messages, clipping)
         number += 1
@@ -205,24 +215,21 @@ class FlatStep:
             update(weights, gradient, number, rate, *state)
         self.completed.fill(number)
 
-    def _summed(self, gradients: Sequence[np.ndarray], engine: Engine) -> Sequence[np.ndarray]:
-        """Return the gradients summed over the replicas, joined as by `_join`. Collective."""
-        if not self._prepared:
-            self._prepare(engine)
-            if self._reduction is not None:
-                return self._reduction.run(gradients, engine.options.timeout_seconds)
-        return engine.all_reduce(ReduceOp.SUM, self._join(gradients), None, self.form)
-
     def _prepare(self, engine: Engine) -> None:
-        """Prepare the reduction into the buffer: a result of its own would be copied from there and back."""
-        if (
-            len(self._messages) == 1
-            and self._messages[0].buffer is not None
-            and self._messages[0].buffer.size
-        ):
+        """Prepare the reduction into the buffer: a result of its own would be copied from there and back.
+
+        The sum over one rank is what the buffer has without a reduction.
+
+        Raises
+        ------
+        TypeError
+            On every rank, if gradients of these dtypes cannot be summed.
+        """
+        buffer = self._messages[0].buffer
+        if len(self._messages) == 1 and buffer is not None and buffer.size:
             key = tuple(zip(self.dtypes, self.shapes, strict=True))
-            buffer = self._messages[0].buffer
             self._reduction = engine.joined_all_reduce(ReduceOp.SUM, key, buffer, self.form)
+            self._is_alone = self._reduction is not None and engine.topology.size == 1
         self._prepared = True
 
     def _join(self, gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -235,6 +242,14 @@ class FlatStep:
             mine = gradients if len(members) == len(gradients) else [gradients[i] for i in members]
             messages.append(np.concatenate(mine, None, buffer))
         return messages
+
+    def _kept_apart(self, messages: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Return messages of which none changes when the variables do. Those in buffers are copies already."""
+        if all(buffer is not None for _, buffer in self._messages):
+            return messages
+        if self._places is None:
+            self._places = places([*self._values, *itertools.chain.from_iterable(self._state)])
+        return apart(messages, self._places)
 
     def _clipped(self, messages: Sequence[np.ndarray], clipping: Clipping) -> Sequence[np.ndarray]:
         """Return the messages with clipped gradients."""

@@ -1,7 +1,8 @@
-"""Checks of the gradients that a program gives to an optimizer."""
+"""What a program gives to an optimizer as gradients: checks, and copies of what the step would change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,3 +48,42 @@ def fitting(gradient: Any, variable: Variable) -> Any:
             f"variable {variable.name!r} has dtype {variable.dtype}, and its gradient {array.dtype}: cast it"
         )
     return gradient
+
+
+def places(changed: Iterable[np.ndarray]) -> np.ndarray:
+    """Return where arrays lie that a step changes, for `apart`: contiguous ones that do not overlap."""
+    spans = sorted(_span(array) for array in changed if array.size)
+    return np.array(spans, np.uint64).reshape(-1, 2)
+
+
+def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
+    """Return gradients, with copies of those that may lie in memory that a step changes.
+
+    ``spans`` are the `places` of what it changes. A step changes its variables one after another. A gradient that is a
+    view of one of them must not change before it is used.
+    """
+    found = []
+    for gradient in gradients:
+        given = component(gradient)
+        rows = isinstance(given, IndexedSlices)
+        values = given.values if rows else given
+        if not arrays.on_gpu(values):
+            array = arrays.to_host(values)
+            first, end = _span(array) if array.size else (0, 0)
+            before = spans[:, 0].searchsorted(np.uint64(end))  # as many begin before the gradient ends
+            if before and spans[before - 1, 1] > first:
+                own = array.copy()
+                gradient = IndexedSlices(own, given.indices, given.dense_shape) if rows else own
+        found.append(gradient)
+    return found
+
+
+def _span(array: np.ndarray) -> tuple[int, int]:
+    """Return the address of the first byte of an array, and of the one past its last."""
+    first = last = array.__array_interface__["data"][0]
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (length - 1) * stride
+        else:
+            last += (length - 1) * stride
+    return first, last + array.itemsize

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps
-from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
+from mpistrat.training.optimizers.gradients import Pairs, apart, fitting, names_of, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
@@ -30,8 +31,6 @@ from mpistrat.variables import LocalVariable, Variable
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
-_ONLY_ARRAYS = {np.ndarray}
-_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _MOST_FLAT_STEPS = 64
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
@@ -146,6 +145,15 @@ class Optimizer(ABC):
         self._averages = bool(use_ema)
         self._state = State(self._name)
         self._flat_steps = FlatSteps()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "update":  # for this object: what holds for the `update` of its class does not hold for it
+            for each in {*_OF_UPDATE}.difference(vars(self)):
+                base = vars(Optimizer)[each]
+                super().__setattr__(each, types.MethodType(base, self) if callable(base) else base)
+        if name == "update" or name in _OF_UPDATE:
+            self._flat_steps = FlatSteps()  # the prepared ones are for another `update`
 
     @property
     def learning_rate(self) -> Any:
@@ -272,28 +280,29 @@ class Optimizer(ABC):
                     return
                 aggregate = False
             try:
-                # A loop: `zip` makes a new tuple of each pair for `list`, and one for all pairs here. Cold, 200 of them
-                # and 200 ids for a key take as long as the update.
-                gradients: list[Any] = []
-                variables: list[Variable] = []
-                for gradient, variable in given:
-                    gradients.append(gradient)
-                    variables.append(variable)
-                step: FlatStep | SeparateStep
-                last = self._flat_steps.last
-                if (
-                    last is not None
-                    and self._flat_steps.owner is extended
-                    and len(variables) == len(last.variables)
-                    and all(map(operator.is_, variables, last.variables))
-                    and set(map(type, gradients)) == _ONLY_ARRAYS
-                    and not (engine.arenas and engine.holds_buffer(gradients))
-                    and [*map(_dtype, gradients)] == last.dtypes
-                    and [*map(_shape, gradients)] == last.shapes
-                ):
-                    step = last
-                else:
-                    step, gradients = self._prepared(extended, [*zip(gradients, variables, strict=True)])
+                # Fast path: the variables, dtypes and shapes of the last step. One loop looks at each object once.
+                rest, gradients = iter(given), []
+                step: FlatStep | SeparateStep | None = None
+                last = self._flat_steps.last if self._flat_steps.owner is extended else None
+                if last is not None:
+                    for known, dtype, shape, (gradient, variable) in zip(
+                        last.variables, last.dtypes, last.shapes, rest, strict=False
+                    ):
+                        if (
+                            variable is not known
+                            or type(gradient) is not np.ndarray
+                            or (gradient.dtype is not dtype and gradient.dtype != dtype)
+                            or gradient.shape != shape
+                        ):
+                            rest = itertools.chain([(gradient, variable)], rest)
+                            break
+                        gradients.append(gradient)
+                    step = last if len(gradients) == len(last.variables) else None
+                others = [*rest]
+                if step is None or others or (engine.arenas and engine.holds_buffer(gradients)):
+                    pairs = [] if last is None else [*zip(gradients, last.variables, strict=False)]
+                    pairs += [(gradient, variable) for gradient, variable in others]
+                    step, gradients = self._prepared(extended, pairs)
             except (TypeError, ValueError, NotImplementedError):
                 if not aggregate:
                     raise
@@ -364,9 +373,11 @@ class Optimizer(ABC):
         rate = float(rate(number) if callable(rate) else rate)  # may fail, so before the first collective
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+        self._create(step.variables)
+        if not aggregate:
+            gradients = apart(gradients, places(step.changed()))
         if self._clipping is not None:
             gradients = self._clipping(gradients)
-        self._create(step.variables)
         step.update(self._rule, gradients, number + 1, rate)
         assert self._state.iterations is not None
         strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
@@ -402,7 +413,7 @@ class Optimizer(ABC):
         """Change ``weights`` and ``state`` in place.
 
         A class that overrides it has the `update_consuming`, `update_rows`, `on_gpu` and `elementwise` of `Optimizer`,
-        unless it sets them, too. So has a class that gets it from a mixin.
+        unless it sets them, too. So has a class that gets it from a mixin, and an object on which it is set.
 
         Parameters
         ----------
@@ -422,7 +433,7 @@ class Optimizer(ABC):
     ) -> None:
         """Do what `update` does for short flat arrays, and change the gradient too if that saves memory.
 
-        The arrays have at most 32,768 elements, which stay in a cache.
+        The arrays have at most 65,536 elements, which stay in a cache.
         """
         self.update(weights, gradient, step, rate, *state)
 

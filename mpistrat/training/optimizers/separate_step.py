@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.gpu.kernels import FLOATS
 from mpistrat.training.optimizers.rule import Rule, for_update
-from mpistrat.values import IndexedSlices
+from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class SeparateStep:
     ):
         self._extended, self._slots = extended, slots
         self.variables, self.form = variables, names
+
+    def changed(self) -> list[np.ndarray]:
+        """Return the arrays of this process that `update` changes."""
+        members = [(variable, *self._slots[id(variable)][1]) for variable in self.variables]
+        held = [component(each) for each in itertools.chain.from_iterable(members)]
+        arrays_of = [each.array for each in held if isinstance(each, LocalVariable)]
+        return [array for array in arrays_of if isinstance(array, np.ndarray)]
 
     def update(self, rule: Rule, gradients: Sequence[Any], step: int, rate: float) -> None:
         """Update the variables with the reduced gradients."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime import arrays
-from mpistrat.training.optimizers.blocks import ELEMENTS
 from mpistrat.values import IndexedSlices
+
+_ELEMENTS = 1 << 15  # squared together; another number would change the last bits of norms
 
 
 class Clipping:
@@ -78,8 +79,8 @@ def squared_norm(values: Any) -> float:
         return float((wide * wide).sum())
     flat = np.ascontiguousarray(arrays.to_host(values)).reshape(-1)
     total = 0.0
-    for start in range(0, flat.size, ELEMENTS):
-        wide = flat[start : start + ELEMENTS].astype(np.float64)
+    for start in range(0, flat.size, _ELEMENTS):
+        wide = flat[start : start + _ELEMENTS].astype(np.float64)
         np.multiply(wide, wide, out=wide)
         total += float(np.add.reduce(wide))
     return total
