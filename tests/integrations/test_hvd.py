@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).with_name("hvd_programs.py")
     ],
 )
 def test_jobs_that_go_wrong_end(name, texts, run_ranks):
-    ended = run_ranks(2, PROGRAMS, name, limit=60)
+    ended = run_ranks(2, PROGRAMS, name)
     assert ended.status not in (0, None), str(ended)
     ended.shows(*texts)
 

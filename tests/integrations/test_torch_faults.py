@@ -24,7 +24,7 @@ PROGRAMS = Path(__file__).with_name("torch_programs.py")
             ["came b'words'", "keys ['never set'] were not set before", "ended their programs: [1]"],
         ),
         ("counts_after_the_first", ["did not answer add('count') before", "ended their programs: [0]"]),
-        ("late", ["TimeoutError", "rank 1 of 2 did not come within 1 s"]),
+        ("late", ["TimeoutError", "rank 1 of 2 did not come within 3 s"]),
     ],
 )
 def test_jobs_that_go_wrong_end(name, texts, run_ranks):
@@ -33,6 +33,32 @@ def test_jobs_that_go_wrong_end(name, texts, run_ranks):
     ended.shows(*texts)
 
 
+def test_processes_that_a_rank_makes_are_refused(run_ranks):
+    ended = run_ranks(1, PROGRAMS, "spawns", limit=90)
+    assert ended.status not in (0, None), str(ended)
+    ended.shows("MPI does not know this process", "instead of mp.spawn")
+
+
 def test_what_is_left_at_the_end_does_not_keep_the_job(run_ranks):
     ended = run_ranks(2, PROGRAMS, "leaves_everything", limit=90).check()
     assert ended.output.count("at the end") == 2
+
+
+PROGRAM_WITHOUT_GUARD = """
+import multiprocessing
+import torch.distributed as dist
+import mpistrat.integrations.torch
+
+dist.init_process_group("mpistrat")
+worker = multiprocessing.get_context("spawn").Process(target=print)
+worker.start()
+worker.join()
+print("the worker ended with", worker.exitcode)
+"""
+
+
+def test_workers_that_import_the_program_again_are_refused(run_ranks, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM_WITHOUT_GUARD)
+    ended = run_ranks(1, program, limit=90).check()
+    ended.shows("begin groups below", "the worker ended with 1")

@@ -13,7 +13,7 @@ SUMMARY = re.compile(r"=+ (.*\d+ passed.* in .*?) =+")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.mpich), 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.mpich), 3])
 def test_ranks(n, run_ranks, summarize):
     files = [path for path in sorted(TESTS.glob("test_*.py")) if 'importorskip("torch' in path.read_text()]
     arguments = ("-m", "pytest", *files, "-p", "no:cacheprovider", "--color=no", "-m", "")

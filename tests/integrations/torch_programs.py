@@ -43,7 +43,7 @@ def late():
     from datetime import timedelta
 
     dist.destroy_process_group()
-    dist.init_process_group("mpistrat", timeout=timedelta(seconds=1))
+    dist.init_process_group("mpistrat", timeout=timedelta(seconds=3))
     if RANK:
         signal.pause()
     dist.all_reduce(torch.ones(1))
@@ -79,6 +79,16 @@ def counts_after_the_first():
     store = mpistrat.integrations.torch.MpiStore()
     if RANK == 1:
         store.add("count", 1)
+
+
+def meets(rank, size):
+    """The first call of a process that ``mp.spawn`` made, as tutorials write it."""
+    dist.init_process_group("mpistrat", init_method="mpistrat://", rank=rank, world_size=size)
+
+
+def spawns():
+    """A rank makes processes of its own, which MPI does not know."""
+    torch.multiprocessing.spawn(meets, args=(1,), nprocs=1)
 
 
 def leaves_everything():

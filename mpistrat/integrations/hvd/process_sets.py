@@ -9,6 +9,7 @@ import numpy as np
 
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology
 
 _TAG = 0  # of the creation of communicators, on the communicator of the job
@@ -191,6 +192,7 @@ def communicator(comm: Any) -> Any:
         _keyval = MPI.Comm.Create_keyval()
     own = comm.Get_attr(_keyval)  # not by handle: MPI gives that of a freed communicator to another
     if own is None:
-        own = comm.Dup()
+        with creation(comm, "hvd.init()"):
+            own = comm.Dup()
         comm.Set_attr(_keyval, own)
     return own

@@ -12,6 +12,7 @@ Examples
 
 from __future__ import annotations
 
+import importlib
 import os
 from datetime import timedelta
 from typing import Any
@@ -22,12 +23,14 @@ except ImportError as error:
     raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.integrations.torch.communicators import communicator
+from mpistrat.integrations.torch.new_groups.communicators import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.rendezvous import register as _register_rendezvous
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
-from mpistrat.runtime.agreement.operation import skip_in_call_sites
+from mpistrat.integrations.torch.untraced import leave_untraced
+from mpistrat.integrations.torch.work import Done, InFlight
+from mpistrat.runtime.process.own_files import skip_in_call_sites
 
 __all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
 
@@ -36,13 +39,25 @@ BACKEND = "mpistrat"
 
 def _process_group(described: Any, options: CommunicationOptions | None) -> ProcessGroup:
     """Return the process group that torch asks for. Collective over its ranks."""
-    comm = communicator(described.global_ranks_in_group, described.group_rank, described.group_size)
+    # Here, not at import: this imports the compiler, as optimizers of torch do.
+    leave_untraced(ProcessGroup, Done, InFlight)
     timeout: timedelta = described.timeout
-    return ProcessGroup(comm, described.group_id, timeout, options)
+    return ProcessGroup(communicator(described), described.group_id, timeout, options)
+
+
+def _record_itself() -> None:
+    """Keep torch's flight recorder, since torch 2.15, from groups of this backend: they have a record of their own.
+
+    The recorder asks the C++ part of a group for its backend, and raises where the group is one in Python.
+    """
+    module = importlib.import_module("torch.distributed.distributed_c10d")
+    recorded: set[str] = getattr(module, "_FR_SELF_RECORDING_BACKENDS", set())
+    recorded.add(BACKEND)
 
 
 torch.distributed.Backend.register_backend(
     BACKEND, _process_group, extended_api=True, devices=["cpu", "cuda"]
 )
+_record_itself()
 _register_rendezvous()
 skip_in_call_sites(os.path.dirname(torch.__file__))

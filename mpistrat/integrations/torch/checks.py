@@ -13,6 +13,11 @@ def require(condition: bool, text: str) -> None:
         raise ValueError(text)
 
 
+def require_rank(name: str, rank: int, size: int) -> None:
+    """Raise a ValueError if a group of ``size`` ranks does not have a rank."""
+    require(0 <= rank < size, f"{name}: rank {rank} is not in the group, whose ranks are 0 to {size - 1}")
+
+
 def require_dtype(name: str, *tensors: torch.Tensor) -> None:
     """Raise a TypeError if tensors differ in their dtype."""
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})

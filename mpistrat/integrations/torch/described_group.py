@@ -71,7 +71,14 @@ class DescribedGroup(torch.distributed.ProcessGroup):
     def _get_backend(self, device: torch.device) -> DescribedGroup:
         return self
 
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_coalescing = supports_time_estimate = False
+    supports_splitting = True
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Return at once: the ranks of a group are connected."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Return at once: a new group needs its members alone."""
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return False: torch allocates what FSDP sends."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import all_gather, broadcast
 from mpistrat.collectives.movement.exchange import exchange
-from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
+from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank, require_rank
 from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_all, write_bytes
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
@@ -36,6 +36,7 @@ class Moves:
     def broadcast(self, tensors: list[Tensor], root: int) -> None:
         """Copy the tensors of a rank to all ranks."""
         with structures.refusals("broadcast", self.topology):
+            require_rank("broadcast", root, self.topology.size)
             hosts = [host_array(tensor) for tensor in tensors]
         found = broadcast.broadcast(self.topology, hosts, root=root)
         if self.topology.rank != root:
@@ -91,6 +92,7 @@ class Moves:
         """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these."""
         is_root, gathers = self.topology.rank == root, name == "gather"
         with structures.refusals(name, self.topology):
+            require_rank(name, root, self.topology.size)
             if is_root:
                 require_one_for_each_rank(name, "output" if gathers else "input", parts, self.topology.size)
                 require_dtype(name, tensor, *parts)

@@ -11,6 +11,7 @@ import torch
 
 from mpistrat.collectives.movement.exchange import messages
 from mpistrat.integrations.torch import goodbyes
+from mpistrat.integrations.torch.checks import require_rank
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, write
 from mpistrat.integrations.torch.work import InFlight
 from mpistrat.runtime.process import mpi
@@ -42,6 +43,7 @@ class Messages:
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> InFlight:
         """Begin to send a tensor."""
         require_dense(tensor)
+        require_rank("send", rank, self._comm.size)
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
         requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
@@ -61,6 +63,8 @@ class Messages:
             If the tensor is larger than one message and may come from any rank.
         """
         require_dense(tensor)
+        if rank is not None:
+            require_rank("receive", rank, self._comm.size)
         source = "any rank" if rank is None else f"rank {rank}"
         what = f"rank {self._comm.rank}: receive of {_in_words(tensor)} from {source} with tag {self._checked(tag)}"
         if rank is None and tensor.nbytes > self._step:

@@ -10,10 +10,12 @@ import numpy as np
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.integrations.torch import goodbyes
+from mpistrat.integrations.torch.checks import require_rank
 from mpistrat.integrations.torch.described_group import DescribedGroup
 from mpistrat.integrations.torch.moves import Moves
+from mpistrat.integrations.torch.new_groups.communicators import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
 from mpistrat.integrations.torch.reduce_ops import op_of
 from mpistrat.integrations.torch.reductions import Reductions
@@ -55,14 +57,17 @@ class ProcessGroup(DescribedGroup):
         options: CommunicationOptions | None = None,
     ):
         super().__init__(comm.rank, comm.size, name)
-        if not isinstance(options, CommunicationOptions | None):
-            raise TypeError(
-                f"pg_options must be mpistrat.experimental.CommunicationOptions, not {type(options).__name__}"
-            )
-        options = options or CommunicationOptions()
-        self._own_comm = None if comm == mpi.start().COMM_WORLD else comm
         topology = Topology.of(comm)
-        if self._own_comm is None:
+        with structures.refusals("process group", topology):
+            if not isinstance(options, CommunicationOptions | None):
+                raise TypeError(
+                    f"pg_options must be mpistrat.experimental.CommunicationOptions, not {type(options).__name__}"
+                )
+        structures.agree(topology, "process group")
+        options = options or CommunicationOptions()
+        self._comm, self._options = comm, options
+        self._is_world = comm == mpi.start().COMM_WORLD
+        if self._is_world:
             goodbyes.begin(comm)
         seconds = timeout.total_seconds()
         limit = options.timeout_seconds
@@ -81,8 +86,8 @@ class ProcessGroup(DescribedGroup):
         if self._messages is not None:
             self._messages.close()
             self._messages = None
-            if self._own_comm is not None:
-                self._own_comm.Free()  # and with it the topology
+            if not self._is_world:
+                self._comm.Free()  # and with it the topology
 
     abort = shutdown
 
@@ -98,6 +103,41 @@ class ProcessGroup(DescribedGroup):
     def _open_moves(self) -> Moves:
         self._open()
         return self._moves
+
+    # --- parts -----------------------------------------------------------------------
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: CommunicationOptions | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[Any] | None = None,
+    ) -> ProcessGroup | None:
+        """Make a group of some ranks of this one; None on a rank that is not among them. Collective over this group.
+
+        Parameters
+        ----------
+        new_ranks : sequence of int
+            Ranks of this group. Ranks may give different ones: each member of a part gives that part.
+        timeout, opts, group_name, group_desc
+            Of the new group; by default the timeout of torch, and the options of this group.
+        device_types
+            Ignored: one group serves all devices.
+
+        Raises
+        ------
+        MismatchError
+            If members of a part give different ones. All ranks of this group raise.
+        """
+        self._open()
+        comm = part_of(self._comm, self.topology, new_ranks)
+        if comm is None:
+            return None
+        part = ProcessGroup(comm, group_name or "", timeout or default_pg_timeout, opts or self._options)
+        part.setGroupDesc(group_desc or "")
+        return part
 
     # --- reductions ------------------------------------------------------------------
 
@@ -115,9 +155,10 @@ class ProcessGroup(DescribedGroup):
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks. Only the root's is written to."""
-        totals = self._open_reductions().combined(
-            f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp
-        )
+        self._open()
+        with structures.refusals("reduce", self.topology):
+            require_rank("reduce", opts.rootRank, self.size())
+        totals = self._reductions.combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
         if self.rank() == opts.rootRank:
             write_all(tensors, totals)
         return Done(list(tensors))

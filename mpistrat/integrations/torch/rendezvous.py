@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlparse
 
 from torch.distributed import register_rendezvous_handler
 
+from mpistrat.integrations.torch.new_groups.communicators import all_ranks
 from mpistrat.integrations.torch.store import MpiStore
-from mpistrat.runtime.process import mpi
 
 SCHEME = "mpistrat"
 _Found = Iterator[tuple[Any, int, int]]
@@ -44,7 +44,7 @@ def _or_mpi(by_environment: Callable[..., _Found]) -> Callable[..., _Found]:
 
 def _by_mpi(url: str, **options: Any) -> _Found:
     """Yield the store, the rank and the number of ranks. Collective over all ranks."""
-    comm = mpi.start().COMM_WORLD
+    comm = all_ranks()
     for name, value in (("rank", comm.rank), ("world_size", comm.size)):
         for given in parse_qs(urlparse(url).query).get(name, ()):
             if int(given) != value:

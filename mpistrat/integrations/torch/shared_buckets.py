@@ -88,6 +88,22 @@ def reduce_in_place(state: SharedBuckets, bucket: GradBucket) -> torch.futures.F
     """Average the gradients of a bucket over all ranks: a communication hook of `DistributedDataParallel`.
 
     Use it with ``gradient_as_bucket_view=True``, so that gradients are not copied out of the buckets.
+
+    Parameters
+    ----------
+    state : SharedBuckets
+        The memory of the model's buckets.
+    bucket : torch.distributed.GradBucket
+        The bucket that DDP reduces.
+
+    Returns
+    -------
+    torch.futures.Future
+        The bucket's tensor. It is complete.
+
+    Examples
+    --------
+    >>> model.register_comm_hook(SharedBuckets(), reduce_in_place)  # doctest: +SKIP
     """
     tensor = bucket.buffer()
     group = state.process_group

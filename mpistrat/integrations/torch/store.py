@@ -16,6 +16,7 @@ import torch
 
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.recording import creation
 
 _OWNER = 0
 _TAG = 0
@@ -44,10 +45,12 @@ class MpiStore(torch.distributed.Store):
         MPI = mpi.start()
         self._MPI = MPI
         world = MPI.COMM_WORLD
-        self._comm = (world if comm is None else comm).Dup()
-        if self._comm.size == world.size:
-            goodbyes.begin(world)
-        self._in_job: list[int] = self._comm.allgather(world.rank)
+        parent = world if comm is None else comm
+        with creation(parent, "the start of a store of torch.distributed"):
+            self._comm = parent.Dup()
+            if parent.size == world.size:
+                goodbyes.begin(world)
+            self._in_job: list[int] = self._comm.allgather(world.rank)
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
         self._asked = 0

@@ -19,6 +19,16 @@ def default_group():
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture
+def default_group_anew():
+    """Make the default group again after a test: attempts at groups are counted from it on."""
+    yield
+    import torch
+
+    torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("mpistrat")
+
+
 @pytest.fixture(scope="module")
 def gloo():
     """A group of Gloo whose ranks meet in the store of this package."""

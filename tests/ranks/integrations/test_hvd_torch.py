@@ -183,3 +183,30 @@ def test_broadcast_optimizer_state(kind, options):
 def test_state_of_lbfgs_is_refused():
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model_of(0).parameters()), 0)
+
+
+# --- values that are not tensors -----------------------------------------------------------------------
+
+OF_TENSORS = {
+    "allreduce": hvd.allreduce,
+    "allgather": hvd.allgather,
+    "broadcast": lambda value: hvd.broadcast(value, 0),
+    "alltoall": hvd.alltoall,
+    "reducescatter": hvd.reducescatter,
+}
+
+
+@pytest.mark.parametrize("name", OF_TENSORS)
+@pytest.mark.parametrize("where", ["all ranks", "one rank"])
+def test_other_values_are_refused_on_all_ranks(name, where):
+    hvd.init()
+    value = [1.0] * SIZE if where == "all ranks" or RANK == SIZE - 1 else torch.ones(SIZE)
+    with pytest.raises((TypeError, hvd.HorovodInternalError), match="takes tensors of torch, not list"):
+        OF_TENSORS[name](value)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+
+
+def test_tensors_may_come_from_a_generator():
+    hvd.init()
+    totals = hvd.grouped_allreduce((torch.ones(n) for n in (2, 3)), op=hvd.Sum)
+    assert [total.tolist() for total in totals] == [[SIZE] * 2, [SIZE] * 3]

@@ -45,7 +45,8 @@ def test_ranks_with_different_bitwise_ops_raise(collective):
 @several
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "bitwise"])
 def test_every_reduction_has_the_limit_of_its_group(collective):
-    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    MPI.COMM_WORLD.Barrier()  # to make a group has its limit, too
+    group = dist.new_group(timeout=timedelta(seconds=2))
     output, tensor = torch.ones(2, dtype=torch.int32), torch.ones(2 * SIZE, dtype=torch.int32)
     calls = {
         "all_reduce": lambda: dist.all_reduce(tensor, group=group),
@@ -111,3 +112,37 @@ def test_handles_of_a_group_that_ended_say_so():
         assert not work.is_success()
         with pytest.raises(RuntimeError, match="destroyed"):
             work.wait()
+
+
+# --- ranks that are not in the group ---------------------------------------------------------------------
+
+WITH_A_RANK = {
+    "broadcast": lambda rank: dist.broadcast(torch.ones(3), rank),
+    "reduce": lambda rank: dist.reduce(torch.ones(3), rank),
+    "gather": lambda rank: dist.gather(torch.ones(3), None, rank),
+    "scatter": lambda rank: dist.scatter(torch.ones(3), None, rank),
+    "send": lambda rank: dist.send(torch.ones(3), rank),
+    "receive": lambda rank: dist.recv(torch.ones(3), rank),
+}
+
+
+@pytest.mark.parametrize("rank", [SIZE, SIZE + 3, -1])
+@pytest.mark.parametrize("name", WITH_A_RANK)
+def test_ranks_that_do_not_exist(name, rank):
+    with pytest.raises(
+        ValueError, match=rf"{name}: rank {rank} is not in the group, whose ranks are 0 to {SIZE - 1}"
+    ):
+        WITH_A_RANK[name](rank)
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the ranks are in step
+    assert total.item() == SIZE
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_a_root_that_does_not_exist_on_one_rank_raises_on_all(name):
+    with pytest.raises((ValueError, RuntimeError), match="is not in the group"):
+        WITH_A_RANK[name](SIZE if RANK == 0 else 0)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == SIZE

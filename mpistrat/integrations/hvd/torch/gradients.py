@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd.joining import refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum, op_of
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
@@ -29,6 +30,17 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return (None, None, *ctx.back([each.contiguous() for each in gradients]))
+
+
+def _require_tensors(name: str, values: Sequence[Any], process_set: ProcessSet) -> None:
+    """Raise on all ranks unless values are tensors."""
+    with refusals(name, process_set):
+        for each in values:
+            if not isinstance(each, Tensor):
+                raise TypeError(
+                    f"{name} of mpistrat.integrations.hvd.torch takes tensors of torch, not {type(each).__name__}: "
+                    "mpistrat.integrations.hvd has it for other arrays"
+                )
 
 
 def allreduce(
@@ -80,7 +92,8 @@ def grouped_allreduce(
     >>> hvd.grouped_allreduce([torch.ones(2), torch.zeros(1)])
     [tensor([1., 1.]), tensor([0.])]
     """
-    op = op_of(op, average)
+    op, tensors = op_of(op, average), list(tensors)
+    _require_tensors("allreduce", tensors, process_set)
     scales = prescale_factor, postscale_factor
     pairs = [compression.compress(each) for each in tensors]
 
@@ -107,6 +120,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     >>> len(hvd.allgather(torch.ones(2, 3))) == 2 * hvd.size()
     True
     """
+    _require_tensors("allgather", [tensor], process_set)
     lengths: list[int] = []
 
     def make(values: Tensors) -> list[Tensor]:
@@ -153,6 +167,7 @@ def broadcast(
     >>> hvd.broadcast(torch.tensor(5), root_rank=0)
     tensor(5)
     """
+    _require_tensors("broadcast", [tensor], process_set)
 
     def make(values: Tensors) -> list[Tensor]:
         return [moves.broadcast(values[0], root_rank, name, process_set)]
@@ -179,6 +194,7 @@ def alltoall(
     >>> len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()
     True
     """
+    _require_tensors("alltoall", [tensor], process_set)
     size, sent, received = process_set.topology.size, splits, torch.tensor([])
     if splits is None and tensor.dim() and len(tensor) % size == 0:
         sent = torch.full((size,), len(tensor) // size)
@@ -220,6 +236,7 @@ def reducescatter(
     >>> len(hvd.reducescatter(torch.ones(hvd.size())))
     1
     """
+    _require_tensors("reducescatter", [tensor], process_set)
     sent, ctx = compression.compress(tensor)
 
     def make(values: Tensors) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""New process groups of torch: the agreement of their members, and their communicators."""

@@ -1,0 +1,273 @@
+"""The agreement of the members of a new group, before MPI makes it: a member that went on alone would wait for ever.
+
+The first member hears from the others which ranks they give, asks each to stay, and tells them what it decides: all go
+on, or all raise. A member that has not promised to stay may leave: its time is over, or another gives other ranks.
+
+A program may catch the error and try again, while other members are still in the first attempt. Such a member raises,
+too, and its next attempt is in step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from mpistrat.integrations.torch import goodbyes
+from mpistrat.integrations.torch.new_groups.attempts import Attempt, Attempts
+from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
+from mpistrat.runtime.process import failure, mpi
+
+_TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag
+_LOOK = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
+_LONGEST_NAP = 0.001
+_attempts = Attempts()
+_comm: Any = None  # of all ranks, for this file alone
+_here: dict[int, Attempt] = {}  # by rank: of members whose first one this rank is
+_staying: dict[int, Attempt] = {}  # by rank: those that promised to stay
+_sent: list[Any] = []  # requests of messages
+_COMES, _STAYS, _LEAVES = "comes", "stays", "leaves"
+
+
+class _Decision(NamedTuple):
+    """What the first member tells another one: to stay, why both raise, or neither, if the group is made."""
+
+    attempt: Attempt  # of the other one
+    stay: bool = False
+    number: int = 0  # of the attempt that made the group, as all count it from now on
+    error: str = ""
+    cause: tuple[int, Attempt] | None = None  # in place of it: a rank that makes something else
+
+
+def prepare(world: Any) -> None:
+    """Prepare for the groups that follow a default group. Collective over all ranks."""
+    global _comm
+    if _comm is None:
+        _comm = world.Dup()
+    _attempts.begin_era()
+
+
+def communicator_of(ranks: Sequence[int], name: str, store: Any, seconds: float) -> Any:
+    """Return a communicator of some ranks, when all of them have come with the same list. Collective over them.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+    name : str
+        Torch's name of the group.
+    store : torch.distributed.Store
+        Only tells why members do not come. Its part for the n-th group has the same name on all ranks, if all ranks
+        call new_group as torch demands.
+    seconds : float
+        How long to wait for members.
+
+    Raises
+    ------
+    MismatchError
+        If a member has another list.
+    RuntimeError
+        If a member has ended its program, does not come in time, or makes another attempt.
+    """
+    if len(ranks) > 1:
+        _Meeting(tuple(ranks), name, store, seconds).hold()
+    return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)
+
+
+class _Meeting:
+    """A meeting of the members of one group."""
+
+    def __init__(self, ranks: tuple[int, ...], name: str, store: Any, seconds: float):
+        self._ranks = ranks
+        self._first, *self._others = ranks
+        self._store = store
+        self._seconds = seconds
+        self._attempt = _attempts.begin(ranks, name)
+        self._cause: tuple[int, Attempt] | None = None  # why it fails: a rank that makes something else
+
+    def hold(self) -> None:
+        self._store.set(self._key(_comm.rank), json.dumps(self._attempt))
+        try:
+            if _comm.rank == self._first:
+                self._lead()
+            else:
+                self._follow()
+        except RuntimeError as error:
+            _attempts.fail(self._attempt)
+            raise type(error)(
+                f"rank {_comm.rank}: new group of ranks {list(self._ranks)}: {error}: all ranks must call "
+                "new_group with the same ranks, in the same order"
+            ) from None
+
+    # --- the first member ------------------------------------------------------------
+
+    def _lead(self) -> None:
+        asked: dict[int, Attempt] = {}
+
+        def decided() -> bool:
+            for rank, (attempt, state) in _read(_TO_FIRST):
+                _note(rank, attempt, state)
+            for rank in self._others:
+                theirs = _here.get(rank)
+                if theirs is None or theirs == asked.get(rank):
+                    continue
+                if theirs.matches(self._attempt):
+                    self._send(rank, _FROM_FIRST, _Decision(theirs, stay=True))
+                    asked[rank] = theirs
+                elif theirs.ranks == self._ranks and theirs.is_before(self._attempt):
+                    self._tell(rank, cause=(self._first, self._attempt))
+                else:
+                    self._raise_other(rank, theirs)
+            return not missing()
+
+        def missing() -> list[int]:
+            return [rank for rank in self._others if rank not in asked or _staying.get(rank) != asked[rank]]
+
+        try:
+            self._wait_until(decided, missing)
+        except BaseException as raised:
+            self._tell_members(error=str(raised) or type(raised).__name__, cause=self._cause)
+            raise
+        number = max(self._attempt.number, *(attempt.number for attempt in asked.values()))
+        self._tell_members(number=number)
+        _attempts.count(self._ranks, number)
+
+    def _tell_members(self, **decision: Any) -> None:
+        """Tell those that have come what this rank has decided, except those in a later attempt."""
+        for rank in self._others:
+            theirs = _here.get(rank)
+            if theirs is None:
+                continue
+            if theirs.matches(self._attempt):
+                self._tell(rank, **decision)
+            elif theirs.ranks != self._ranks:
+                self._tell(rank, cause=(self._first, self._attempt))
+
+    def _tell(self, rank: int, **decision: Any) -> None:
+        attempt = _here.pop(rank)
+        _staying.pop(rank, None)
+        self._send(rank, _FROM_FIRST, _Decision(attempt, **decision))
+
+    # --- the other members -----------------------------------------------------------
+
+    def _follow(self) -> None:
+        stays = False
+
+        def decided() -> bool:
+            nonlocal stays
+            while _comm.iprobe(self._first, _FROM_FIRST):
+                told = _comm.recv(source=self._first, tag=_FROM_FIRST)
+                if told.attempt != self._attempt:
+                    continue  # this rank has left that attempt
+                if told.cause is not None:
+                    self._raise_other(*told.cause)
+                if told.error:
+                    raise RuntimeError(told.error)
+                if not told.stay:
+                    _attempts.count(self._ranks, told.number)
+                    return True
+                self._send(self._first, _TO_FIRST, (self._attempt, _STAYS))
+                stays = True
+            return False
+
+        self._send(self._first, _TO_FIRST, (self._attempt, _COMES))
+        try:
+            self._wait_until(decided, lambda: [self._first], lambda: stays)
+        except BaseException:
+            self._send(self._first, _TO_FIRST, (self._attempt, _LEAVES))
+            raise
+
+    # --- all members -----------------------------------------------------------------
+
+    def _raise_other(self, rank: int, theirs: Attempt) -> NoReturn:
+        """Raise because another rank makes a group of other ranks, or a later attempt."""
+        self._cause = rank, theirs
+        if theirs.ranks != self._ranks:
+            if _comm.rank in theirs.ranks:  # which has failed by this, too
+                _attempts.count(theirs.ranks, theirs.number)
+            raise MismatchError(f"rank {rank} makes one of ranks {list(theirs.ranks)}")
+        _attempts.count(self._ranks, theirs.number - 1)
+        raise RuntimeError(
+            f"this is attempt {self._attempt.number} at it, which failed on rank {rank}; that makes attempt "
+            f"{theirs.number}"
+        )
+
+    def _wait_until(
+        self, done: Callable[[], bool], missing: Callable[[], list[int]], stays: Callable[[], bool] = bool
+    ) -> None:
+        """Wait until ``done()``; ``missing()`` returns the ranks that are waited for.
+
+        ``stays()`` tells whether this rank has promised to wait for the first member.
+        """
+        start = time.monotonic()
+        every = min(_LOOK, self._seconds / 4)
+        nap, next_look = 0.0, every
+        ended: list[int] = []
+        while not done():
+            waited = time.monotonic() - start
+            if waited > next_look:
+                if not stays():
+                    self._look_for_other_groups()
+                gone = [rank for rank in ended if rank in missing()]
+                if gone:  # since the last look: what it sent before has come
+                    raise RuntimeError(f"{ranks_in_words(gone)} ended before")
+                ended = [rank for rank in missing() if goodbyes.have_ended([rank])]
+                next_look = waited + every
+            if waited > self._seconds and not stays():
+                raise RuntimeError(
+                    f"{ranks_in_words(missing())} did not make it within {self._seconds:g} s (`timeout` of new_group "
+                    "sets the limit)"
+                )
+            nap = min(_LONGEST_NAP, nap + 1e-5)
+            time.sleep(nap)
+
+    def _look_for_other_groups(self) -> None:
+        for rank in self._ranks:
+            if self._store.check([self._key(rank)]):
+                ranks, call, era, number = json.loads(self._store.get(self._key(rank)))
+                if tuple(ranks) != self._ranks:
+                    self._raise_other(rank, Attempt(tuple(ranks), call, era, number))
+
+    def _send(self, rank: int, tag: int, message: Any) -> None:
+        _sent[:] = [request for request in _sent if not request.test()[0]]
+        _sent.append(_comm.isend(message, rank, tag))
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        # A rank that repeats an attempt has other names of torch from then on than ranks that do not.
+        return f"group that rank {rank} makes, after {_attempts.repeats} repeated attempts"
+
+
+def _note(rank: int, attempt: Attempt, state: str) -> None:
+    """Note what a member tells this rank, the first one."""
+    if state == _COMES:
+        _here[rank] = attempt
+    elif state == _STAYS:
+        _staying[rank] = attempt
+    else:
+        for attempts in (_here, _staying):
+            if attempts.get(rank) == attempt:
+                del attempts[rank]
+
+
+def _read(tag: int) -> Iterator[tuple[int, Any]]:
+    """Read all messages that have come, and yield their ranks and contents."""
+    MPI = mpi.start()
+    status = MPI.Status()
+    while _comm.iprobe(MPI.ANY_SOURCE, tag, status):
+        rank = status.source
+        yield rank, _comm.recv(source=rank, tag=tag)
+
+
+_process = os.getpid()
+
+
+# Registered before the goodbye of the ranks, so called after it: MPICH ends a job with an error if messages are left.
+@atexit.register
+def _read_the_rest() -> None:
+    if _comm is not None and os.getpid() == _process and mpi.running() and not failure.pending():
+        for tag in (_TO_FIRST, _FROM_FIRST):
+            for _ in _read(tag):
+                pass
