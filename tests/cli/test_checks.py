@@ -320,7 +320,7 @@ def test_hosts_of_singletons(options, tmp_path):
         env={**environ, **step},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == (0 if options else 1), done.stderr

@@ -60,7 +60,7 @@ loaded = [name for name in {HEAVY!r} if name in sys.modules]
 assert not loaded, loaded
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -71,7 +71,7 @@ def test_python_m():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=True,
     )
     assert done.stdout == f"mpistrat, version {__version__}\n"

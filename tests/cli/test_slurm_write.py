@@ -51,7 +51,7 @@ def started(script, *arguments, **environ):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -214,7 +214,7 @@ def test_requeue(options, status, told):
         env={**environ, "SLURM_JOB_ID": "17"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, told, "")

@@ -24,7 +24,7 @@ for _ in range(3):
     strategy.run(lambda: strategy.extended)
     strategy.reduce("SUM", np.ones(3), axis=None)
 print("ready", flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
 
 
@@ -34,6 +34,17 @@ def top(*arguments):
     return ended.output, ended.exit_code
 
 
+def process_state(process):
+    return json.loads(top("--json", str(process.pid))[0])[0]["state"]
+
+
+def until(condition):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+
+
 @pytest.fixture(scope="module")
 def process():
     """A job of one rank that runs."""
@@ -41,6 +52,7 @@ def process():
         pytest.skip("this machine has no /dev/shm")
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout.readline() == "ready\n"
+        until(lambda: process_state(started) == "S" and "<string>:10" in top("--stacks", str(started.pid))[0])
         yield started
         started.kill()
         started.wait()
@@ -86,9 +98,7 @@ def test_the_table_and_the_stacks(process):
 def test_a_process_that_is_stopped_has_no_stack(process):
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + 10
-        while json.loads(top("--json", str(process.pid))[0])[0]["state"] != "T":
-            assert time.monotonic() < deadline
+        until(lambda: process_state(process) == "T")
         output, status = top("--stacks", str(process.pid))
     finally:
         os.kill(process.pid, signal.SIGCONT)

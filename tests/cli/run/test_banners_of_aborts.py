@@ -29,3 +29,13 @@ def test_a_call_of_abort(family, text, aborted):
     banners.feed(text)
     banners.close()
     assert banners.aborted is aborted
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+@pytest.mark.parametrize("before", [b"", b"no newline", b"last words\n"])
+def test_text_between_a_banner_and_its_nul(before, size):
+    """Of ranks that print while the job is ended. A second NUL is the program's own."""
+    banners = Filter(of_stderr("openmpi", "vm"))
+    text = CALLED + DASHES + before + b"\0last words\n" + EXITED % b'"abort"' + DASHES + b"a\0b"
+    passed = [banners.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    assert b"".join([*passed, banners.close()]) == before + b"last words\na\0b"

@@ -9,7 +9,7 @@ from mpistrat.cli.run.forwarded import Forwarded
 
 TEXT = b"x" * 99 + b"\n"
 LINES = 5000  # more than two pipes and a block hold
-SHORT = 0.05  # seconds of silence after which a stream counts as kept open by another process
+SILENCE = 3  # seconds after which a stream counts as kept open: longer than its writer rests
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def test_a_slow_reader_gets_all(launcher):
     out, target = os.pipe()
     errors = []
     forwarded = Forwarded(pipe, target, (), lambda: errors.append("write"))
-    joining = threading.Thread(target=lambda: (forwarded.join(SHORT), os.close(target)), daemon=True)
+    joining = threading.Thread(target=lambda: (forwarded.join(SILENCE), os.close(target)), daemon=True)
     printing.start()
     joining.start()
-    joining.join(10 * SHORT)  # nothing is read meanwhile
+    joining.join(1.5 * SILENCE)  # nothing is read meanwhile
     with open(out, "rb") as reader:
         assert len(reader.read()) == LINES * len(TEXT)
     joining.join()
@@ -61,7 +61,7 @@ def test_a_stream_that_another_process_keeps_open_is_not_waited_for():
     with open(out, "rb", buffering=0) as pipe, open(os.devnull, "wb", buffering=0) as target:
         forwarded = Forwarded(pipe, target.fileno(), (), lambda: None)
         os.write(end, TEXT)
-        forwarded.join(SHORT)
+        forwarded.join(0.05)
         os.close(end)
         forwarded.join(60)
     assert forwarded.line_ended

@@ -9,7 +9,7 @@ import pytest
 
 from mpistrat.cli.run.guard import Guard
 
-LIMIT = 20
+LIMIT = 250
 # A launcher that counts its signals, below a process with many threads: each of them is a parent that ends.
 LAUNCHER = """
 import signal, sys, time

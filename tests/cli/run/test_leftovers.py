@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,18 +19,17 @@ pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="there is no /dev/sh
 
 
 @pytest.fixture
-def make():
-    """Make a file in shared memory: `make(name)` is its path."""
-    made = []
+def make(monkeypatch):
+    """Make a file in shared memory: `make(name)` is its path. In a folder, where no other job looks for its own."""
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
+        monkeypatch.setattr(leftovers, "SHARED", Path(folder))
 
-    def make(name):
-        made.append(SHARED / f"{name}{os.getpid()}_test")
-        made[-1].write_bytes(b"x" * mmap.PAGESIZE)
-        return made[-1]
+        def make(name):
+            path = Path(folder, name)
+            path.write_bytes(b"x" * mmap.PAGESIZE)
+            return path
 
-    yield make
-    for path in made:
-        path.unlink(missing_ok=True)
+        yield make
 
 
 def test_only_what_is_new_and_not_used(make):
@@ -37,11 +37,15 @@ def test_only_what_is_new_and_not_used(make):
     time.sleep(0.05)
     since = old.stat().st_ctime + 0.02
     left, used, other = make("mpich_shm_left"), make("sm_segment.used"), make("other_")
-    with open(used, "r+b") as file, mmap.mmap(file.fileno(), 0):
+    just_made = make("vader_segment.made")
+    with open(used, "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    # A process has a file open before it maps it.
+    with mapping, open(just_made):
         removed = leftovers.remove(since)
     assert left in removed
     assert not left.exists()
-    assert all(path.exists() for path in (old, used, other))
+    assert all(path.exists() for path in (old, used, other, just_made))
 
 
 @pytest.mark.fault
@@ -62,7 +66,7 @@ def test_after_a_job_that_was_killed(tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode in (128 + 9, 9)  # MPICH tells the signal

@@ -19,7 +19,7 @@ from mpistrat.cli.run.launcher import find
 
 ROOT = Path(__file__).parents[3]
 FAMILY = find().family
-LIMIT = 60
+LIMIT = 100
 
 # The first line of each program below. No numpy: it would be half of the time of these tests.
 START = """
@@ -84,7 +84,7 @@ def own(err):
     return re.sub(r"^Abort\(\d+\) on node .*\n", "", err, flags=re.MULTILINE)
 
 
-def gone(pids, patience=10.0):
+def gone(pids, patience=LIMIT):
     """Whether these processes, with the times of their starts, end soon."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
@@ -289,8 +289,11 @@ def test_output_comes_at_once_on_a_terminal(write):
     ) as job:
         os.close(slave)
         for step in range(3):
-            assert select.select([terminal], [], [], LIMIT)[0]
-            assert os.read(terminal, 100) == f"\r{step}/3".encode()
+            expected, output = f"\r{step}/3".encode(), b""
+            while len(output) < len(expected):  # a terminal may hand it over in parts
+                assert select.select([terminal], [], [], LIMIT)[0]
+                output += os.read(terminal, 100)
+            assert output == expected
             job.stdin.write(b"\n")
         job.stdin.close()
         assert job.wait(LIMIT) == 0
@@ -454,7 +457,7 @@ def test_on_a_bare_machine(write, tmp_path):
 
 @pytest.mark.fault
 def test_a_reader_that_leaves(write):
-    program = write(f"for _ in range({LIMIT * 20}): tell('line'); time.sleep(0.05)")
+    program = write("while True: tell('line'); time.sleep(0.05)")
     with subprocess.Popen(
         command("-n", 2, program),
         stdin=subprocess.DEVNULL,
@@ -464,7 +467,7 @@ def test_a_reader_that_leaves(write):
     ) as job:
         assert job.stdout.readline() == b"line\n"
         job.stdout.close()
-        assert job.wait(LIMIT / 2) != 0
+        assert job.wait(LIMIT) != 0
 
 
 def on_terminal(program, talk, ranks=2):

@@ -17,12 +17,13 @@ from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
 from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Singletons, Trouble
-from mpistrat.runtime.process.mailbox import Inbox, Outbox
+from mpistrat.runtime.process.without_mpi.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
 _GATHER = 3.0  # seconds to wait for letters of other ranks
 _START = 4.0  # seconds after which ranks with different MPI libraries count as unable to start together
 _END = 5.0  # seconds to wait for the end of a process
+_ENDING = 0.2  # seconds to wait for it when the launcher ends the job
 
 
 class _Ended(Exception):
@@ -111,7 +112,7 @@ class Watcher:
                 trouble = self._read(wire)
                 self._reading = False
             except _Ended:
-                trouble = self._trouble(Blame.STOOD, "was in", " when the launcher ended the job")
+                trouble = self._ended_with_job(errors)
             if trouble is not None:
                 return trouble
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -181,6 +182,18 @@ class Watcher:
             self._inbox.announce("stop")
             return True
         return False
+
+    def _ended_with_job(self, errors: Any) -> Trouble:
+        """Return what was wrong when the launcher ended the job: it may do so because the checks of this rank ended.
+
+        Its signal may come before their end is seen. Some launchers send it to the checks, too.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert self._process is not None
+            status = self._process.wait(_ENDING)
+            if status not in (0, -signal.SIGTERM, -signal.SIGKILL):
+                return self._death(status, errors)
+        return self._trouble(Blame.STOOD, "was in", " when the launcher ended the job")
 
     def _death(self, status: int | None, errors: Any) -> Trouble:
         """Return the exit status of the checks and their last output."""
