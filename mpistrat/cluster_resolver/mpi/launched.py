@@ -15,6 +15,7 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import own_host, position_of
+from mpistrat.runtime.process import mpi
 from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
 
@@ -52,6 +53,7 @@ class LaunchedClusterResolver(ClusterResolver):
         spread: str | None = None,
         environ: Mapping[str, str] | None = None,
     ):
+        mpi.end_job_on_error()
         environ = os.environ if environ is None else environ
         self._placement = placement
         self._port_base = port_base

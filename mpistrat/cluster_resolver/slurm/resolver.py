@@ -14,6 +14,7 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
+from mpistrat.runtime.process import mpi
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -85,6 +86,7 @@ class SlurmClusterResolver(ClusterResolver):
         spread: str | None = None,
         environ: MutableMapping[str, str] | None = None,
     ):
+        mpi.end_job_on_error()
         self._environ = os.environ if environ is None else environ
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu

@@ -1,4 +1,4 @@
-"""Programs with roles that go wrong on purpose: ``python asynchronous.py NAME`` under 4 ranks."""
+"""Programs with roles that go wrong on purpose: ``python jobs_with_roles.py NAME`` under 4 ranks."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from mpistrat.coordinator import ClusterCoordinator
 
 RANK = MPI.COMM_WORLD.rank
 JOBS = {"chief": 1, "worker": 2, "ps": 1}
+LATE = 1
 
 
 def say(*words):
@@ -40,7 +41,7 @@ def with_roles(chief):
 
 
 def sleep():
-    time.sleep(100)
+    time.sleep(1000)
 
 
 # --- while functions run -------------------------------------------------------------------------------
@@ -76,8 +77,8 @@ def server_is_killed(strategy):
 def chief_is_interrupted(strategy):
     coordinator = ClusterCoordinator(strategy)
     coordinator.schedule(sleep)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
     coordinator.join()
 
 
@@ -94,6 +95,7 @@ def chief_leaves_without_join(strategy):
 
 def worker_is_not_there():
     resolver = MpiClusterResolver(jobs=JOBS)
+    MPI.COMM_WORLD.Barrier()  # or the limit could pass before all have started
     if RANK == 0:
         mpistrat.ParameterServerStrategy(resolver)
     elif RANK == 2:
@@ -103,8 +105,9 @@ def worker_is_not_there():
 
 def worker_is_late():
     resolver = MpiClusterResolver(jobs=JOBS)
+    MPI.COMM_WORLD.Barrier()
     if RANK == 2:
-        time.sleep(2)
+        MPI.COMM_WORLD.recv(source=0, tag=LATE)
     if RANK:
         serve(resolver)
         return
@@ -112,6 +115,7 @@ def worker_is_late():
         mpistrat.ParameterServerStrategy(resolver)
     except TimeoutError as error:
         say("chief goes on without:", error)
+        MPI.COMM_WORLD.send(None, 2, tag=LATE)
 
 
 def no_coordinator():
@@ -137,6 +141,13 @@ def more_servers_than_ranks():
         MpiClusterResolver(jobs={"chief": 1, "worker": 1, "ps": 9})
     except RuntimeError as error:
         say("refused", RANK, error)
+
+
+def chief_fails_before_its_strategy():
+    resolver = MpiClusterResolver(jobs=JOBS)
+    if RANK == 0:
+        raise ValueError("on purpose")
+    serve(resolver)
 
 
 def worker_is_its_own_chief():
