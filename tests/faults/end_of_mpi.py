@@ -198,7 +198,7 @@ def after_free():
 
 
 if __name__ == "__main__":
-    guard = threading.Timer(25, os._exit, (99,))
+    guard = threading.Timer(100, os._exit, (99,))
     guard.daemon = True
     guard.start()
     globals()[sys.argv[1]]()

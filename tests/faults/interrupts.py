@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
@@ -23,7 +24,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
-LIMIT = 5  # seconds of a draw
+LIMIT = 20  # seconds of a draw
 RANK, SIZE = WORLD.rank, WORLD.size
 MIRRORED = {"aggregation": mpistrat.VariableAggregation.MEAN}
 ON_READ = {
@@ -39,24 +40,28 @@ class InterruptError(Exception):
 class Draw:
     """One strategy, and calls of one kind on it."""
 
-    def __init__(self, ways, chance, comm):
-        nodes = chance.choice([1, 2]) if ways == "any" else 1
+    def __init__(self, comm, kind, length, implementation="auto", nodes=1, limit=None):
         made = Topology.of(comm, split=lambda world: world.rank % nodes)
         assert len(made.nodes) == nodes
-        any_way = ["auto", "mpi", "hierarchical", "leader", "ordered", "exact"]
-        self.implementation = chance.choice(any_way) if ways == "any" else "auto"
-        limit = chance.choice([None, LIMIT / 2]) if ways == "any" else None
-        options = CommunicationOptions(implementation=self.implementation, timeout_seconds=limit)
+        self.kind, self.length, self.implementation, self.nodes = kind, length, implementation, nodes
+        options = CommunicationOptions(implementation=implementation, timeout_seconds=limit)
         self.strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, communication_options=options)
-        self.kind = chance.choice(sorted(KINDS.keys() - (MPI_ONLY if ways == "meeting" else set())))
-        if self.implementation in ("ordered", "exact") and self.kind in ("begin", "wait", "scatter"):
-            self.kind = "all_reduce"
-        self.length = chance.choice([1, 5, 3_000, 40_000, 250_000])
-        self.nodes = nodes
         with self.strategy.scope():
-            self.mirrored = mpistrat.Variable(np.zeros(self.length), **MIRRORED)
-            self.on_read = mpistrat.Variable(np.zeros(self.length), **ON_READ)
-        self.buffer = self.strategy.experimental_buffers_like(np.zeros(self.length))
+            self.mirrored = mpistrat.Variable(np.zeros(length), **MIRRORED)
+            self.on_read = mpistrat.Variable(np.zeros(length), **ON_READ)
+        self.buffer = self.strategy.experimental_buffers_like(np.zeros(length))
+
+    @classmethod
+    def by_chance(cls, comm, chance, ways):
+        nodes = chance.choice([1, 2]) if ways == "any" else 1
+        any_way = ["auto", "mpi", "hierarchical", "leader", "ordered", "exact"]
+        implementation = chance.choice(any_way) if ways == "any" else "auto"
+        limit = chance.choice([None, LIMIT / 2]) if ways == "any" else None
+        kind = chance.choice(sorted(KINDS if ways == "any" else MEETING))
+        if implementation in ("ordered", "exact") and kind in ("begin", "wait", "scatter"):
+            kind = "all_reduce"
+        length = chance.choice([1, 5, 3_000, 40_000, 250_000])
+        return cls(comm, kind, length, implementation, nodes, limit)
 
     def __repr__(self):
         return f"{self.kind} of {self.length} by {self.implementation} on {self.nodes} node(s)"
@@ -198,6 +203,7 @@ KINDS = IN_REPLICA | {
     )
 }
 MPI_ONLY = {"begin", "wait", "scatter", "agree", "several", "gather", "over_axis", "broadcast"}
+MEETING = KINDS.keys() - MPI_ONLY
 
 
 armed = False
@@ -211,7 +217,7 @@ def handler(*_):
 def made(draw, step, delay=None, nap=0.0):
     """Make a call, again as often as it is interrupted, check its result; how often it was, and how long it took."""
     global armed
-    call, read, expected = KINDS[draw.kind](draw, step)
+    call, check = prepared(draw, step)
     time.sleep(nap)
     times, result, start = 0, None, time.perf_counter()
     try:
@@ -230,10 +236,20 @@ def made(draw, step, delay=None, nap=0.0):
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
     took = time.perf_counter() - start
-    found = np.asarray(read(result))
-    if not (found == expected).all():
-        wrong(f"{draw!r}, step {step}: {found} instead of {expected}")
+    check(result)
     return times, took
+
+
+def prepared(draw, step):
+    """A call of a draw, and a function that checks its result."""
+    call, read, expected = KINDS[draw.kind](draw, step)
+
+    def check(result):
+        found = np.asarray(read(result))
+        if not (found == expected).all():
+            wrong(f"{draw!r}, step {step}: {found} instead of {expected}")
+
+    return call, check
 
 
 def play(draw, chance):
@@ -251,6 +267,24 @@ def play(draw, chance):
     return times
 
 
+def played(draw, play, only_meets, cause="was interrupted by InterruptError"):
+    """Play a draw. How often each rank was interrupted; None for all of them if they raise."""
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    times, error = 0, None
+    try:
+        times = draw.strategy.run(play, (draw,)) if draw.kind in IN_REPLICA else play(draw)
+    except RuntimeError as caught:
+        error = str(caught)
+        if not isinstance(caught, MismatchError) and not only_meets:
+            raise  # and end the job: the ranks that wait for this one cannot be told
+    told = WORLD.allgather((times, error))
+    faulthandler.cancel_dump_traceback_later()
+    errors = [error for _, error in told if error is not None]
+    if errors and (len(errors) < SIZE or any(cause not in each for each in errors)):
+        wrong(f"{draw!r}: {told}")
+    return [None] * SIZE if errors else [times for times, _ in told]
+
+
 def wrong(text):
     print(f"WRONG on rank {RANK}: {text}", flush=True)
     MPI.COMM_WORLD.Abort(3)
@@ -260,25 +294,13 @@ def main(ways, seed, first, last):
     signal.signal(signal.SIGALRM, handler)
     for number in range(first, last):
         chance = random.Random(f"{seed} {number}")
-        draw = Draw(ways, chance, WORLD.Dup())
+        draw = Draw.by_chance(WORLD.Dup(), chance, ways)
         WORLD.Barrier()
         if RANK == 0:
             print(f"draw {number}: {draw!r}", flush=True)
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        times, error = 0, None
-        try:
-            times = draw.strategy.run(play, (draw, chance)) if draw.kind in IN_REPLICA else play(draw, chance)
-        except RuntimeError as caught:
-            error = str(caught)
-            if not isinstance(caught, MismatchError) and ways == "any":
-                raise  # and end the job: the ranks that wait for this one cannot be told
-        told = WORLD.allgather((times, error))
-        faulthandler.cancel_dump_traceback_later()
-        errors = [error for _, error in told if error is not None]
-        if errors and (len(errors) < SIZE or "was interrupted by InterruptError" not in errors[0]):
-            wrong(f"{draw!r}: {told}")
+        ended = played(draw, partial(play, chance=chance), only_meets=ways == "meeting")
         if RANK == 0:
-            print("raised" if errors else "right", sum(times for times, _ in told), flush=True)
+            print("raised" if None in ended else "right", sum(filter(None, ended)), flush=True)
 
 
 if __name__ == "__main__":

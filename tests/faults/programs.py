@@ -67,7 +67,8 @@ def all_raise():
 def huge_message():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     if RANK == 0:
-        fail("begin" + "x" * 300_000 + "end")
+        # Without the line of `now`: the launcher may print it in the middle of the long one.
+        raise ValueError("begin" + "x" * 300_000 + "end")
     wait(strategy)
 
 
@@ -404,13 +405,14 @@ def time_outs_are_caught_and_the_programs_end():
 
 
 def asynchronous_time_out_is_caught_and_the_programs_end():
-    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=60 if RANK else 1.0)
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
     values = np.ones(3_000_000, np.float32)
+    WORLD.Barrier()  # or the limit could pass before the other has started
     pending = strategy.run(
         lambda: mpistrat.get_replica_context().experimental_all_reduce_async("SUM", values)
     )
-    time.sleep(3.0 * RANK)  # in which it makes no progress
+    time.sleep(4.0 * RANK)  # in which it makes no progress
     try:
         say("the sum is", pending.wait()[0])
     except TimeoutError:
@@ -433,9 +435,16 @@ def two_threads():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     go = WORLD.Dup()
     if RANK == 0:
+        agree, inside = NodeAgreement.agree, threading.Event()
+
+        def agrees(self, word):
+            inside.set()
+            return agree(self, word)
+
+        NodeAgreement.agree = agrees
         thread = threading.Thread(target=strategy.barrier)
         thread.start()
-        time.sleep(0.5)  # it is in the barrier: the others only come later
+        inside.wait()  # in the barrier: the others only come later
         try:
             strategy.barrier()
         except RuntimeError as error:

@@ -59,7 +59,7 @@ print("at its end", flush=True)
 )
 def test_the_job_ends(run_ranks, tmp_path, what, texts):
     (tmp_path / "program.py").write_text(PROGRAM)
-    ended = run_ranks(3, tmp_path / "program.py", what, limit=40)
+    ended = run_ranks(3, tmp_path / "program.py", what, limit=100)
     assert ended.status not in (0, None), str(ended)
     assert ended.output.count("at its end") <= (what == "one does not update"), str(ended)
     ended.shows(*texts)

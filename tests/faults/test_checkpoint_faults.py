@@ -26,7 +26,7 @@ def slow(self, data, offset):
     open(begun, "w").close()
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5 if what == "ends" else 60)
+    time.sleep(0.5 if what == "ends" else 200)
     put(self, data[4096:], offset + 4096)
 
 
@@ -55,7 +55,7 @@ def run(run_ranks, tmp_path):
 
     def run(what, how="asynchronous"):
         path = tmp_path / "v.h5"
-        ended = run_ranks(2, tmp_path / "program.py", what, path, how, limit=40)
+        ended = run_ranks(2, tmp_path / "program.py", what, path, how, limit=100)
         assert ended.status is not None, str(ended)
         with h5py.File(path) as file:
             values = set(file["v"][()])

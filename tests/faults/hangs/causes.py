@@ -1,4 +1,4 @@
-"""How often reports of hangs name the right rank and the right cause: ``python tests/faults/causes.py``.
+"""How often reports of hangs name the right rank and the right cause: ``python tests/faults/hangs/causes.py``.
 
 By default on 4 ranks of this machine; with ``--nodes`` on 4 emulated nodes of 2 ranks each, which needs root (see
 ``tests/cluster/nodes.py``). A cause that ends by itself is repeated in one job, any other in a job for each time.
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("hangs.py")
 # What each fault of the program is reported as.
 GO_ON = {
@@ -138,12 +138,12 @@ class FourNodes:
 
 
 def reports(folder: Path) -> list[list[tuple[str, str]]]:
-    """Return what is told by the first report on each hang. On a busy machine a strategy may take long to make."""
+    """Return what is told by the first report on each hang. On a busy machine the start may take long."""
     first: dict[str, Path] = {}
     for path in sorted(folder.glob("hang-*"), key=lambda path: path.stat().st_mtime_ns):
         first.setdefault("-".join(path.name.split("-")[1:3]), path)
     texts = [path.read_text() for path in first.values()]
-    return [told(text) for text in texts if "the creation of a strategy" not in text]
+    return [told(text) for text in texts if "in the start of " not in text]
 
 
 def right(where: OneNode | FourNodes, name: str, repeat: int) -> tuple[int, list[str]]:

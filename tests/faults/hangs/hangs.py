@@ -4,32 +4,34 @@ The causes that do not end by themselves come last: ``order``, ``killed``, ``exi
 are made from outside: the ranks reduce for ever.
 """
 
-import glob
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 
+import hang_reports
 import numpy as np
 
 import mpistrat
+from mpistrat.runtime.agreement.operation import ranks_in_words
+from mpistrat.runtime.record import read
 
 strategy = mpistrat.MultiWorkerMirroredStrategy()
 comm = strategy.comm
 other = mpistrat.MultiWorkerMirroredStrategy(comm=comm.Dup())
 FOLDER = os.environ["MPISTRAT_RECORD_DIR"]
 CULPRIT = int(os.environ.get("CULPRIT", "2")) % comm.size
-PATIENCE = 60  # seconds for the report on one fault
-
-
-def reports():
-    return len(glob.glob(f"{FOLDER}/hang-*"))
+OTHERS = ranks_in_words([rank for rank in range(comm.size) if rank != CULPRIT])
+# The reports on a fault. There may be others: on a busy machine a rank may be late for a barrier.
+REPORTS = (FOLDER, f"{OTHERS} of {comm.size} wait for rank {CULPRIT}", "all_reduce ")
 
 
 def was_reported():
-    return reports() > before or time.monotonic() > limit
+    return len(hang_reports.first_reports(*REPORTS)) > before or time.monotonic() > limit
 
 
 def python():
@@ -49,10 +51,9 @@ def sleep():
 
 
 def stopped():
+    arguments = [*REPORTS, str(before + 1), str(os.getpid())]
     subprocess.Popen(
-        f"for i in $(seq 600); do test $(ls {FOLDER} | grep -c hang-) -gt {before} && break; sleep 0.1; done; "
-        f"kill -CONT {os.getpid()}",
-        shell=True,
+        [sys.executable, hang_reports.__file__, *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -87,11 +88,20 @@ def pipe():
     os.read(reader, 1)
 
 
+def others_wait():
+    """Whether the other ranks of this node are in a collective."""
+    records = read.records()
+    own = next(each for each in records if each.pid == os.getpid())
+    return all(each.waits for each in records if each.launch == own.launch and each != own)
+
+
 def killed():
+    wait_until(others_wait)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def exits():
+    wait_until(others_wait)
     os._exit(0)
 
 
@@ -122,13 +132,33 @@ def link():
 
 node = link
 
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+def reports():
+    """Whether the watchdog of this process makes a report."""
+    watchdog = next(each.ident for each in threading.enumerate() if each.name == "mpistrat-watchdog")
+    stack = traceback.extract_stack(sys._current_frames()[watchdog])
+    return any(frame.name == "_report" for frame in stack)
+
+
 for name in sys.argv[1:]:
     strategy.barrier()
-    before, limit = reports(), time.monotonic() + PATIENCE
+    before, limit = len(hang_reports.first_reports(*REPORTS)), time.monotonic() + hang_reports.PATIENCE
+    begun = Path(FOLDER, f"begun-{name}")
     strategy.barrier()
+    # The others begin to wait when the cause is there: else a rank that is slow might be reported as that.
+    if comm.rank == CULPRIT:
+        begun.touch()
+    else:
+        wait_until(begun.exists)
     cause = globals()[name]
     if name in ("order", "skipped", "link", "node") or comm.rank == CULPRIT:
         cause()
     strategy.reduce("SUM", np.ones(5, np.float32), axis=None)
+wait_until(lambda: not reports())  # each report is printed
 if comm.rank == 0:
     print("all done")
