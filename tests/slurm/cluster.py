@@ -14,8 +14,18 @@ from pathlib import Path
 
 import namespaces
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix2", "iproute2", "util-linux")
+PACKAGES = (
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "munge",
+    "libpmix2",
+    "libfaketime",
+    "iproute2",
+    "util-linux",
+)
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "munged", "ip", "nsenter", "unshare")
+LIBRARIES = ("*/pmix2/lib/libpmix.so.2", "*/faketime/libfaketime.so.1")
 CORES = 8
 GPUS = 2
 
@@ -26,8 +36,10 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# A job that is requeued waits until its credential has expired: 120 s unless said otherwise.
-AuthInfo=socket={directory}/munge/socket,cred_expire={requeue}
+# A job that is requeued waits until its credential has expired: 120 s unless said otherwise. A slurmstepd with PMIx
+# that is killed while its rank is in MPI_Finalize tries for 32 s to reach the others, and has the socket that the
+# requeued step wants. And no job starts on a machine that stands still for longer than this.
+AuthInfo=socket={directory}/munge/socket,cred_expire=40
 # Nothing that needs cgroups.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -41,9 +53,15 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-KillWait=3
-MessageTimeout=20
-SlurmdTimeout=60
+# The time in which a cancelled job can save.
+KillWait=30
+# What a machine that stands still for some time would exceed.
+MessageTimeout=60
+TCPTimeout=10
+SlurmdTimeout=300
+BatchStartTimeout=120
+# Tests ask for jobs that have ended long ago.
+MinJobAge=36000
 InactiveLimit=0
 SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=2
 StateSaveLocation={directory}/state
@@ -58,12 +76,21 @@ NodeName=node[0-{last}] CPUs={cores} RealMemory=1024 Gres=gpu:fake:{gpus} State=
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
-# A job of the first partition makes room for one of the second, and has a minute to leave.
+# A job of the first partition makes room for one of the second, and has five minutes to leave.
 PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+PartitionName=low Nodes=node3 MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=300
+PartitionName=high Nodes=node3 MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+"""
+
+# That of Slurm 22.05 may die when two steps start at the same moment. Its jobs do not die with it.
+SLURMD = """
+while :; do
+    slurmd -D -N node{i} >/dev/null 2>&1
+    echo "slurmd of node{i} ended with status $?"
+    sleep 1
+done >{directory}/log/ended.node{i} 2>&1 &
 """
 
 PREPARE = f"""
@@ -98,7 +125,7 @@ def install() -> None:
     RuntimeError
         If apt-get fails twice.
     """
-    if all(map(shutil.which, PROGRAMS)) and list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2")):
+    if all(map(shutil.which, PROGRAMS)) and all(list(Path("/usr/lib").glob(each)) for each in LIBRARIES):
         return
     apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120"]
     steps = [*apt, "install", "--no-install-recommends", *PACKAGES], [*apt, "update"]
@@ -127,17 +154,14 @@ class Cluster(namespaces.Nodes):
     nodes : int
     more : str
         Further lines of its configuration.
-    requeue : int
-        How many seconds a job waits at least that is put back into the queue.
     """
 
     name = "Slurm"
     prepare = PREPARE
 
-    def __init__(self, nodes: int = 3, more: str = "", requeue: int = 5):
+    def __init__(self, nodes: int = 3, more: str = ""):
         super().__init__(nodes)
         self._more = more
-        self._requeue = requeue
 
     def __enter__(self) -> Cluster:
         install()
@@ -173,9 +197,7 @@ class Cluster(namespaces.Nodes):
         gpus = f"{directory}/dev/nvidia[0-{GPUS - 1}]"
         self.write("cgroup.conf", "CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
         self.write("gres.conf", f"NodeName=node[0-{last}] Name=gpu Type=fake File={gpus}\n")
-        text = CONFIGURATION.format(
-            directory=directory, last=last, cores=CORES, gpus=GPUS, requeue=self._requeue
-        )
+        text = CONFIGURATION.format(directory=directory, last=last, cores=CORES, gpus=GPUS)
         self.write("slurm.conf", text + self._more)
         munge = directory / "munge"
         paths = {
@@ -189,8 +211,8 @@ class Cluster(namespaces.Nodes):
         namespaces.checked(self.run("slurmctld"))
         for i in range(self.nodes):
             self.shared("mkdir", *(str(directory / kind / f"node{i}") for kind in ("spool", "tmp")))
-            namespaces.checked(self.run("slurmd", "-N", f"node{i}", node=i))
-        namespaces.wait_for(self._all_idle, "all nodes to be idle", 30)
+            namespaces.checked(self.run("sh", "-c", SLURMD.format(directory=directory, i=i), node=i))
+        namespaces.wait_for(self._all_idle, "all nodes to be idle", 120)
 
     def _all_idle(self) -> bool:
         return self.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == str(self.nodes)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, with_digits
+from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
 from mpistrat.cli.run.launcher import library_of
 from mpistrat.runtime.process.launch import srun_plugin
@@ -49,14 +49,27 @@ def plugin() -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster(plugin: str) -> Iterator[clusters.Cluster]:
-    """Three nodes with two GPUs each."""
+def can_run() -> None:
+    """That this machine can run a Slurm."""
     lacking = clusters.missing()
     if lacking is not None:
         pytest.skip(f"a Slurm of its own {lacking}")
-    # A slurmstepd with PMIx that is killed while its rank is in MPI_Finalize tries for 32 s to reach the others, and
-    # has the socket that the requeued step wants.
-    with clusters.Cluster(requeue=5 if plugin == "pmi2" else 32) as started:
+
+
+@pytest.fixture(scope="session")
+def cluster(can_run: None) -> Iterator[clusters.Cluster]:
+    """Three nodes with two GPUs each."""
+    with clusters.Cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def stopping(can_run: None) -> Iterator[clusters.Cluster]:
+    """Another Slurm for jobs that are stopped: their nodes may be taken for half a minute until the last rank has left.
+
+    In the partitions low and high of node3, a job has to make room for another one.
+    """
+    with clusters.Cluster(4, clusters.PREEMPTION) as started:
         yield started
 
 
@@ -87,15 +100,15 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def submit_in(cluster: clusters.Cluster, environ: dict[str, str]) -> Callable[..., Job]:
-    """``submit_in(folder, *arguments, **environ)``: a job submitted in a folder, by these words of sbatch."""
-    return lambda folder, *arguments, **more: submitted(cluster, folder, *arguments, **{**environ, **more})
+def submit_to_stop(stopping: clusters.Cluster, environ: dict[str, str]) -> Callable[..., Job]:
+    """``submit_to_stop(folder, *arguments, **environ)``: a job in the other Slurm, submitted in a folder."""
+    return lambda folder, *arguments, **more: submitted(stopping, folder, *arguments, **{**environ, **more})
 
 
 @pytest.fixture
-def submit(submit_in: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
-    """``submit(*arguments, **environ)``: a job submitted in the test's own folder."""
-    return lambda *arguments, **more: submit_in(tmp_path, *arguments, **more)
+def submit(cluster: clusters.Cluster, environ: dict[str, str], tmp_path: Path) -> Callable[..., Job]:
+    """``submit(*arguments, **environ)``: a job submitted in the test's own folder, by these words of sbatch."""
+    return lambda *arguments, **more: submitted(cluster, tmp_path, *arguments, **{**environ, **more})
 
 
 @pytest.fixture
@@ -104,45 +117,70 @@ def run_job(submit: Callable[..., Job]) -> Callable[..., str]:
 
     def run(*arguments: str | Path, **more: str) -> str:
         __tracebackhide__ = True
-        for _ in range(2):
-            job = submit(*arguments, **more)
-            job.wait_until("its end", lambda job=job: job.is_over() or job.is_stuck())
-            if not job.is_stuck():
-                return job.ended()
-            job.scancel("--signal=KILL", "--full")
-            job.wait_until("its end", job.is_over)
-        return submit(*arguments, **more).ended()
+        return unstuck(lambda: submit(*arguments, **more), "its end", Job.is_over).ended()
 
     return run
 
 
 @pytest.fixture(scope="session")
 def submit_slow(
-    submit_in: Callable[..., Job], digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., tuple[Job, Path]]:
-    """``submit_slow(*options)``: a job on all nodes that takes its time, and the folder of its result."""
+    submit_to_stop: Callable[..., Job], digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Job]:
+    """``submit_slow(*options)``: a job on three nodes that takes its time, and is past its first steps."""
 
-    def submit(*options: str) -> tuple[Job, Path]:
+    def submit(*options: str) -> Job:
         folder = tmp_path_factory.mktemp("slow")
         program = folder / "slow.py"
         program.write_text(SLOW)
         with_digits(folder / "out", digits)
-        wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", *options]
-        return submit_in(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *SLOW_WORDS), folder
+        wanted = ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[0-2]", *options]
+        return submit_to_stop(folder, *wanted, SCRIPTS / "requeue.sbatch", program, *SLOW_WORDS)
 
-    return submit
+    return lambda *options: unstuck(
+        lambda: submit(*options), "its first steps", lambda job: job.output.count("a slow step") > 9
+    )
+
+
+def begun(start: Callable[[], Job]) -> Callable[[], Job]:
+    """What `start` returns, which is called now; once more each further time."""
+    first = [start()]
+    return lambda: first.pop() if first else start()
 
 
 @pytest.fixture(scope="session")
-def limited(submit_slow: Callable[..., tuple[Job, Path]]) -> tuple[Job, Path]:
-    """A job with more to do than its limit allows; it comes back while the other tests run."""
-    return submit_slow("--time=1", "--signal=USR2@10")
+def limited(submit_slow: Callable[..., Job]) -> Callable[[], Job]:
+    """A job with more to do than its limit allows; it gets the signal while the other tests run.
+
+    Slurm looks each 30 s whether a job is 240 to 270 s before its limit. The limit becomes so short only when the
+    handler is there, and so long again before the job comes back that this run gets no signal.
+    """
+
+    def start() -> Job:
+        job = submit_slow("--signal=USR2@240")
+        job.scontrol("hold", job.number)  # when it has been put back
+        hours, minutes, _ = map(int, job.facts()["RunTime"].split(":"))
+        job.scontrol("update", f"JobId={job.number}", f"TimeLimit={hours * 60 + minutes + 4}")
+        return job
+
+    started = begun(start)
+
+    def comes_back() -> Job:
+        job = started()
+        job.wait_until("its way back into the queue", job.is_back)
+        job.scontrol("update", f"JobId={job.number}", "TimeLimit=60")
+        job.scontrol("release", job.number)
+        return job
+
+    return comes_back
 
 
 @pytest.fixture(scope="session")
-def signalled(submit_slow: Callable[..., tuple[Job, Path]]) -> tuple[Job, Path]:
-    """A job that got its signal from outside; it comes back like the other."""
-    job, folder = submit_slow()
-    job.wait_until("its first steps", lambda: job.output.count("a slow step") > 9)
-    job.scancel("--signal=USR2")
-    return job, folder
+def signalled(submit_slow: Callable[..., Job]) -> Callable[[], Job]:
+    """A job that gets its signal from outside; it comes back while the other tests run."""
+
+    def start() -> Job:
+        job = submit_slow()
+        job.scancel("--signal=USR2")
+        return job
+
+    return begun(start)

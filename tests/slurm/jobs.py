@@ -20,6 +20,8 @@ OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_ME
 
 # Slurm 22.05 now and then takes half of a message of MPICH for a whole one: the ranks fail, or wait for ever.
 HALF_A_MESSAGE = "mpi/pmi2: value not properly terminated"
+# What srun says when a slurmd has died, see SLURMD.
+NO_ANSWER = "Zero Bytes were transmitted or received"
 
 # The example, slow enough in its first run to be met by a signal.
 SLOW = f"""
@@ -30,7 +32,7 @@ from resume_digits import digits
 if "SLURM_RESTART_COUNT" not in os.environ:
     fast = digits.loss_and_gradients
     def slow(*arguments):
-        time.sleep(0.3)
+        time.sleep(0.5)
         print("a slow step", flush=True)
         return fast(*arguments)
     digits.loss_and_gradients = slow
@@ -49,11 +51,13 @@ class Job:
         Where it runs.
     number : str
         As sbatch says it.
+    folder : Path
+        Where it was submitted.
     """
 
     def __init__(self, cluster: clusters.Cluster, number: str, folder: Path):
         self.cluster = cluster
-        self._folder = folder
+        self.folder = folder
         self.number = number
         self._without_step: float | None = None
         self._looked = 0.0
@@ -61,7 +65,7 @@ class Job:
     @property
     def output(self) -> str:
         """All that it has printed so far."""
-        return "".join(path.read_text() for path in sorted(self._folder.glob(f"job-{self.number}[.-]*")))
+        return "".join(path.read_text() for path in sorted(self.folder.glob(f"job-{self.number}[.-]*")))
 
     def states(self) -> list[str]:
         """The state of each of its parts."""
@@ -71,26 +75,39 @@ class Job:
     def is_stuck(self) -> bool:
         """Whether Slurm itself keeps it from its end.
 
-        Beside `HALF_A_MESSAGE`: with PMIx, srun of Slurm 22.05 now and then waits for a thread of its own for ever
+        Beside what it says itself: with PMIx, srun of Slurm 22.05 now and then waits for a thread of its own for ever
         when a heterogeneous step has ended (``pmixp_abort_agent_stop``). The job then has no step any more.
         """
-        if HALF_A_MESSAGE in self.output:
+        if is_fault_of_slurm(self.output):
             return True
-        if time.monotonic() < self._looked + 1:  # to ask takes the processor from the job
-            return False
-        self._looked = time.monotonic()
-        steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
-        if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
-            self._without_step = None
-        elif self._without_step is None:
-            self._without_step = time.monotonic()
-        return self._without_step is not None and time.monotonic() - self._without_step > 10
+        if time.monotonic() > self._looked + 1:  # to ask takes the processor from the job
+            self._looked = time.monotonic()
+            steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
+            if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
+                self._without_step = None
+            elif self._without_step is None:
+                self._without_step = time.monotonic()
+        return self._without_step is not None and time.monotonic() - self._without_step > 30
+
+    def facts(self) -> dict[str, str]:
+        """What Slurm tells of it, by name."""
+        said = self.cluster.run("scontrol", "show", "job", "--oneliner", self.number).stdout
+        return {name: each for name, _, each in (word.partition("=") for word in said.split())}
+
+    def is_back(self) -> bool:
+        """Whether it was put back into the queue once, and the run before is over."""
+        facts = self.facts()
+        return facts.get("Restarts") == "1" and facts["JobState"] in (*OVER, "PENDING", "RUNNING")
+
+    def scontrol(self, *words: str) -> None:
+        ended = self.cluster.run("scontrol", *words)
+        assert ended.returncode == 0, ended.stdout
 
     def scancel(self, *options: str) -> None:
         ended = self.cluster.run("scancel", *options, self.number)
-        assert ended.returncode == 0, ended.stdout
+        assert ended.returncode == 0 or self.is_over(), ended.stdout
 
-    def wait_until(self, what: str, condition: Callable[[], bool], limit: float = 120) -> None:
+    def wait_until(self, what: str, condition: Callable[[], bool], limit: float = 200) -> None:
         """Wait for something that happens to this job, or fail with its output."""
         end = time.monotonic() + limit
         while not condition():
@@ -101,7 +118,7 @@ class Job:
     def is_over(self) -> bool:
         return all(each in OVER for each in self.states())
 
-    def ended(self, state: str = "COMPLETED", limit: float = 120) -> str:
+    def ended(self, state: str = "COMPLETED", limit: float = 200) -> str:
         """Wait for its end, which must be of this kind; returns the output."""
         __tracebackhide__ = True
         self.wait_until("its end", self.is_over, limit)
@@ -113,6 +130,11 @@ class Job:
         return f"{self.states()}\n{self.output}\n{self.cluster.logs()}"
 
 
+def is_fault_of_slurm(output: str) -> bool:
+    """Whether Slurm itself says why a job failed."""
+    return HALF_A_MESSAGE in output or NO_ANSWER in output
+
+
 def submitted(cluster: clusters.Cluster, folder: Path, *arguments: str | Path, **environ: str) -> Job:
     """A job that is submitted in a folder, by these words of sbatch."""
     pattern = "job-%A-%a.out" if SCRIPTS / "array.sbatch" in arguments else "job-%j.out"
@@ -120,6 +142,20 @@ def submitted(cluster: clusters.Cluster, folder: Path, *arguments: str | Path, *
     said = cluster.run(*words, cwd=folder, **environ)
     assert said.returncode == 0, said.stdout
     return Job(cluster, said.stdout.split()[-1], folder)
+
+
+def unstuck(start: Callable[[], Job], what: str, condition: Callable[[Job], bool]) -> Job:
+    """A job for which something has happened. One that Slurm itself keeps from it is started again, twice."""
+    for _ in range(2):
+        job = start()
+        job.wait_until(what, lambda job=job: condition(job) or job.is_stuck())
+        if not job.is_stuck():
+            return job
+        job.scancel("--signal=KILL", "--full")
+        job.wait_until("its end", job.is_over)
+    job = start()
+    job.wait_until(what, lambda: condition(job))
+    return job
 
 
 def with_digits(out: Path, digits: Path) -> Path:
@@ -152,7 +188,7 @@ def run_here(*arguments: str | Path, **environ: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout

@@ -1,40 +1,47 @@
 """`mpistrat check` under a real srun, healthy and with real faults."""
 
 import json
-import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 
 import namespaces
 import pytest
-from jobs import HALF_A_MESSAGE
+from jobs import is_fault_of_slurm
 
 from mpistrat.cli.run.launcher import library_of
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.mpich]
 
 CHECK = ("-m", "mpistrat", "check", "--json")
 
 
 @pytest.fixture
 def check(cluster, environ, plugin, tmp_path):
-    """``check(*options of srun, before=shell commands)``: exit status, findings by name, and all that was said."""
+    """``check(*options of srun, before=shell commands)``: exit status, findings by name, and all that was said.
 
-    def run(*options, before="", python=sys.executable, arguments=(), mpi=plugin):
+    ``busy(findings)`` tells whether they are due to a machine that has other things to do: then it checks again, twice.
+    """
+
+    def run(*options, before="", python=sys.executable, arguments=(), mpi=plugin, busy=lambda checks: False):
         script = tmp_path / "check.sh"
         script.write_text(f'{before}\nexec {python} "$@"\n')
-        words = ["srun", "-N3", f"--mpi={mpi}", *options, "bash", script, *CHECK, *arguments]
+        words = ["timeout", "--kill-after=20", "150", "srun", "-N3", f"--mpi={mpi}", *options]
+        words += ["bash", script, *CHECK, *arguments]
         for _ in range(3):
-            ended = cluster.run(*words, cwd=tmp_path, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path))
-            if HALF_A_MESSAGE not in ended.stdout:
+            ended = cluster.run(
+                *words, cwd=tmp_path, limit=200, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path)
+            )
+            if is_fault_of_slurm(ended.stdout):
+                continue
+            text = ended.stdout[ended.stdout.find("\n{\n") + 1 : ended.stdout.rfind("\n}\n") + 2]
+            try:
+                checks = json.loads(text or ended.stdout)["checks"]
+            except ValueError:
                 break
-        text = ended.stdout[ended.stdout.find("\n{\n") + 1 : ended.stdout.rfind("\n}\n") + 2]
-        try:
-            checks = json.loads(text or ended.stdout)["checks"]
-        except ValueError:
-            pytest.fail(f"status {ended.returncode}:\n{ended.stdout}", pytrace=False)
-        return ended.returncode, checks, ended.stdout
+            if not busy(checks):
+                return ended.returncode, checks, ended.stdout
+        return pytest.fail(f"status {ended.returncode}:\n{ended.stdout}", pytrace=False)
 
     return run
 
@@ -42,7 +49,10 @@ def check(cluster, environ, plugin, tmp_path):
 def test_healthy_job_is_clean(check, tmp_path, record_seconds):
     with record_seconds("mpistrat check of a healthy job on three nodes"):
         status, checks, said = check(
-            "--ntasks-per-node=1", "--gpus-per-node=1", arguments=["--data", tmp_path]
+            "--ntasks-per-node=1",
+            "--gpus-per-node=1",
+            arguments=["--data", tmp_path],
+            busy=lambda checks: checks["network"]["verdict"] == "fix",
         )
     verdicts = {name: each["verdict"] for name, each in checks.items()}
     # Its latency depends on who else wants the few cores that all nodes share here.
@@ -61,15 +71,9 @@ def test_wrong_mpi(check, plugin):
 
 
 @pytest.fixture
-def faketime():
-    """A library that lets programs see another time; installed like Slurm itself."""
-    pattern = "*/faketime/libfaketime.so.1"
-    if not list(Path("/usr/lib").glob(pattern)):
-        command = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120", "install", "libfaketime"]
-        subprocess.run(
-            command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=True, capture_output=True
-        )
-    return next(Path("/usr/lib").glob(pattern))
+def faketime(cluster):
+    """A library that lets programs see another time."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 def test_faults_of_nodes(check, cluster, faketime, tmp_path):
@@ -90,7 +94,12 @@ def test_faults_of_nodes(check, cluster, faketime, tmp_path):
     """
     try:
         command = "--ntasks=4", "--gpus-per-node=2"
-        status, checks, said = check(*command, before=before, arguments=["--data", data])
+        status, checks, said = check(
+            *command,
+            before=before,
+            arguments=["--data", data],
+            busy=lambda checks: "node2 is in all slow pairs" not in checks["network"]["advice"],
+        )
     finally:
         cluster.limit(2, "10gbit")
         namespaces.checked(cluster.run_on(1, "umount", str(data)))
@@ -106,12 +115,13 @@ def test_faults_of_nodes(check, cluster, faketime, tmp_path):
         "gpus": "node0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although the job has 2 there",
         "shared_memory": "MiB free of 64 MiB; its ranks need 128 MiB",
         "data": "not writable: Read-only file system",
-        "clocks": "(node2) is 30.0 s ahead of rank 0",
         "network": "MB/s (node0-node2)",
     }.items():
         assert text in checks[name]["found"].replace("node1-node2", "node0-node2"), said
+    found = checks["clocks"]["found"]
+    # The message that asks a rank may take longer than the answer.
+    assert re.search(r"\(node2\) is (29\.[5-9]|30\.[0-4]) s ahead of rank 0", found), said
     assert "node1" in checks["data"]["found"]
-    assert "node2 is in all slow pairs" in checks["network"]["advice"]
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +136,14 @@ def other_python():
 
 def test_mixed_libraries(check, other_python):
     python = f'$([ "$SLURM_PROCID" = 1 ] && echo {other_python} || echo {sys.executable})'
-    status, checks, said = check("--ntasks-per-node=1", python=python)
+    # A rank that starts seconds after the others is missing in the report.
+    status, checks, said = check(
+        "--ntasks-per-node=1",
+        python=python,
+        busy=lambda checks: "ranks 0, 2: " not in checks["library"]["found"],
+    )
     assert status != 0
     assert checks["library"]["verdict"] == "fix", said
     assert "rank 1: " in checks["library"]["found"]
-    assert "ranks 0, 2: " in checks["library"]["found"]
     assert "MPICH" in checks["library"]["found"]
     assert "Open MPI" in checks["library"]["found"]

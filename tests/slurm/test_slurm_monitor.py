@@ -1,15 +1,17 @@
 """``mpistrat top`` and ``mpistrat trace`` on a job of eight ranks on three nodes."""
 
 import json
+import shutil
 import sys
 
 import pytest
 from click.testing import CliRunner
+from jobs import unstuck
 from trace_format import Merged
 
 from mpistrat.cli import commands
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.mpich]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.mpich]
 
 PROGRAM = """
 import os, sys, time
@@ -34,13 +36,16 @@ def test_a_job_is_watched_and_traced(cluster, submit, environ, plugin, tmp_path,
     program, stop, traces = tmp_path / "program.py", tmp_path / "stop", tmp_path / "traces"
     program.write_text(PROGRAM)
     words = ["--wrap", f"srun --mpi={plugin} {sys.executable} {program} {stop}"]
-    job = submit("--nodes=3", "--ntasks=8", "--ntasks-per-node=3", *words, MPISTRAT_TRACE=str(traces))
+
+    def start():
+        shutil.rmtree(traces, ignore_errors=True)
+        return submit("--nodes=3", "--ntasks=8", "--ntasks-per-node=3", *words, MPISTRAT_TRACE=str(traces))
 
     def top(*arguments):
         command = [sys.executable, "-m", "mpistrat", "top", *arguments]
         return cluster.run(*command, cwd=tmp_path, **environ, OMP_NUM_THREADS="1")
 
-    job.wait_until("its steps", lambda: "ready" in job.output)
+    job = unstuck(start, "its steps", lambda job: "ready" in job.output)
     try:
         with record_seconds("mpistrat top of a job of 8 ranks on three nodes"):
             ended = top("--json", job.number)
