@@ -143,14 +143,14 @@ class Nodes:
         return [*self._inside, *inside]
 
     def run_on(
-        self, node: int, *command: str, limit: float = 30, environ: Mapping[str, str] | None = None
+        self, node: int, *command: str, limit: float = 120, environ: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a node; standard output and error come as one text."""
         return self._ended([*self.on(node), *command], limit, environ)
 
     def shared(self, *command: str) -> str:
         """What a command says in the namespaces that all nodes share; RuntimeError if it fails."""
-        return checked(self._ended([*self._inside, *command], 30, None))
+        return checked(self._ended([*self._inside, *command], 120, None))
 
     def write(self, name: str, text: str) -> None:
         """A file in the directory, which only their own processes see."""
@@ -172,8 +172,8 @@ class Nodes:
     def _begin(self) -> None:
         first = f"/proc/{self._first.pid}/ns"
         own = os.readlink("/proc/self/ns/net")
-        wait_for(lambda: os.readlink(f"{first}/net") != own, "a network", 10)
-        wait_for(lambda: os.path.exists(f"{first}/pid_for_children"), "a first process", 10)
+        wait_for(lambda: os.readlink(f"{first}/net") != own, "a network", 60)
+        wait_for(lambda: os.path.exists(f"{first}/pid_for_children"), "a first process", 60)
         self._inside = ["nsenter", f"--target={self._first.pid}", "--mount", "--net", "--ipc"]
         self._inside.append(f"--pid={first}/pid_for_children")
         self.shared("sh", "-c", _PREPARE.format(directory=self.directory, mtu=self.mtu) + self.prepare)

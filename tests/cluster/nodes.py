@@ -18,6 +18,7 @@ PROGRAMS = ("ip", "tc", "nsenter", "unshare", "mount")
 MTU = 9000
 # Ethernet, IP, and TCP with time stamps. A packet that the kernel has not cut up yet counts, and has, one.
 HEADER = 14 + 20 + 32
+MARGIN = 1.01  # bytes that a reduction may send, as a multiple of the least that it has to
 
 # What mpirun starts its daemons with: as ssh, in an environment that inherits nothing.
 AGENT = """#!/bin/sh
@@ -118,7 +119,7 @@ class Cluster(namespaces.Nodes):
         return Started([*command, *map(str, arguments)], environ, self.directory / f"output{self._started}")
 
     def run(
-        self, ranks: Sequence[int], *arguments: str | Path, limit: float = 60, **environ: str
+        self, ranks: Sequence[int], *arguments: str | Path, limit: float = 200, **environ: str
     ) -> tuple[int | None, str]:
         """The exit status, None if it was stopped at its limit, and the output of a program."""
         started = self.start(ranks, *arguments, **environ)
