@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Until the tests are collected. They stay, and to look at all objects takes 0.1 s each time.
@@ -25,6 +26,19 @@ ROOT = Path(__file__).parents[1]
 # ranks: programs for several ranks, which test_ranks.py starts. The others run only if they are asked for.
 # A path on the command line wins over this.
 collect_ignore = ["cluster", "documentation/test_in_browser.py", "ranks", "slurm"]
+
+# A shell that starts a program in the background makes it ignore these, and with it all that it starts.
+for number, default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
+
+# The same examples in every run, and no limit on the time of one: on a busy machine any may take long.
+hypothesis.settings.register_profile("alone", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("alone")
 
 # The name under which a test keeps what `summarize` was given. Reports carry it from a worker of pytest-xdist, too.
 INNER_SUMMARY = "inner summary"
@@ -99,9 +113,9 @@ def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: s
 
 @pytest.fixture(scope="session")
 def run_alone() -> Callable[..., Ended]:
-    """``run_alone(*arguments, limit=60)``: this Python with these arguments, in a process of its own."""
+    """``run_alone(*arguments, limit=120)``: this Python with these arguments, in a process of its own."""
 
-    def run(*arguments: str | Path, limit: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
+    def run(*arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> Ended:
         return run_program([sys.executable, *map(str, arguments)], limit, cwd, **environ)
 
     return run
@@ -109,12 +123,12 @@ def run_alone() -> Callable[..., Ended]:
 
 @pytest.fixture(scope="session")
 def run_ranks() -> Callable[..., Ended]:
-    """``run_ranks(n, *arguments, limit=60)``: this Python with these arguments, under n ranks.
+    """``run_ranks(n, *arguments, limit=120)``: this Python with these arguments, under n ranks.
 
     ``MPISTRAT_TEST_LAUNCHER="srun -n {n}"`` in the environment starts the ranks with another launcher.
     """
 
-    def run(n: int, *arguments: str | Path, limit: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
+    def run(n: int, *arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> Ended:
         launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(n)]
         if "MPISTRAT_TEST_LAUNCHER" in os.environ:
             launcher = [*shlex.split(os.environ["MPISTRAT_TEST_LAUNCHER"].format(n=n)), sys.executable]

@@ -83,8 +83,8 @@ def test_page_runs(text, run_alone, run_ranks, tmp_path, request):
     (tmp_path / "2").mkdir()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         ends = [
-            pool.submit(run_alone, path, limit=120, cwd=tmp_path / "1"),
-            pool.submit(run_ranks, 2, path, limit=120, cwd=tmp_path / "2"),
+            pool.submit(run_alone, path, limit=250, cwd=tmp_path / "1"),
+            pool.submit(run_ranks, 2, path, limit=250, cwd=tmp_path / "2"),
         ]
     for end in ends:
         end.result().check()

@@ -11,7 +11,7 @@ import pytest
 
 SUMMARY = re.compile(r"=+ (.*\d+ (?:passed|failed|error).* in .*?) =+")
 SIZES = [int(n) for n in os.environ.get("MPISTRAT_TEST_RANKS", "1,2,3,4").split(",")]
-LIMIT = 600  # seconds; a test that hangs is ended by its own limit long before
+LIMIT = 1500  # seconds; a test that hangs is ended by its own limit long before
 
 
 def launches():

@@ -15,10 +15,10 @@ SHOWN = {
 @pytest.mark.mpich
 def test_two_servers_asked_in_two_orders(run_ranks):
     name = "two_servers_asked_in_two_orders"
-    run_ranks(4, PROGRAMS, name, limit=60).check().shows(f"{name} passed")
+    run_ranks(4, PROGRAMS, name, limit=120).check().shows(f"{name} passed")
 
 
 @pytest.mark.mpich
 @pytest.mark.parametrize("name", SHOWN)
 def test_it_ends(run_ranks, name):
-    run_ranks(3, PROGRAMS, name, limit=60).check().shows(f"{name} passed", *SHOWN[name])
+    run_ranks(3, PROGRAMS, name, limit=120).check().shows(f"{name} passed", *SHOWN[name])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "restarted.py"
-LOST, LIMIT = 6, 60  # the step before which the parameter server is lost; seconds
+LOST, LIMIT = 6, 120  # the step before which the parameter server is lost; seconds
 
 
 @pytest.mark.mpich

@@ -27,7 +27,7 @@ def test_alone(name):
 @pytest.mark.mpich
 @pytest.mark.parametrize("world", ["cluster", "shards"])
 def test_answers(run_ranks, world):
-    ended = run_ranks(4, PROGRAM, world, limit=60).check()
+    ended = run_ranks(4, PROGRAM, world, limit=120).check()
     line = next(line for line in ended.output.splitlines() if line.startswith("answers:"))
     answers = json.loads(line.removeprefix("answers:"))
     wrong = {name: answer for name, answer in answers.items() if answer != EXPECTED[name]}

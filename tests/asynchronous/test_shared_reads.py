@@ -11,4 +11,4 @@ PROGRAM = Path(__file__).parent / "programs" / "shared_reads.py"
 @pytest.mark.mpich
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other processors may write in another order")
 def test_reads_of_a_node(run_ranks):
-    run_ranks(4, PROGRAM, limit=60).check().shows("all checks passed")
+    run_ranks(4, PROGRAM, limit=120).check().shows("all checks passed")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "strains.py"
-LIMIT = 60
+LIMIT = 120
 
 
 @pytest.mark.mpich

@@ -9,7 +9,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.mark.mpich
 def test_lists_of_variables(run_ranks):
-    ended = run_ranks(4, PROGRAMS / "lists.py", limit=60, MPISTRAT_PROGRESS="1").check()
+    ended = run_ranks(4, PROGRAMS / "lists.py", limit=120, MPISTRAT_PROGRESS="1").check()
     ended.shows("all checks passed", "calls: ")  # the bar of a coordinator
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+# Whichever test comes first loads all pages, beside all that the machine has to do.
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 webdriver = pytest.importorskip(
     "selenium.webdriver", reason="selenium is not installed: pip install '.[browser]'"
@@ -121,6 +123,7 @@ def browser(tmp_path_factory):
         options.add_argument(f"--disable-{switch}")
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(100)
     yield driver
     driver.quit()
 
@@ -151,7 +154,6 @@ def looks(browser, html, address):
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("view", VIEWS)
 def test_pages_fit(looks, view):
     findings = []
@@ -191,7 +193,7 @@ def test_no_page_logs_an_error(looks, browser):
 def test_search(browser, address, words):
     show_as(browser, DESKTOP, "light")
     browser.get(f"{address}/search.html?q={urllib.parse.quote(words)}")
-    wait = WebDriverWait(browser, 20)
+    wait = WebDriverWait(browser, 120)
     found = wait.until(
         lambda browser: browser.execute_script(
             "const all = document.querySelectorAll('#search-results ul.search > li a'), "

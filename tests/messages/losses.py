@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -41,12 +42,26 @@ def die_soon():
     return np.zeros(4 << 20)
 
 
+def has_died(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def workers(strategy):
     coordinator = ClusterCoordinator(strategy, exactly_once=True)
     with strategy.scope():
         counters = [mpistrat.Variable(0) for _ in range(2)]
     process = coordinator.create_per_worker_resource(os.getpid)
-    expected = 0
+    pids, expected = {}, 0
+
+    def place():
+        time.sleep(0.02)
+        return experimental_get_current_worker_index(), os.getpid()
+
+    while len(pids) < 4:
+        pids |= dict(coordinator.fetch([coordinator.schedule(place) for _ in range(4)]))
 
     def call(i, victim, end, pid):
         for counter in counters:
@@ -57,7 +72,8 @@ def workers(strategy):
 
     for victim, end in enumerate((die_in_a_function, die_by_exit, die_soon)):
         values = [coordinator.schedule(call, (i, victim, end, process)) for i in range(CALLS)]
-        time.sleep(0.5)
+        while not has_died(pids[victim]):
+            time.sleep(0.01)
         assert [i for i, _, _ in coordinator.fetch(values)] == [*range(CALLS)]
         expected += CALLS
         assert [int(counter.numpy()) for counter in counters] == [expected] * 2

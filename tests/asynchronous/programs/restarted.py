@@ -67,11 +67,11 @@ def train(strategy, path, last):
         if step == last:
             pid = strategy.extended.update(variables[1], lambda _: os.getpid(), group=False)
             coordinator.schedule(read_until_an_error, (variables,))
+            sys.stdout.write(f"lost soon after {time.time()}\n")
+            sys.stdout.flush()
             strategy.extended.update(
                 variables[1], lambda _, number: kill_soon(number), np.ravel(pid)[:1].tolist()
             )
-            sys.stdout.write(f"lost soon after {time.time()}\n")
-            sys.stdout.flush()
             coordinator.join()
         coordinator.schedule(update, (step,))
         coordinator.join()

@@ -7,8 +7,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from examples import examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import layouts, on_nodes
 from mpi4py import MPI
@@ -218,7 +217,7 @@ floats = {
 
 
 @pytest.mark.full
-@examples(25)
+@settings(max_examples=25)
 @given(data=st.data(), width=st.sampled_from([4, 8]))
 def test_any_floats_in_any_grouping(data, width):
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=EXACT)

@@ -10,8 +10,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from examples import examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
@@ -129,7 +128,7 @@ def reduce_by(call, strategy, op, value):
 CALLS = ["reduce", "all_reduce", "reduce_to", "batch_reduce_to"]
 
 
-@examples(120)
+@settings(max_examples=120)
 @given(
     place=places,
     call=st.sampled_from(CALLS),
@@ -233,7 +232,7 @@ def by_ops():
     return {name: mpistrat.MirroredStrategy(cross_device_ops=make()) for name, make in OPS.items()}
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(
     with_ops=st.sampled_from(list(OPS)),
     call=st.sampled_from(["reduce", "all_reduce"]),
@@ -304,7 +303,7 @@ def test_megabytes(by_ops, megabytes, with_ops, bytes_per_pack):
 # --- gathering and broadcasting ------------------------------------------------------------------------
 
 
-@examples(120)
+@settings(max_examples=120)
 @given(
     place=places,
     call=st.sampled_from(["gather", "all_gather"]),
@@ -350,7 +349,7 @@ def test_gather(worlds, place, call, name, rest, axis, longest, layout, seed):
     assert mine.tobytes() == before
 
 
-@examples(100)
+@settings(max_examples=100)
 @given(
     place=places,
     name=st.sampled_from([*NUMBERS, "bool", "U3", "M8[ns]"]),
@@ -387,7 +386,7 @@ def test_broadcast_to(worlds, place, name, shape, layout, seed):
 AXES = [0, 1, 2, -1, -2, -3, (0,), (0, 1), (1, 0), (0, -1), (0, 1, 2), (-3, -1), ()]
 
 
-@examples(120)
+@settings(max_examples=120)
 @given(
     place=places,
     op=ops,

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from examples import examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import layouts, on_nodes
 from mpi4py import MPI
@@ -349,7 +348,7 @@ def in_step(strategy):
 
 
 @pytest.mark.parametrize("name", core(CALLS, "reduce", "all_reduce", "all_gather", "batch_reduce_to"))
-@examples(20)
+@settings(max_examples=20)
 @given(
     first=trees,
     second=trees,
@@ -404,7 +403,7 @@ GRADIENTS = ["array", "rows", "none", "left out"]
 gradients = st.lists(st.sampled_from(GRADIENTS), min_size=3, max_size=3)
 
 
-@examples(40)
+@settings(max_examples=40)
 @given(first=gradients, second=gradients, equal=st.booleans(), odd=st.integers(0, SIZE - 1))
 def test_apply_gradients(nodes, first, second, equal, odd):
     """Of variables of one shape: which gradient is whose is seen in the names alone."""
@@ -441,7 +440,7 @@ def test_apply_gradients(nodes, first, second, equal, odd):
 
 
 @pytest.mark.full
-@examples(15)
+@settings(max_examples=15)
 @given(
     first=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
     second=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),

@@ -493,7 +493,7 @@ def test_every_thread_has_its_own_stack(strategy, other, default):
         assert get_strategy() is strategy
 
     def both():
-        barrier, seen = threading.Barrier(2, timeout=20), {}
+        barrier, seen = threading.Barrier(2, timeout=250), {}
 
         def run(one):
             with one.scope():

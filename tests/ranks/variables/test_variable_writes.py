@@ -5,8 +5,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from examples import examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 from variable_copies import AGGREGATIONS, combined, equal, make, own
@@ -212,7 +211,7 @@ steps = st.tuples(
 )
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(
     aggregation=st.sampled_from(AGGREGATIONS),
     on_read=st.booleans(),
