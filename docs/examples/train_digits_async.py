@@ -34,7 +34,9 @@ def train(resolver, options):
     with strategy.scope():
         initial = digits.initial_weights(0, np.float32)
         variables = [mpistrat.Variable(value, name=name) for name, value in initial]
-        optimizer = mpistrat.optimizers.Adam(options.lr)
+        # The rate falls to 0, so a late gradient of old weights does not spoil the last ones.
+        rate = mpistrat.optimizers.schedules.CosineDecay(options.lr, options.steps)
+        optimizer = mpistrat.optimizers.Adam(rate)
         optimizer.build(variables)
 
     # Each worker reads all data, in an order of its own, and begins again at the end.
@@ -80,7 +82,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400, help="of all workers together (default: 400)")
     parser.add_argument("--batch-size", type=int, default=64, help="of a step (default: 64)")
-    parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
+    parser.add_argument("--lr", type=float, default=0.003, help="first learning rate of Adam (default: 0.003)")
     parser.add_argument("--data-dir", type=Path, default="digits-out/data", help="where the HDF5 files are")
     return parser.parse_args()
 
