@@ -85,7 +85,8 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
 
     world.Isend(np.array([sequence, 0], np.int64), 0, _COME).Wait()
     answer = np.empty(world.size + 1, np.int64)
-    asked, nap = False, 0.0
+    asked: float | None = None  # when: the time counts from then on, since this process may have been stopped
+    nap = 0.0
     while True:
         status = MPI.Status()
         if world.Iprobe(0, _GO, status):
@@ -97,10 +98,10 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
                 return
             raise LateError(tuple(ranks))
         now = time.monotonic()
-        if now > deadline and not asked:
-            asked = True
+        if asked is None and now > deadline:
             world.Isend(np.array([sequence, 1], np.int64), 0, _COME).Wait()
-        elif now > deadline + _GRACE:
+            asked = time.monotonic()
+        elif asked is not None and now > asked + _GRACE:
             raise LateError((0,))
         time.sleep(nap)
         nap = min(_LONGEST_NAP, nap + 1e-5)

@@ -1,5 +1,7 @@
 """A strategy's limit of time holds in every call that communicates: one that is not listed here fails a test."""
 
+import os
+import subprocess
 import time
 
 import numpy as np
@@ -299,6 +301,20 @@ def test_rank_that_does_not_come_is_named(name, tmp_path):
         with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0.2 s"):
             CALLS[name](case)
         with pytest.raises(RuntimeError, match="after a time-out"):
+            case.strategy.barrier()
+    WORLD.Barrier()
+
+
+@pytest.mark.ranks(min=3)
+def test_ranks_that_were_stopped_are_not_named(tmp_path):
+    """Such as by a machine that pauses: rank 0 may go on later than those that ask it."""
+    case = Case(tmp_path)
+    case.hurry()
+    if RANK < SIZE - 1:
+        own, seconds = os.getpid(), 2 if RANK else 2.3
+        stop = f"sleep 0.1; kill -STOP {own}; sleep {seconds}; kill -CONT {own}"
+        named = rf"rank {SIZE - 1} of {SIZE} did not come within 0.2 s"
+        with subprocess.Popen(["sh", "-c", stop]), pytest.raises(TimeoutError, match=named):
             case.strategy.barrier()
     WORLD.Barrier()
 
