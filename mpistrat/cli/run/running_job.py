@@ -22,7 +22,7 @@ from mpistrat.cli.run.guard import Guard
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Streams
 from mpistrat.cli.run.tagged_lines import TaggedLines
-from mpistrat.runtime.record import layout
+from mpistrat.runtime.record import end_mark, layout
 from mpistrat.runtime.record.layout import Phase
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class _RunningJob:
         self._job = job
         self._folder = folder
         self.ranks: dict[int, int] = {}
-        self._ends = EndOrder()
+        ends = folder / "ends"
+        ends.mkdir()
+        self._ends = EndOrder(ends)
         self._passed_on: set[int] = set()
         self._alone_since: float | None = None
         self._released = False
@@ -95,7 +97,7 @@ class _RunningJob:
         self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
-            env=environ,
+            env={**environ, end_mark.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
             stdout=None if self._open_mpi else subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -124,7 +126,7 @@ class _RunningJob:
             while end.is_alive():
                 if self._starting:
                     end.join(until_look)
-                    until_look = min(1.25 * until_look, 5.0)  # the first rank to end must be known by then
+                    until_look = min(1.25 * until_look, 5.0)
                     self._look()
                 else:
                     end.join(_TICK)
@@ -147,7 +149,7 @@ class _RunningJob:
         """
         from mpistrat.monitor import last  # a late import: seldom needed
 
-        order = self._ends.close()  # first: reading records takes descriptors
+        order = self._ends.close()
         records = last.left(started, self.ranks.keys())
         left = {rank for each in self._forwarded for rank in each.found.left}
         end = self._end(records, order)
@@ -191,8 +193,6 @@ class _RunningJob:
         """Return the running ranks, and record them: one that ends is not found later."""
         ranks = processes.ranks_below(self._process.pid)
         self.ranks.update(ranks)
-        for process in ranks:
-            self._ends.add(process)
         return ranks
 
     def _watch_end(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from mpistrat.runtime.process import failure, private_file, process_facts
 from mpistrat.runtime.process.launch_key import hashed, key_of
-from mpistrat.runtime.record import layout, observers, read
+from mpistrat.runtime.record import end_mark, layout, observers, read
 from mpistrat.runtime.record.layout import Phase, Word
 from mpistrat.runtime.record.writers import Texts, writers
 from mpistrat.runtime.trace import ring as trace
@@ -243,6 +243,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         atexit.register(_record.close)
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
+        end_mark.keep_open()
     if _record is not None and size > 1:
         _record.belongs_to(rank, size)
         observers.tell(_record)

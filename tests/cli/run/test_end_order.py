@@ -1,76 +1,141 @@
 """The order in which the processes of a job end."""
 
+import ctypes
 import os
 import random
-import resource
 import subprocess
 import sys
 
 import pytest
 
-from mpistrat.cli.run import processes
 from mpistrat.cli.run.end_order import EndOrder
+from mpistrat.runtime.record import end_mark
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this order")
 
+RANK = """
+import os, subprocess, sys, time
+from mpistrat.runtime.record import end_mark
 
-def test_the_order_is_known_to_a_process_that_looks_later():
-    started = [subprocess.Popen(["sleep", "60"]) for _ in range(6)]
-    order = EndOrder()
-    for each in (*started, *started):  # the second time they are known
-        order.add(each.pid)
-    expected = random.Random(7).sample(started[1:], 5)
-    for each in expected:
-        each.kill()
-        each.wait()
-    assert order.close() == [each.pid for each in expected]
-    started[0].kill()
-    started[0].wait()
+end_mark.keep_open()
+end_mark.keep_open()  # a process keeps one
+if sys.argv[1:] == ["fork"] and os.fork() == 0:
+    time.sleep(3)
+    os._exit(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
+PAIRS = """
+import os, pathlib, signal, sys
+from mpistrat.cli.run.end_order import EndOrder
+from mpistrat.runtime.record import end_mark
 
-def test_a_process_that_has_ended_before_has_no_place():
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    order = EndOrder()
-    order.add(ended.pid)
-    assert order.close() == []
+os.environ[end_mark.VARIABLE] = sys.argv[1]
+order, expected = EndOrder(pathlib.Path(sys.argv[1])), []
+
+def start():
+    end, started = os.pipe()
+    process = os.fork()
+    if process == 0:
+        end_mark.keep_open()
+        os.write(started, b".")
+        signal.pause()
+    os.close(started)
+    os.read(end, 1)
+    return process, end
+
+for _ in range(200):
+    (first, end_of_first), (second, end_of_second) = start(), start()
+    os.kill(first, signal.SIGKILL)
+    os.read(end_of_first, 1)
+    os.kill(second, signal.SIGKILL)
+    for process, end in ((first, end_of_first), (second, end_of_second)):
+        os.waitpid(process, 0)
+        os.close(end)
+    expected += [first, second]
+found = order.close()
+print(sum(found[i : i + 2] == expected[i : i + 2] for i in range(0, 400, 2)), "of 200 in order")
+"""
 
 
 @pytest.fixture
-def three():
-    """Three processes that run."""
-    started = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    yield started
+def start(tmp_path):
+    """A function that starts a process as `mpistrat run` starts a rank. It ends with its input."""
+    started = []
+
+    def begin(*options, folder=tmp_path):
+        environ = {**os.environ, end_mark.VARIABLE: str(folder)}
+        command = [sys.executable, "-c", RANK, *options]
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield begin
     for each in started:
         each.kill()
         each.wait()
+        each.stdin.close()
+        each.stdout.close()
 
 
-def test_a_python_without_these_descriptors_knows_no_order(three, monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open")
-    order = EndOrder()
-    for each in three:
-        order.add(each.pid)
+def test_the_order_is_known_to_a_process_that_looks_later(start, tmp_path):
+    order = EndOrder(tmp_path)
+    ranks = [start() for _ in range(6)]
+    expected = random.Random(7).sample(ranks[1:], 5)
+    for number, each in enumerate(expected):
+        if number % 2:
+            each.stdin.close()  # it ends by itself
+        else:
+            each.kill()
+        each.wait()
+    assert order.close() == [each.pid for each in expected]
+    ranks[0].kill()
+    ranks[0].wait()
     assert order.close() == []
 
 
-@pytest.mark.parametrize("free", [0, 4])
-def test_the_order_leaves_descriptors_to_others(three, free):
-    before = os.listdir("/proc/self/fd")
-    order = EndOrder()
-    for each in three[:2]:
-        order.add(each.pid)
-    three[0].kill()
-    three[0].wait()
-    lowest = os.dup(0)
-    os.close(lowest)
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, usual[1]))
-    try:
-        order.add(three[2].pid)
-        assert processes.ranks_below(os.getpid()) == {}
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    assert os.listdir("/proc/self/fd") == before
-    order.add(three[1].pid)
+def test_who_sees_that_a_process_lets_go_of_a_pipe_cannot_end_another_before(tmp_path):
+    """So a launcher does."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PAIRS, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "200 of 200 in order\n"
+
+
+def test_a_forked_process_that_lives_longer_does_not_matter(start, tmp_path):
+    order = EndOrder(tmp_path)
+    ranks = [start("fork"), start()]
+    for each in ranks:
+        each.kill()
+        each.wait()
+    assert order.close() == [each.pid for each in ranks]
+
+
+def test_a_folder_that_is_removed_leaves_the_order(start, tmp_path):
+    folder = tmp_path / "ends"
+    folder.mkdir()
+    order = EndOrder(folder)
+    rank = start(folder=folder)
+    rank.kill()
+    rank.wait()
+    (folder / str(rank.pid)).unlink()
+    folder.rmdir()
+    assert order.close() == [rank.pid]
+
+
+def test_a_process_of_another_node_has_no_place(start, tmp_path):
+    order = EndOrder(tmp_path)
+    start(folder=tmp_path / "elsewhere").kill()
+    assert order.close() == []
+
+
+def test_a_system_that_gives_no_notices(start, tmp_path, monkeypatch):
+    class System:
+        inotify_init1 = staticmethod(lambda flags: -1)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: System)
+    order = EndOrder(tmp_path)
+    start().kill()
     assert order.close() == []

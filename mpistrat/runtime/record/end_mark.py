@@ -1,0 +1,40 @@
+"""A file that a process keeps open until it ends, so that `mpistrat run` learns which rank ended first."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+VARIABLE = "_MPISTRAT_ENDS"  # the directory of these files
+_ABOVE_OTHERS = 256  # above the descriptors that a launcher gives to a rank
+_descriptor: int | None = None
+
+
+def keep_open() -> None:
+    """Keep a file open until this process ends, if it was started by `mpistrat run`.
+
+    Linux closes the files of a process that ends from the highest descriptor down. So this file is closed before the
+    sockets and pipes by which a launcher notices the end, and then kills other ranks.
+    """
+    global _descriptor
+    folder = os.environ.get(VARIABLE)
+    if folder and _descriptor is None:
+        with contextlib.suppress(OSError):  # on another node there is no such directory
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lowest = os.open(os.path.join(folder, str(os.getpid())), flags, 0o600)
+            _descriptor = lowest
+            _descriptor = fcntl.fcntl(lowest, fcntl.F_DUPFD_CLOEXEC, _ABOVE_OTHERS)
+            os.close(lowest)
+
+
+def _close() -> None:
+    """Let go of the file in a forked process, which may live longer."""
+    global _descriptor
+    if _descriptor is not None:
+        with contextlib.suppress(OSError):
+            os.close(_descriptor)
+        _descriptor = None
+
+
+os.register_at_fork(after_in_child=_close)
