@@ -10,6 +10,7 @@ error. Finally the calls of the ranks differ, which leaves them in step, and ran
 
 import ctypes
 import dis
+import gc
 import signal
 import sys
 from functools import cache, partial
@@ -38,8 +39,12 @@ class Interrupt:
         self.place, self.passed = place, 0
 
     def make(self, call):
-        """Return the result of the call, and the error that it was left by."""
+        """Return the result of the call, and the error that it was left by.
+
+        Without garbage collection: what raises in a callback of that is lost, and Python 3.11.2 sometimes crashes.
+        """
         result = error = None
+        gc.disable()
         try:
             if self.place:
                 sys.settrace(self._function)
@@ -50,6 +55,7 @@ class Interrupt:
             sys.settrace(None)
         except InterruptError:
             pass  # after the call
+        gc.enable()
         return result, error
 
     def _function(self, frame, event, argument):
