@@ -266,9 +266,6 @@ def raises():
 def late():
     """The last node is late: all others are told who did not come."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
-    arrival._GRACE = (
-        100.0  # on a busy machine rank 0 may take more than a second to answer, and be named then
-    )
     options = mpistrat.experimental.CommunicationOptions(timeout_seconds=10)
     late = RANK in Topology.of(strategy.comm).nodes[-1]
     told = ""
@@ -276,9 +273,7 @@ def late():
     if late:
         WORLD.Barrier()  # until the others have given up
     else:
-        arrival._GRACE = (
-            100.0  # on a busy machine rank 0 may take more than a second to answer, and be named then
-        )
+        arrival._GRACE = 100.0  # rank 0 of a busy machine may take more than a second to answer, and be named
     try:
         in_replica(strategy, "all_reduce", "SUM", np.ones(1000), options)
     except (TimeoutError, RuntimeError) as error:
