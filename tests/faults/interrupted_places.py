@@ -41,7 +41,7 @@ class Interrupt:
     def make(self, call):
         """Return the result of the call, and the error that it was left by.
 
-        Without garbage collection: what raises in a callback of that is lost, and Python 3.11.2 sometimes crashes.
+        Without garbage collection: an error in one of its callbacks is lost, and Python 3.11.2 sometimes crashes.
         """
         result = error = None
         gc.disable()
@@ -55,7 +55,8 @@ class Interrupt:
             sys.settrace(None)
         except InterruptError:
             pass  # after the call
-        gc.enable()
+        finally:
+            gc.enable()
         return result, error
 
     def _function(self, frame, event, argument):

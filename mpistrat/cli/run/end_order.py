@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import struct
 import sys
 from pathlib import Path
 
+_CLOSES_DOWNWARD = (4, 4)  # the Linux since which a process that ends closes its last files first
 _CLOSED = 0x8  # IN_CLOSE_WRITE
 _EVENT = struct.Struct("iIII")  # then a name of as many bytes as the last number says
 
@@ -17,10 +19,9 @@ class EndOrder:
     """The order in which the ranks of a job end.
 
     MPICH kills all ranks a few milliseconds after the first one, and does not report which one that was. Each rank
-    keeps a file of its own open (`mpistrat.runtime.record.end_mark`), and Linux queues a notice when it is closed. So
-    one look at the end of the job is enough, also on a busy machine. When processes have ended for good says less: on
-    a busy machine the first one may still be ending when the launcher has killed others. Elsewhere than on Linux the
-    order is empty, and so it is where no notices are to be had.
+    keeps a file open (`mpistrat.runtime.record.end_mark`), and Linux queues a notice when it is closed (inotify). So
+    one look at the end of the job is enough. The order in which processes exit is not: on a busy machine the first
+    one may still be exiting when the launcher has killed others. The order is empty if inotify is unavailable.
 
     Parameters
     ----------
@@ -30,10 +31,10 @@ class EndOrder:
 
     def __init__(self, folder: Path):
         self._notices: int | None = None
-        if sys.platform == "linux":
+        if sys.platform == "linux" and _version() >= _CLOSES_DOWNWARD:
             system = ctypes.CDLL(None)
             notices = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            if notices >= 0:  # else this user has too many
+            if notices >= 0:  # this user may have too many
                 self._notices = notices
                 system.inotify_add_watch(notices, os.fsencode(folder), _CLOSED)
 
@@ -58,6 +59,12 @@ def _processes(told: bytes) -> list[int]:
         at += _EVENT.size
         name = told[at : at + length].rstrip(b"\0")
         at += length
-        if name:  # else the directory itself is meant: it is removed
+        if (
+            name.isdigit()
+        ):  # others: the directory itself, and what a file system makes of a file that is removed
             found.append(int(name))
     return found
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))

@@ -15,21 +15,28 @@ def keep_open() -> None:
     """Keep a file open until this process ends, if it was started by `mpistrat run`.
 
     Linux closes the files of a process that ends from the highest descriptor down. So this file is closed before the
-    sockets and pipes by which a launcher notices the end, and then kills other ranks.
+    sockets and pipes by which a launcher notices the end, and then kills other ranks. Without a high descriptor no
+    file is kept. A process that C code forks would keep it open for longer.
     """
     global _descriptor
     folder = os.environ.get(VARIABLE)
-    if folder and _descriptor is None:
-        with contextlib.suppress(OSError):  # on another node there is no such directory
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lowest = os.open(os.path.join(folder, str(os.getpid())), flags, 0o600)
-            _descriptor = lowest
-            _descriptor = fcntl.fcntl(lowest, fcntl.F_DUPFD_CLOEXEC, _ABOVE_OTHERS)
-            os.close(lowest)
+    if not folder or _descriptor is not None:
+        return
+    with contextlib.suppress(OSError):  # on another node there is no such directory
+        directory = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            high = fcntl.fcntl(directory, fcntl.F_DUPFD_CLOEXEC, _ABOVE_OTHERS)
+        finally:
+            os.close(directory)
+        _descriptor = high
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        low = os.open(os.path.join(folder, str(os.getpid())), flags, 0o600)
+        os.dup2(low, high, inheritable=False)
+        os.close(low)
 
 
 def _close() -> None:
-    """Let go of the file in a forked process, which may live longer."""
+    """Close the file in a forked process, which may live longer."""
     global _descriptor
     if _descriptor is not None:
         with contextlib.suppress(OSError):

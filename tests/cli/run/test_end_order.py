@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,10 +20,11 @@ from mpistrat.runtime.record import end_mark
 
 end_mark.keep_open()
 end_mark.keep_open()  # a process keeps one
-if sys.argv[1:] == ["fork"] and os.fork() == 0:
-    time.sleep(3)
-    os._exit(0)
+if sys.argv[1:] == ["fork"] and os.fork():
+    sys.stdin.read()
 print("ready", flush=True)
+if sys.argv[1:] == ["fork"]:
+    time.sleep(3)
 sys.stdin.read()
 """
 
@@ -96,8 +98,7 @@ def test_the_order_is_known_to_a_process_that_looks_later(start, tmp_path):
     assert order.close() == []
 
 
-def test_who_sees_that_a_process_lets_go_of_a_pipe_cannot_end_another_before(tmp_path):
-    """So a launcher does."""
+def test_the_file_is_closed_before_a_pipe_that_a_launcher_may_watch(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", PAIRS, tmp_path], capture_output=True, text=True, check=True
     )
@@ -127,7 +128,9 @@ def test_a_folder_that_is_removed_leaves_the_order(start, tmp_path):
 
 def test_a_process_of_another_node_has_no_place(start, tmp_path):
     order = EndOrder(tmp_path)
-    start(folder=tmp_path / "elsewhere").kill()
+    rank = start(folder=tmp_path / "elsewhere")
+    rank.kill()
+    rank.wait()
     assert order.close() == []
 
 
@@ -137,5 +140,41 @@ def test_a_system_that_gives_no_notices(start, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: System)
     order = EndOrder(tmp_path)
-    start().kill()
+    rank = start()
+    rank.kill()
+    rank.wait()
+    assert order.close() == []
+
+
+def test_other_names_in_the_folder(start, tmp_path):
+    order = EndOrder(tmp_path)
+    (tmp_path / ".nfs0001").write_text("")
+    rank = start()
+    rank.kill()
+    rank.wait()
+    assert order.close() == [rank.pid]
+
+
+@pytest.mark.parametrize(("release", "known"), [("3.10.0-1160.el7.x86_64", False), ("6.18.44", True)])
+def test_an_old_system_closes_files_in_another_order(start, tmp_path, monkeypatch, release, known):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    order = EndOrder(tmp_path)
+    rank = start()
+    rank.kill()
+    rank.wait()
+    assert order.close() == [rank.pid] * known
+
+
+def test_a_process_with_few_descriptors_keeps_no_file(tmp_path):
+    program = """
+import os, resource, sys
+from mpistrat.runtime.record import end_mark
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+before = os.listdir("/proc/self/fd")
+end_mark.keep_open()
+assert os.listdir("/proc/self/fd") == before
+"""
+    order = EndOrder(tmp_path)
+    environ = {**os.environ, end_mark.VARIABLE: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
     assert order.close() == []
