@@ -85,8 +85,7 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
 
     world.Isend(np.array([sequence, 0], np.int64), 0, _COME).Wait()
     answer = np.empty(world.size + 1, np.int64)
-    asked: float | None = None  # when: the time counts from then on, since this process may have been stopped
-    nap = 0.0
+    asked, naps, nap = False, 0.0, 0.0
     while True:
         status = MPI.Status()
         if world.Iprobe(0, _GO, status):
@@ -97,11 +96,12 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
             if ranks.pop() == _ALL_HERE:
                 return
             raise LateError(tuple(ranks))
-        now = time.monotonic()
-        if asked is None and now > deadline:
+        if asked:
+            naps += nap  # not the time: all processes of a machine may have been stopped meanwhile
+            if naps > _GRACE:
+                raise LateError((0,))
+        elif time.monotonic() > deadline:
+            asked = True
             world.Isend(np.array([sequence, 1], np.int64), 0, _COME).Wait()
-            asked = time.monotonic()
-        elif asked is not None and now > asked + _GRACE:
-            raise LateError((0,))
         time.sleep(nap)
         nap = min(_LONGEST_NAP, nap + 1e-5)
