@@ -22,7 +22,7 @@ def keep_open() -> None:
     folder = os.environ.get(VARIABLE)
     if not folder or _descriptor is not None:
         return
-    with contextlib.suppress(OSError):  # on another node there is no such directory
+    with contextlib.suppress(OSError):  # another node does not have the directory
         directory = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             high = fcntl.fcntl(directory, fcntl.F_DUPFD_CLOEXEC, _ABOVE_OTHERS)
