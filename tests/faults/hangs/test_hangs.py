@@ -9,26 +9,15 @@ from pathlib import Path
 
 import hang_reports
 import pytest
+from causes import END, GO_ON
 
 # A job of several faults may take longer than other tests on a busy machine.
 pytestmark = [pytest.mark.fault, pytest.mark.mpich, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("hangs.py")
 CULPRIT = 2
-# What each fault of the program is reported as.
-CAUSES = {
-    "python": "Python code",
-    "c_code": "C code",
-    "sleep": "sleep",
-    "stopped": "stopped",
-    "lock": "lock",
-    "pipe": "pipe",
-    "skipped": "skipped",
-}
-# Those that end the job, by the launcher or by the time limit.
-ENDS = {"order": "other order", "killed": "killed", "exits": "exited"}
 OTHERS = "(?:rank [013]|ranks (?:0-1, 3|0-1|0, 3|1, 3))"  # some of those that wait
-JOBS = (tuple(CAUSES), *((name,) for name in ENDS))
+JOBS = (tuple(GO_ON), *((name,) for name in END))  # the faults that end a job have one each
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +53,18 @@ def told(text, waiting="ranks 0-1, 3"):
 
 
 def test_the_ranks_and_the_causes(jobs):
-    ended, folder = jobs[tuple(CAUSES)].result()
+    ended, folder = jobs[tuple(GO_ON)].result()
     assert ended.status == 0, str(ended)
     # The report that ends a fault counts. The fault may end while the next one is made.
     reports = hang_reports.first_reports(folder, f"ranks 0-1, 3 of 4 wait for rank {CULPRIT}", "all_reduce ")
     found = [told(text)[0] for text in reports.values()]
-    assert found == [(f"rank {CULPRIT}", each) for each in CAUSES.values()], str(ended)
+    assert found == [(f"rank {CULPRIT}", each) for each in GO_ON.values()], str(ended)
 
 
 def test_every_report_is_printed_once(jobs):
-    ended, folder = jobs[tuple(CAUSES)].result()
+    ended, folder = jobs[tuple(GO_ON)].result()
     paths = list(folder.glob("hang-*"))
-    assert len(paths) >= len(CAUSES)
+    assert len(paths) >= len(GO_ON)
     assert all(ended.output.count(f"This report is in {path}.") == 1 for path in paths), str(ended)
     assert ended.output.count("where all ranks are:") == len(paths)
 
@@ -83,7 +72,7 @@ def test_every_report_is_printed_once(jobs):
 def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
     ended, _ = jobs["order",].result()
     assert ended.status == 42, str(ended)
-    assert (f"rank {CULPRIT}", ENDS["order"]) in told(ended.output), str(ended)
+    assert (f"rank {CULPRIT}", END["order"]) in told(ended.output), str(ended)
     ended.shows("ends the job after")  # several ranks may say it: MPI_Abort may take seconds
 
 
@@ -104,7 +93,7 @@ def test_the_last_record_names_a_rank_that_is_gone(jobs, name):
     )
     assert shown.returncode == 0, shown.stderr
     # The launcher may have ended other ranks before they came to the call.
-    assert (f"rank {CULPRIT}", ENDS[name]) in told(shown.stdout, OTHERS), shown.stdout
+    assert (f"rank {CULPRIT}", END[name]) in told(shown.stdout, OTHERS), shown.stdout
 
 
 LATE = """
