@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class Dataset(FromFiles, Combining):
         options: Options | None = None,
     ):
         super().__init__(source, transforms, options)
-        self.epochs = itertools.count()
+        self.epochs = EpochCounter()
         self._making = MakingLock()
 
     # --- making one -----------------------------------------------------------------------
@@ -300,6 +300,24 @@ class Dataset(FromFiles, Combining):
     @cached_property
     def _plan(self) -> Any:
         return self._definition.ready().plan
+
+
+class EpochCounter:
+    """Count the iterations of a dataset: 0, 1, 2, ... A copy goes on from the same number.
+
+    Not ``itertools.count``: Python 3.14 can neither copy nor pickle it, and so no dataset.
+    """
+
+    def __init__(self, first: int = 0):
+        self._next, self._lock = first, threading.Lock()
+
+    def __next__(self) -> int:
+        with self._lock:  # two threads may begin to iterate at once
+            epoch, self._next = self._next, self._next + 1
+        return epoch
+
+    def __reduce__(self) -> tuple[type[EpochCounter], tuple[int]]:
+        return EpochCounter, (self._next,)
 
 
 class IterableDataset(Dataset):
