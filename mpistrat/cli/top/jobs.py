@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
 from mpistrat.cli.table import counted
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
@@ -215,7 +217,7 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
     if not lines:
         raise NoJobError(f"no rank of {whose} was found: {'; '.join(problems) or 'there was no answer'}")
     for problem in problems:
-        print(problem, file=sys.stderr)
+        click.echo(problem, err=True)
     return lines
 
 

@@ -38,10 +38,10 @@ def write_parquet(path, columns):
 
 
 def write_zarr(path, columns):
-    zarr = pytest.importorskip("zarr", minversion="3")
-    group = zarr.open_group(path, mode="w")
+    zarr = pytest.importorskip("zarr")
+    zarr.open_group(path, mode="w")
     for name, values in columns.items():
-        made = group.create_array(name, shape=values.shape, chunks=(6,), dtype=values.dtype)
+        made = zarr.open(path / name, mode="w", shape=values.shape, chunks=(6,), dtype=values.dtype)
         made[:] = values
 
 

@@ -74,7 +74,7 @@ def test_parquet_times_are_those_of_utc(tmp_path):
 
 @pytest.mark.full
 def test_zarr_arrays_that_are_stores(tmp_path):
-    zarr = pytest.importorskip("zarr", minversion="3")
+    zarr = pytest.importorskip("zarr")
     values = np.arange(60, dtype=">i4").reshape(20, 3)
     for name, part in ("a", values[:12]), ("b", values[12:]):
         made = zarr.open(tmp_path / f"{name}.zarr", mode="w", shape=part.shape, chunks=(5, 2), dtype=">i4")

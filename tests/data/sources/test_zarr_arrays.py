@@ -5,7 +5,7 @@ import pytest
 
 from mpistrat.data import ArraySpec, Dataset
 
-zarr = pytest.importorskip("zarr", minversion="3")
+zarr = pytest.importorskip("zarr")
 
 
 def test_rows_of_a_zarr_array(tmp_path):

@@ -26,9 +26,7 @@ def write_parquet(path, x):
 
 
 def write_zarr(path, x):
-    made = pytest.importorskip("zarr", minversion="3").open(
-        path, mode="w", shape=x.shape, chunks=(6,), dtype=x.dtype
-    )
+    made = pytest.importorskip("zarr").open(path, mode="w", shape=x.shape, chunks=(6,), dtype=x.dtype)
     made[:] = x
 
 
