@@ -6,7 +6,10 @@ the command is used. A new command is a new file and a line in `COMMANDS`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 import click
@@ -54,4 +57,27 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. The arguments default to those of this process."""
-    commands.main(args=arguments, prog_name="mpistrat")
+    _open_closed_streams()
+    try:
+        commands.main(args=arguments, prog_name="mpistrat")
+    except OSError as error:
+        # An error of a file has its name. One without a name comes from the output: the disk is full, say.
+        if error.filename is not None or isinstance(error, BrokenPipeError):
+            raise
+        with contextlib.suppress(OSError):
+            print(f"mpistrat: the output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(1)  # the interpreter would write what is left in the buffer, and report the error again
+
+
+def _open_closed_streams() -> None:
+    """Give this process the null device in place of closed standard streams, as after ``>&-`` in a shell.
+
+    The next file to be opened, a pipe of the job for instance, would otherwise become the standard output of the
+    commands that are started.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))

@@ -35,6 +35,8 @@ class Forwarded:
         The deaths and failures that banners told.
     line_ended : bool
         Whether the last byte that was written ends a line.
+    write_error : OSError or None
+        Why ``target`` could not be written to.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Forwarded:
     ):
         self.found = Filter(banners)
         self.line_ended = True
+        self.write_error: OSError | None = None
         self._pipe, self._target, self._at_write_error = pipe, target, at_write_error
         self._blocks = 0  # that were read
         self._waits = False  # for the launcher, rather than for the reader of ``target``
@@ -58,6 +61,7 @@ class Forwarded:
             self._thread.join(seconds)
             if self._waits and self._blocks == blocks:
                 return
+        self._pipe.close()
 
     def _copy(self) -> None:
         while True:
@@ -74,7 +78,9 @@ class Forwarded:
     def _write(self, data: bytes) -> None:
         if data:
             self.line_ended = data.endswith(b"\n")
-        if not write_all(
-            self._target, data
-        ):  # what follows is read all the same, so that the launcher can end
-            self._at_write_error()
+        if (
+            self.write_error is None
+        ):  # what follows an error is read all the same, so that the launcher can end
+            self.write_error = write_all(self._target, data)
+            if self.write_error is not None:
+                self._at_write_error()

@@ -107,6 +107,9 @@ def command(
             ctx,
         )
     environ = without_launcher(os.environ)
+    # Open MPI fails with an internal error where HOME is not set, as in some containers and cron jobs.
+    home = os.path.expanduser("~")
+    environ.setdefault("HOME", home if os.path.isabs(home) else "/")
     if trace is not None:
         environ[Options.trace.variable] = _writable(trace)
     here = Machine(

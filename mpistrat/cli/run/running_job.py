@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from mpistrat.cli.run import banners, leftovers, processes
 from mpistrat.cli.run.banners import Death
 from mpistrat.cli.run.end_order import EndOrder
@@ -36,6 +38,10 @@ _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after i
 _DRAINED = 2.0  # seconds of silence after which the output of a launcher that has ended is complete
 # More likely causes of a death than other signals.
 _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
+_NO_ROOM = (
+    "SIGBUS comes from a file in memory that has no room, often /dev/shm of a container (`df -h /dev/shm`; fix: "
+    "`docker run --shm-size=1g`), or from a mapped file that another process has cut"
+)
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
@@ -51,9 +57,7 @@ def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bo
     environ = {**environ, **{name: value for name, value, _ in job.settings}}
     # Open MPI 5 names its files after the process id of its launcher. A launcher that was killed leaves them behind,
     # and one that gets the same process id later refuses to start. So its files lie in a directory of the job.
-    parent = environ.get(_SESSIONS, tempfile.gettempdir())
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True) as folder:
+    with _temporary_folder(environ.get(_SESSIONS)) as folder:
         environ[_SESSIONS] = folder
         running = _RunningJob(job, environ, Path(folder), output, tag)
         status = running.run()
@@ -99,7 +103,9 @@ class _RunningJob:
             [*job.command, *self._streams.around(job.program)],
             env={**environ, end_mark.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
-            stdout=None if self._open_mpi else subprocess.PIPE,
+            # The launcher of Open MPI ends with 0 where it cannot write, for instance to a full disk: this process
+            # writes in its place. A terminal is always written to.
+            stdout=None if self._open_mpi and os.isatty(1) else subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=self._streams.inherited,
             preexec_fn=self._guard.watch_this_process,
@@ -139,7 +145,8 @@ class _RunningJob:
         code = self._process.returncode
         if code < 0:
             self._end_orphans()
-        return self._status(code)
+        lost = self._status_of_output()
+        return self._status(code) or lost
 
     def status_by_records(self, started: float, status: int) -> int:
         """Return the exit status by the flight records that ranks have left, and keep these for ``mpistrat top``.
@@ -264,6 +271,8 @@ class _RunningJob:
             others = [number for number in death.or_signals if number in _USUAL]
             numbers = " or ".join(map(_signal, (death.signal, *others)))
             self._say(f"{self._name(death)} was killed by signal {numbers}")
+            if death.signal == signal.SIGBUS:
+                self._say(_NO_ROOM)
             return 128 + death.signal
         if self._released and self._open_mpi:
             return failed  # this launcher ends as soon as a rank fails: without a banner all ranks succeeded
@@ -272,6 +281,16 @@ class _RunningJob:
                 self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")
             return 128 - code
         return code or failed
+
+    def _status_of_output(self) -> int:
+        """Return 1 if output of the ranks was lost, since its reader has ended or the disk is full."""
+        errors = [each.write_error for each in self._forwarded if each.write_error is not None]
+        if self._tagged is not None:
+            errors += self._tagged.write_errors
+        for error in errors:
+            if not isinstance(error, BrokenPipeError):  # the reader has seen what it wanted, as `head` does
+                self._say(f"the output of the ranks cannot be written: {error.strerror}")
+        return int(bool(errors))
 
     def _rank_of(self, death: Death) -> int | None:
         return death.rank if death.rank is not None else self.ranks.get(death.pid or 0)
@@ -285,6 +304,18 @@ class _RunningJob:
         start = "" if self._forwarded[-1].line_ended else "\n"
         with contextlib.suppress(OSError):
             os.write(2, f"{start}mpistrat run: {text}\n".encode())
+
+
+def _temporary_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:
+    try:
+        parent = parent or tempfile.gettempdir()
+        os.makedirs(parent, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="mpistrat-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"a directory for the files of this job cannot be made: {error}; fix: set TMPDIR to a directory on this "
+            "machine that can be written to"
+        ) from None
 
 
 def _signal(number: int) -> str:

@@ -47,7 +47,7 @@ class TaggedLines:
                 self._held[pipe] = b""
         self._end, self._ended = os.pipe()
         self._pipes.register(self._end, selectors.EVENT_READ)
-        self._broken: set[int] = set()
+        self._broken: dict[int, OSError] = {}
 
     def start(self, at_write_error: Callable[[], object]) -> None:
         """Start to copy. Call the function if output cannot be written: its reader has ended, or the disk is full."""
@@ -93,6 +93,11 @@ class TaggedLines:
 
     def _write(self, target: int, tag: bytes, lines: list[bytes]) -> None:
         data = b"".join(b"%s%s\n" % (tag, line) for line in lines)
-        if target not in self._broken and not write_all(target, data):
-            self._broken.add(target)  # what follows is read all the same, so that the ranks can end
+        if target not in self._broken and (error := write_all(target, data)) is not None:
+            self._broken[target] = error  # what follows is read all the same, so that the ranks can end
             self._at_write_error()
+
+    @property
+    def write_errors(self) -> list[OSError]:
+        """Why output or errors of this process could not be written."""
+        return list(self._broken.values())

@@ -6,13 +6,13 @@ import os
 import select
 
 
-def write_all(target: int, data: bytes) -> bool:
-    """Write bytes, and wait while the descriptor is full. Return False if it cannot be written to."""
+def write_all(target: int, data: bytes) -> OSError | None:
+    """Write bytes, and wait while the descriptor is full. Return the error if it cannot be written to."""
     while data:
         try:
             data = data[os.write(target, data) :]
         except BlockingIOError:
             select.select([], [target], [])
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
