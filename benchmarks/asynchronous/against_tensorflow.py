@@ -28,7 +28,7 @@ Figures = dict[str, float]
 
 def main() -> int:
     """Print a table for each number of workers."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="default: this Python")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument(

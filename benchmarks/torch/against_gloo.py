@@ -66,7 +66,7 @@ class Step:
 def main(arguments: list[str]) -> int:
     """Print the figures of rank 0."""
     programs = ("all_reduce", *NETWORKS, "fsdp2")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--programs", nargs="+", choices=programs, default=programs)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest all_reduce")

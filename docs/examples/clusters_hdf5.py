@@ -107,7 +107,7 @@ def plot(points, mean, directions, centres, distances, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="HDF5 files with rows of numbers")
     parser.add_argument("--dataset", default="points", help="the rows (default: points)")
     parser.add_argument("--plot", metavar="FILE", help="draw the clusters")

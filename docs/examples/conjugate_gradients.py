@@ -81,7 +81,7 @@ def plot(solution, norms, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--plot", metavar="FILE", help="draw the potential and the residual")
     parser.add_argument("--check", action="store_true", help="compare with numpy.linalg.solve")
     options = parser.parse_args()

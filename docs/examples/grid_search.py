@@ -63,7 +63,7 @@ def plot(means, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--plot", metavar="FILE", help="draw the accuracies")
     parser.add_argument("--check", action="store_true", help="compare with GridSearchCV")
     options = parser.parse_args()

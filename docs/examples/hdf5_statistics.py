@@ -70,7 +70,7 @@ def check(dataset, count, mean, deviation, histogram, edges):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="HDF5 files")
     parser.add_argument("--dataset", default="temperature", help="the field (default: temperature)")
     parser.add_argument("--batch-size", type=int, default=64, help="rows that all ranks read per step")

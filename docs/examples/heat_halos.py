@@ -67,7 +67,7 @@ def plot(before, after, ranks, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--plot", metavar="FILE", help="draw the plate before and after")
     parser.add_argument("--check", action="store_true", help="compare with the whole plate on one rank")
     options = parser.parse_args()

@@ -54,7 +54,7 @@ def plot(volumes, errors, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", metavar="FILE", help="draw the volumes")
     parser.add_argument("--check", action="store_true", help="compare with all blocks on one rank")

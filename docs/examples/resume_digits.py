@@ -81,7 +81,7 @@ def train(options):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=20, help="(default: 20)")
     parser.add_argument("--batch-size", type=int, default=128, help="of the global batch (default: 128)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")

@@ -54,7 +54,7 @@ def plot(results, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--widths", type=int, default=20, help="numbers of features to try (default: 20)")
     parser.add_argument("--ridges", type=int, default=10, help="ridge parameters to try (default: 10)")
     parser.add_argument("--out", type=Path, default="sweep-out", help="for results (default: sweep-out)")

@@ -29,7 +29,7 @@ def images(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     strategy = mpistrat.MultiWorkerMirroredStrategy()

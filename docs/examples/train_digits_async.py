@@ -79,7 +79,7 @@ def scaled(images, labels):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400, help="of all workers together (default: 400)")
     parser.add_argument("--batch-size", type=int, default=64, help="of a step (default: 64)")
     parser.add_argument("--lr", type=float, default=0.003, help="first rate of Adam (default: 0.003)")

@@ -74,16 +74,15 @@ class MirroredVariable(DistributedVariable, Mirrored):
         component: Any = self._component
         return component.__cupy_get_ndarray__
 
-    @property
-    def __dlpack_device__(self) -> Callable[[], tuple[int, int]]:
+    def __dlpack_device__(self) -> tuple[int, int]:
         """Other libraries take the array of a variable by ``from_dlpack``."""
         component: Any = self._component
-        return component.__dlpack_device__
+        device: tuple[int, int] = component.__dlpack_device__()
+        return device
 
-    @property
-    def __dlpack__(self) -> Callable[..., Any]:
+    def __dlpack__(self, **options: Any) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
         component: Any = self._component
-        return component.__dlpack__
+        return component.__dlpack__(**options)
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         engine, own = self._engine, self._component.array

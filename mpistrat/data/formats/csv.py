@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,9 @@ from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 _BLOCK_ROWS = 4096
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 _UNFIT = (ValueError, OverflowError, FloatingPointError)
+# Python and NumPy also take 1_000, digits of other scripts, control characters as white space, and "today".
+_NUMBERS = re.compile(r"[0-9A-Za-z+\-.() \t\n]*")
+_TIMES = re.compile(r"[0-9T:.+\-NaZ \t\n]*")
 
 
 class Csv(BlockFormat):
@@ -191,10 +195,21 @@ def _cast(texts: list[str], dtype: np.dtype) -> np.ndarray:
             return np.array([_BOOLS[text.strip().lower()] for text in texts], dtype)
         except KeyError as error:
             raise ValueError(f"{error} is not a truth value") from None
-    if (
-        dtype.kind in "US"
-        and max(map(len, texts), default=0) > dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize
-    ):
-        raise ValueError("a text is too long")
-    with np.errstate(over="raise"):
+    if dtype.kind in "US":
+        if max(map(len, texts), default=0) > dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize:
+            raise ValueError("a text is too long")
+        if any(text.endswith("\0") for text in texts):
+            raise ValueError("NumPy drops zeros at the end of a text")
         return np.array(texts).astype(dtype)
+    if not (_TIMES if dtype.kind in "mM" else _NUMBERS).fullmatch("\n".join(texts)):
+        raise ValueError("a character does not belong to a number")
+    if dtype.kind in "iu":
+        values, limits = list(map(int, texts)), np.iinfo(dtype)
+        if values and not limits.min <= min(values) <= max(values) <= limits.max:
+            raise OverflowError("an integer is too large")  # NumPy 1 takes it modulo the size
+        return np.array(values, dtype)
+    with np.errstate(over="raise"):
+        made = np.array(texts).astype(dtype)
+    if dtype.kind in "fc" and any("inf" not in texts[at].lower() for at in np.flatnonzero(np.isinf(made))):
+        raise OverflowError("a number is too large")
+    return made

@@ -25,11 +25,12 @@ from mpistrat.data.errors import (
 )
 from mpistrat.data.hdf5 import manifest_file
 from mpistrat.data.hdf5.file_list import FileList
+from mpistrat.data.hdf5.records import varying
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.data.rows.contracts import Peers
 
 if TYPE_CHECKING:
-    from mpistrat.data.hdf5.records import FileRecord
+    from mpistrat.data.hdf5.records import Column, FileRecord
 
 _log = logging.getLogger("mpistrat.data")
 _MOST_IN_IDENTITY = 64 << 10
@@ -285,12 +286,18 @@ class Manifests:
         self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]
     ) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
-            if (a.dtype, a.shape) != (b.dtype, b.shape):
+            if (a.dtype, a.shape, varying(a.dtype)) != (b.dtype, b.shape, varying(b.dtype)):
                 files = self.files.paths()
                 raise DatasetMismatchError(
-                    f"{where(other)}dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {files[one]!r} and of "
-                    f"{b.dtype} {b.shape} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
+                    f"{where(other)}dataset {a.name!r} has rows of {_rows_of(a)} in file {files[one]!r} and of "
+                    f"{_rows_of(b)} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
                 )
+
+
+def _rows_of(column: Column) -> str:
+    kind = varying(column.dtype)
+    name = str(column.dtype) if kind is None else "strings" if kind is str else f"lists of {kind}"
+    return f"{name} {column.shape}"
 
 
 def _raise_first(described: list[tuple[str, dict[int, Any]]], peers: Peers) -> None:

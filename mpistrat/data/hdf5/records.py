@@ -229,6 +229,15 @@ def joined_path(path: str, other: str) -> str:
     return os.path.join(os.path.dirname(path), other)
 
 
+def varying(dtype: np.dtype) -> Any:
+    """Return what rows of variable length hold: ``str``, a dtype, or None if the dtype does not say or is another.
+
+    NumPy takes all object dtypes for equal. h5py's dtypes know the difference, in their metadata.
+    """
+    kind: Any = dict(dtype.metadata or {}).get("vlen")
+    return str if kind in (str, bytes) else None if kind is None else np.dtype(kind)
+
+
 # --- as JSON ------------------------------------------------------------------------------
 
 
@@ -302,7 +311,8 @@ def _plain_dtype(dtype: np.dtype) -> Any:
     if dtype.subdtype is not None:
         return [_plain_dtype(dtype.subdtype[0]), list(dtype.shape)]
     if dtype.names is None:
-        return dtype.str
+        of_rows = varying(dtype)
+        return dtype.str if of_rows is None else {"vlen": "str" if of_rows is str else _plain_dtype(of_rows)}
     fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
     return {
         "names": list(dtype.names),
@@ -315,6 +325,9 @@ def _plain_dtype(dtype: np.dtype) -> Any:
 def _dtype(plain: Any) -> np.dtype:
     if isinstance(plain, list):
         return np.dtype((_dtype(plain[0]), tuple(plain[1])))
+    if isinstance(plain, dict) and "vlen" in plain:
+        # As h5py.string_dtype() and h5py.vlen_dtype() make them. Importing h5py takes 60 ms.
+        return np.dtype(object, metadata={"vlen": str if plain["vlen"] == "str" else _dtype(plain["vlen"])})
     if isinstance(plain, dict):
         formats = [_dtype(each) for each in plain["formats"]]
         places, itemsize = plain["offsets"], plain["itemsize"]

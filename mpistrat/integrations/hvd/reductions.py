@@ -130,7 +130,10 @@ def _divided(total: np.ndarray, op: Op, sent: Sequence[np.ndarray], size: int) -
     """Return what is still to be divided, integers cut to an integer; other results as they are."""
     if not _divides_after(op, sent):
         return total
-    return (total - np.fmod(total, size)) // size if total.dtype.kind in "iu" else divide(total, size)
+    if total.dtype.kind not in "iu":
+        return divide(total, size)
+    ranks = total.dtype.type(size)  # a Python int makes float64 of a uint64 scalar in NumPy 1
+    return (total - np.fmod(total, ranks)) // ranks
 
 
 def _scaled(host: np.ndarray, factor: float) -> np.ndarray:

@@ -55,10 +55,49 @@ def test_parquet_values_that_are_missing(tmp_path):
     parquet.write_table(arrow.table({"x": [1.0, None]}), tmp_path / "a.parquet")
     with pytest.raises(DataFileError, match=r"column 'x': 1 values are missing"):
         list(Dataset.from_parquet(tmp_path / "a.parquet", "x").batch(2))
-    for lists in ([[1, None], [2]], [["a", None]]):
+    inside = [[1, None], [2]], [["a", None]], [[{"a": None}]], [[[1], None]]
+    mapped = arrow.array([[("a", None)]], arrow.map_(arrow.string(), arrow.int64()))
+    for lists in (*inside, mapped):
         parquet.write_table(arrow.table({"x": lists}), tmp_path / "b.parquet")
         with pytest.raises(DataFileError, match=r"column 'x': 1 values are missing"):
             list(Dataset.from_parquet(tmp_path / "b.parquet", "x").batch(2))
+
+
+def test_parquet_pages_that_are_damaged(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    values = np.arange(1000) + 10**12
+    path = tmp_path / "a.parquet"
+    parquet.write_table(
+        arrow.table({"x": values}), path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(values[:2].tobytes()) + 1] ^= 8
+    path.write_bytes(raw)
+    with pytest.raises(DataFileError, match=r"rows 0 to 999 cannot be read \(.*CRC"):
+        list(Dataset.from_parquet(path, "x").batch(1000))
+
+
+def test_parquet_files_that_differ(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, rows in ("a", ["u", "v"]), ("b", [[1], [2, 3]]), ("c", [["u"], []]):
+        parquet.write_table(arrow.table({"x": rows}), tmp_path / f"{name}.parquet")
+    for one, other in ("a", "b"), ("b", "c"), ("a", "c"):
+        files = [tmp_path / f"{name}.parquet" for name in (one, other)]
+        with pytest.raises(DatasetMismatchError, match=r"rows of (strings|lists of int64).*and of lists of"):
+            len(Dataset.from_parquet(files, "x"))
+        assert len(Dataset.from_parquet(files[1:] * 2, "x", manifest=tmp_path / f"{one}{other}.json")) == 4
+        kept = Dataset.from_parquet(files[1:] * 2, "x", manifest=tmp_path / f"{one}{other}.json")
+        assert [np.asarray(row).tolist() for row in kept][:2] == [
+            np.asarray(row).tolist() for row in Dataset.from_parquet(files[1], "x")
+        ]
+
+
+def test_parquet_columns_of_one_name(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    twice = arrow.Table.from_arrays([arrow.array([1]), arrow.array([2])], names=["x", "x"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataFileError, match="2 columns named 'x'"):
+        len(Dataset.from_parquet(tmp_path / "a.parquet", "x"))
 
 
 @pytest.mark.full
@@ -146,6 +185,45 @@ def test_csv_rows_that_are_wrong(tmp_path):
     for delimiter in (", ", '"', "\n"):
         with pytest.raises(ValueError, match="one character"):
             Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=delimiter)
+
+
+NO_NUMBERS = ["1_000", "\u0661\u0662", "\uff11", "1\x1c", "1\x00", "\u20071", "0x10", "1e", "--1", "1 2", ".", ""]
+NUMBERS = ["1", "-1", "+1", " 1", "1\t", "007"]
+NO_VALUES_OF = {
+    "u1": ["-1", "256", "1.0", "nan", "1e2", "1" * 30],
+    "i8": ["9223372036854775808", "1.0"],
+    "f2": ["65520", "-1e6"],
+    "f4": ["1e39"],
+    "f8": ["1e400", "-1e309", "infinite"],
+    "c16": ["1e400", "1e400j", "i"],
+    "M8[s]": ["today", "now", "2020-13-01"],
+    "m8[s]": ["1 day"],
+    "S2": ["1\x00", "\xe9"],
+    "U2": ["1\x00"],
+}
+
+
+@pytest.mark.parametrize("dtype", NO_VALUES_OF)
+def test_csv_texts_that_are_no_values(tmp_path, dtype):
+    """What Python and NumPy take for numbers, but no other reader, is refused; so is what overflows."""
+    digits = [] if np.dtype(dtype).kind in "SUMm" else NO_NUMBERS
+    for text in [*digits, *NO_VALUES_OF[dtype]]:
+        first = {"M": "2020-01-01", "m": "3"}.get(np.dtype(dtype).kind, "1")
+        (tmp_path / "a.csv").write_text(f'a\n{first}\n"{text}"\n', encoding="utf-8")
+        with pytest.raises(DataFileError, match=r"row 1 has |cannot be read"):
+            list(Dataset.from_csv(tmp_path / "a.csv", "a", {"a": dtype}).batch(2))
+
+
+def test_csv_texts_that_are_numbers(tmp_path):
+    for dtype in ("i1", "i8", "f2", "f4", "f8", "c16"):
+        (tmp_path / "a.csv").write_text("a\n" + "".join(f'"{text}"\n' for text in NUMBERS))
+        (batch,) = Dataset.from_csv(tmp_path / "a.csv", "a", {"a": dtype}).batch(9)
+        assert batch.tolist() == [int(text) for text in NUMBERS]
+    texts = ["1e-400", "-.5", "2.", "1E3", "inf", "-Infinity", "NaN"]
+    (tmp_path / "a.csv").write_text("\n".join(["a", *texts]) + "\n")
+    (batch,) = Dataset.from_csv(tmp_path / "a.csv", "a").batch(9)
+    assert batch[:6].tolist() == [0, -0.5, 2, 1000, np.inf, -np.inf]
+    assert np.isnan(batch[6])
 
 
 def test_csv_values_as_the_csv_module_reads_them(tmp_path):

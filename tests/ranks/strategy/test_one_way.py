@@ -14,6 +14,7 @@ ARRAY = np.ones(1, np.float32)
 VALUES = {"array": ARRAY, "list": [np.ones((3, 4), np.float32), np.ones(5, np.float32), ARRAY]}
 MOST_FILES_OF_FIRST, MOST_FILES, MOST_CALLS = 12, 6, 20
 RECORD = "runtime/record/writers.py"  # MPISTRAT_RECORD=0 leaves it out
+ERRORS = "runtime/process/float_errors.py"  # entered with NumPy 1 only
 
 
 def calls(fn):
@@ -51,7 +52,7 @@ def test_all_reduce_enters_few_files_and_each_room_once(name):
     assert len(files) <= MOST_FILES_OF_FIRST, files
     rooms = [room for room, _ in itertools.groupby(file.split(os.sep)[0] for file in files)]
     assert rooms == ["strategy", "collectives", "runtime"], files
-    assert len(set(second) - {RECORD}) <= MOST_FILES, sorted(set(second))
+    assert len(set(second) - {RECORD, ERRORS}) <= MOST_FILES, sorted(set(second))
     assert len(second) <= MOST_CALLS, second
 
 
