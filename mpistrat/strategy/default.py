@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.copies import Copies
+from mpistrat.runtime.process import mpi
 from mpistrat.strategy.checks import checked_replica
 from mpistrat.strategy.extended import StrategyExtended
-from mpistrat.strategy.replica_context import NOT_GATHERED
+from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext
 from mpistrat.strategy.scope import Scope
 from mpistrat.strategy.strategy import Strategy
 from mpistrat.values import IndexedSlices, Mirrored, ReduceOp, ValueContext, VariableSynchronization, snapshot
@@ -72,8 +75,45 @@ class _DefaultScope(Scope[Strategy]):
         pass
 
 
+class _DefaultReplicaContext(ReplicaContext):
+    """The replica context outside of every strategy. Among several ranks its collectives warn: they combine nothing."""
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        _warn_of_one_replica("merge_call")
+        return super().merge_call(merge_fn, args, kwargs)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        _warn_of_one_replica("all_reduce")
+        return super().all_reduce(reduce_op, value, options)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        _warn_of_one_replica("all_gather")
+        return super().all_gather(value, axis, options)
+
+
+def _warn_of_one_replica(method: str) -> None:
+    # `strategy.run` of the default strategy is meant, and a mode is on the stack in it. The call sites are counted by
+    # Python's filters of warnings: one warning for each line.
+    if context.is_default() and mpi.running() and mpi.among_several() and mpi.start().COMM_WORLD.rank == 0:
+        warnings.warn(
+            f"{method} outside of `strategy.run` is that of the default strategy, which has one replica: the result "
+            "has the value of this rank alone. Call it in the function that `strategy.run` runs",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 class _DefaultExtended(StrategyExtended):
     _usual_ops = Copies
+
+    @cached_property
+    def replica_context(self) -> ReplicaContext:
+        """The context of the one replica."""
+        return _DefaultReplicaContext(self._strategy, 0)
 
     def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
         return kind_on(self.engine.variable_device)

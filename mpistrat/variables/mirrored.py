@@ -80,7 +80,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
         device: tuple[int, int] = component.__dlpack_device__()
         return device
 
-    def __dlpack__(self, **options: Any) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
+    def __dlpack__(
+        self, **options: Any
+    ) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
         component: Any = self._component
         return component.__dlpack__(**options)
 

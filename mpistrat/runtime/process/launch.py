@@ -14,7 +14,9 @@ from mpistrat.runtime.process.launchers import (
     MVAPICH,
     OPEN_MPI,
     PALS,
+    PMIX,
     SRUN,
+    WITHOUT_MPI,
 )
 
 
@@ -171,17 +173,38 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
         return  # the library's own launcher started one task, inside another launcher's job
     started = started_tasks(environ)
-    if started is None or started.tasks == 1:
+    if started is not None and started.tasks > 1:
+        variable = started.variable
+        found = _started(started, environ, _COUNTS[variable])
+        remedy = _remedy(started, family, environ)
+    elif (without := _started_without_mpi(environ)) is not None:
+        (tasks, variable), launcher = without
+        found = _started(without[0], environ, launcher)
+        remedy = f"Start it with `mpistrat run -n {tasks}`, mpirun or srun in place of that launcher."
+    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:
+        found = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
+        remedy = "Start it with the mpirun that belongs to this library."
+    else:
         return
-    name = library.rstrip("\0").strip().partition("\n")[0].partition(",")[0]
-    name = " ".join(name.split())
     raise AloneError(
-        f"every task of this job is rank 0 of 1: the launcher started {started.tasks} tasks "
-        f"({started.variable}={environ[started.variable]}, set by {_COUNTS[started.variable]}), but the MPI "
-        f"library that is loaded ({name}) does not understand that launcher",
-        f"{_remedy(started, family, environ)} A program that is meant to be alone inside such a job is "
-        f"started with `env -u {started.variable}`.",
+        f"every task of this job is rank 0 of 1: {found}, but the MPI library that is loaded "
+        f"({library_name(library)}) does not understand that launcher",
+        f"{remedy} A program that is meant to be alone inside such a job is started with `env -u {variable}`.",
     )
+
+
+def _started(started: Started, environ: Mapping[str, str], launcher: str) -> str:
+    given = f"{started.variable}={environ[started.variable]}"
+    return f"the launcher started {started.tasks} tasks ({given}, set by {launcher})"
+
+
+def _started_without_mpi(environ: Mapping[str, str]) -> tuple[Started, str] | None:
+    """Return the tasks that a launcher of another library started, and its name."""
+    for each in WITHOUT_MPI:
+        tasks = _count(environ, each.size[0])
+        if tasks is not None and tasks > 1 and environ.get(each.rank[0], "").isdecimal():
+            return Started(tasks, each.size[0]), each.name
+    return None
 
 
 def srun_plugin(family: str) -> str | None:

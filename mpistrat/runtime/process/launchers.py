@@ -110,6 +110,16 @@ SRUN = LauncherVariables(
     launch=("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 
+# Launchers of other libraries. They start processes of which MPI knows nothing, and tell them who they are.
+TORCHRUN = LauncherVariables(
+    "torchrun, accelerate launch or the like",
+    rank=("RANK",),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+)
+HOROVODRUN = LauncherVariables("horovodrun", rank=("HOROVOD_RANK",), size=("HOROVOD_SIZE",))
+WITHOUT_MPI = (TORCHRUN, HOROVODRUN)
+
 # The most specific first: many launchers also set the variables of the last ones.
 MPIRUN = (OPEN_MPI, *MVAPICH, PALS, HYDRA, PMIX)
 # The innermost first: mpirun runs inside a scheduler's step, not the other way round.

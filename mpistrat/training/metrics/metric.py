@@ -30,7 +30,7 @@ def _counted(update_state: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(update_state)
     def call(self: Metric, *args: Any, **kwargs: Any) -> Any:
-        if not self._in_scope and not context.is_default() and context.current().replica_context is not None:
+        if not self._in_scope and has_strategy() and context.current().replica_context is not None:
             raise ValueError(
                 f"the metric {self.name!r} was created outside of the strategy's scope, and would count the values of "
                 "this rank only: create it in `with strategy.scope():`"

@@ -187,7 +187,20 @@ def test_csv_rows_that_are_wrong(tmp_path):
             Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=delimiter)
 
 
-NO_NUMBERS = ["1_000", "\u0661\u0662", "\uff11", "1\x1c", "1\x00", "\u20071", "0x10", "1e", "--1", "1 2", ".", ""]
+NO_NUMBERS = [
+    "1_000",
+    "\u0661\u0662",
+    "\uff11",
+    "1\x1c",
+    "1\x00",
+    "\u20071",
+    "0x10",
+    "1e",
+    "--1",
+    "1 2",
+    ".",
+    "",
+]
 NUMBERS = ["1", "-1", "+1", " 1", "1\t", "007"]
 NO_VALUES_OF = {
     "u1": ["-1", "256", "1.0", "nan", "1e2", "1" * 30],

@@ -469,6 +469,7 @@ def test_guarantees_are_not_dropped(strategy, name):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*outside of `strategy.run`:RuntimeWarning")
 def test_the_default_strategy_returns_a_copy_of_its_input():
     value = np.ones(3)
     total = mpistrat.get_replica_context().all_reduce("SUM", value)

@@ -21,6 +21,8 @@ from mpistrat import (
 )
 from mpistrat import context as modes
 
+# The calls are meant to be those of the default strategy.
+OF_ONE_REPLICA = pytest.mark.filterwarnings("ignore:.*outside of `strategy.run`:RuntimeWarning")
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
@@ -55,6 +57,7 @@ def in_scope(strategy):
 # --- the stack -----------------------------------------------------------------------------------------
 
 
+@OF_ONE_REPLICA
 def test_the_default_strategy_gives_values_back(default):
     """Also what no other could reduce, and arrays in memory of their own."""
     for value in (np.ones(3), np.array([True]), [np.ones(2), 1.0], "text"):
@@ -398,6 +401,7 @@ def fail(*args, **kwargs):
     raise OfTheTest
 
 
+@OF_ONE_REPLICA
 def test_errors_restore_the_context(strategy):
     with strategy.scope():
         v = Variable(1.0)
@@ -558,6 +562,7 @@ def test_set_what_is_no_strategy(default):
 # --- the default strategy ------------------------------------------------------------------------------
 
 
+@OF_ONE_REPLICA
 def test_default_strategy_hands_values_back(default):
     value = {"a": np.ones(2), "b": [3]}
     assert default.num_replicas_in_sync == 1
@@ -587,6 +592,7 @@ def test_default_strategy_hands_values_back(default):
     assert made == (0, 1)
 
 
+@OF_ONE_REPLICA
 def test_default_strategy_runs(default, strategy):
     def fn(x):
         assert get_strategy() is default
@@ -700,3 +706,27 @@ def test_replica_context_by_hand(strategy):
         assert not in_cross_replica_context()
         assert get_strategy() is strategy
     assert not has_strategy()
+
+
+DEFAULT_CALLS = {
+    "all_reduce": lambda replica: replica.all_reduce("SUM", 1.0),
+    "all_gather": lambda replica: replica.all_gather(np.ones(1), 0)[0],
+    "merge_call": lambda replica: replica.merge_call(lambda strategy: 1.0),
+}
+
+
+@pytest.mark.parametrize("method", DEFAULT_CALLS)
+def test_collectives_outside_of_run_combine_nothing_and_say_so(other, method, recwarn):
+    call = DEFAULT_CALLS[method]
+    replica = get_replica_context()
+    assert not recwarn  # the getter is what libraries call to look
+    assert call(replica) == 1.0
+    said = [warning for warning in recwarn if method in str(warning.message)]
+    assert len(said) == (SIZE > 1 and RANK == 0)
+    for warning in said:
+        assert "`strategy.run`" in str(warning.message)
+        assert warning.filename == __file__
+    recwarn.clear()
+    assert get_strategy().run(lambda: call(get_replica_context())) == 1.0
+    other.run(lambda: call(get_replica_context()))
+    assert not recwarn

@@ -43,3 +43,11 @@ def test_a_metric_of_one_rank_is_made_in_the_scope_of_one_device():
             metric = metrics.Mean()
             metric.update_state([float(rank)])
             assert metric.result() == rank
+
+
+def test_the_default_strategy_runs_its_own_metrics():
+    default = mpistrat.get_strategy()
+    with default.scope(), warned():
+        metric = metrics.Mean()
+    default.run(lambda: metric.update_state(5.0))
+    assert metric.result() == 5
