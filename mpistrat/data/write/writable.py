@@ -40,6 +40,13 @@ class NewColumn(NamedTuple):
         DatasetMismatchError
             If dtype or shape do not fit. ``first`` is the number of the first row, for the message.
         """
+        if h5py.check_string_dtype(self.dtype) is not None and values.dtype.hasobject:
+            for row, value in enumerate(values.flat):
+                if not isinstance(value, (str, bytes)):
+                    raise DatasetMismatchError(
+                        f"dataset {name!r}: row {first + row // max(1, math.prod(self.shape))} has an object that is "
+                        f"not a string ({value!r:.60}); fix: give arrays of numbers, or rows padded to one shape"
+                    )
         dtype, inner = self.dtype.subdtype or (self.dtype, ())
         fits = dtype.hasobject or values.dtype.hasobject or np.can_cast(values.dtype, dtype, "safe")
         if not fits or tuple(values.shape[1:]) != (*self.shape, *inner):
@@ -70,7 +77,8 @@ def is_stream(rows: Any, files: int) -> bool:
             raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
         stream = rows.batch_size is not None or rows.cardinality() < 0
     else:
-        stream = not isinstance(rows, Mapping) and not hasattr(rows, "shape") and not isinstance(rows, list)
+        # A tuple is a structure, as everywhere else: `named` refuses it. Taken for batches, it appended y to x.
+        stream = not (nest.is_nested(rows) or isinstance(rows, list) or hasattr(rows, "shape"))
     if stream and files > 1:
         raise ValueError(
             f"{files} files can be written only if the number of rows is known: give arrays, or a Dataset "
@@ -126,11 +134,10 @@ def named(tree: Any) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        If a part of the structure has no name.
+        If a part of the structure has no name, or is not an array and cannot be converted to one.
     """
     if not nest.is_nested(tree) or isinstance(tree, list):
-        refuse_masked(tree)
-        return {"x": as_numpy(tree) if isinstance(tree, list) else tree}
+        return {"x": _array("x", tree)}
     if not isinstance(tree, Mapping) or not tree:
         raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
     found: dict[str, Any] = {}
@@ -142,9 +149,27 @@ def named(tree: Any) -> dict[str, Any]:
         elif nest.is_nested(value) and not isinstance(value, list):
             raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
         else:
-            refuse_masked(value)
-            found[name] = value if hasattr(value, "shape") else as_numpy(value)
+            found[name] = _array(name, value)
     return found
+
+
+def _array(name: str, value: Any) -> Any:
+    """Return a value with NumPy's dtype. Arrays that have one, of files for instance, are read in runs later."""
+    refuse_masked(value)
+    if hasattr(value, "columns"):
+        raise TypeError(
+            f"dataset {name!r}: a table has columns of several dtypes; fix: give "
+            "{name: table[name].to_numpy() for name in table}"
+        )
+    if hasattr(value, "shape") and isinstance(getattr(value, "dtype", None), np.dtype):
+        return value
+    try:
+        return as_numpy(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"dataset {name!r}: {type(value).__name__} cannot be converted to an array ({error}); fix: give an array, "
+            "rows of different lengths padded to one"
+        ) from error
 
 
 def column_of(name: str, array: Any) -> NewColumn:
@@ -167,6 +192,8 @@ def _column(name: str, dtype: Any, shape: Sequence[int], attributes: Mapping[str
     dtype = np.dtype(dtype)
     if dtype.kind == "U" or (dtype.kind == "O" and dtype.metadata is None):
         dtype = h5py.string_dtype()
+    if dtype.kind == "V" and dtype.type is not np.void:  # h5py writes bytes without a meaning
+        raise TypeError(f"dataset {name!r}: HDF5 has no type for {dtype}; fix: write astype('f4')")
     try:
         h5py.h5t.py_create(dtype, logical=True)
     except TypeError:

@@ -3,8 +3,10 @@
 import glob
 import json
 import os
+from types import SimpleNamespace
 
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -219,6 +221,15 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
         (lambda p: write(p, {"x": [1], "y": [1, 2]}), DatasetMismatchError, "equally long"),
         (lambda p: write(p, {"x": np.float64(1)}), ValueError, "scalar"),
         (lambda p: write(p, {"x": ([1], [2])}), TypeError, "'x' is a tuple"),
+        (lambda p: write(p, (np.arange(3), np.arange(3))), TypeError, "rows must be named: give a dict"),
+        (lambda p: write(p, {"x": [[1], [2, 3]]}), TypeError, "'x': list cannot be converted.*padded"),
+        (lambda p: write(p, [[1], [2, 3]]), TypeError, "'x': list cannot be converted.*padded"),
+        (lambda p: write(p, {"x": np.array([[1], [2]], object)}), DatasetMismatchError, r"row 0 has .*\(1\)"),
+        (lambda p: write(p, {"x": np.array(["a", 2], object)}), DatasetMismatchError, r"row 1 has .*\(2\)"),
+        (lambda p: write(p, iter([np.array(["a", None], object)])), DatasetMismatchError, "row 1 .*None"),
+        (lambda p: write(p, {"x": np.ones(2, ml_dtypes.bfloat16)}), TypeError, "no type for bfloat16.*'f4'"),
+        (lambda p: write(p, {"x": np.array(["2020"], "M8[D]")}), TypeError, "no type for datetime64"),
+        (lambda p: write(p, SimpleNamespace(columns=["a"], shape=(2, 1))), TypeError, "to_numpy"),
         (lambda p: write(p, {3: [1]}), TypeError, "not 3"),
         (lambda p: write([p, p.with_name("b")], {"x": [1]}), ValueError, "1 rows for 2 files"),
         (lambda p: write([p, p.with_name("b")], iter([])), ValueError, "number of rows is known"),
