@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -31,8 +31,16 @@ from mpistrat.data.rows.byte_order import native
 _NAMES_SHOWN = 20
 
 
-def describe(path: str, names: Sequence[str]) -> FileRecord:
+def _length(dataset: h5py.Dataset) -> int:
+    return int(dataset.shape[0])
+
+
+def describe(
+    path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset], int] = _length
+) -> FileRecord:
     """Return the record of the datasets ``names`` of a file.
+
+    ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
 
     Raises
     ------
@@ -44,7 +52,7 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
         columns, lengths = [], []
         for name in names:
             with naming(f"file {path!r}, dataset {name!r}"):
-                column, length = _column(path, file, name)
+                column, length = _column(path, file, name, length_of)
             columns.append(column)
             lengths.append(length)
         for name, length in zip(names, lengths, strict=True):
@@ -56,7 +64,9 @@ def describe(path: str, names: Sequence[str]) -> FileRecord:
     return FileRecord(found.st_size, found.st_mtime_ns, lengths[0], tuple(columns))
 
 
-def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
+def _column(
+    path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dataset], int]
+) -> tuple[Column, int]:
     found = _find(path, file, name)
     where = f"file {path!r}, dataset {name!r}"
     if not found.shape:
@@ -71,6 +81,9 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)
+    rows = length_of(found)
+    if rows > found.shape[0]:
+        layout = ThroughHdf5("a fill value stands for rows that it lacks", rows - found.shape[0])
     stored, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
     chunks = found.chunks
     column = Column(
@@ -85,7 +98,7 @@ def _column(path: str, file: h5py.File, name: str) -> tuple[Column, int]:
         layout=layout,
         others=tuple(locator.others),
     )
-    return column, found.shape[0]
+    return column, rows
 
 
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:

@@ -124,9 +124,13 @@ class Joined(NamedTuple):
 
 
 class ThroughHdf5(NamedTuple):
-    """Layout of rows that only HDF5 can read, and the reason."""
+    """Layout of rows that only HDF5 can read, and the reason.
+
+    ``lacking`` rows follow those of the dataset and have its fill value.
+    """
 
     reason: str
+    lacking: int = 0
 
 
 class InBlocks(NamedTuple):

@@ -140,6 +140,55 @@ def test_netcdf_variables_that_are_packed(tmp_path):
         len(Dataset.from_netcdf(tmp_path / "old.nc", "x"))
 
 
+@pytest.mark.parametrize("coordinate", [False, True])
+def test_netcdf_rows_that_an_unlimited_dimension_has(tmp_path, coordinate):
+    """A variable that is shorter than its unlimited dimension has fill values for the rest, as netCDF reads it."""
+    netcdf = pytest.importorskip("netCDF4")
+    lengths = {"none": 0, "one": 1, "four": 4, "whole": 23}
+    for name in ("a", "b"):
+        with netcdf.Dataset(tmp_path / f"{name}.nc", "w") as file:
+            file.createDimension("time", None)
+            file.createDimension("i", 2)
+            if coordinate:
+                file.createVariable("time", "f8", ("time",))[:] = range(3)
+            for variable, length in lengths.items():
+                kind = {} if variable == "one" else {"fill_value": -9.0}
+                made = file.createVariable(
+                    variable, "f4", ("time", "i"), chunksizes=(5, 2), zlib=True, **kind
+                )
+                if length:
+                    made[:length] = np.arange(2 * length).reshape(-1, 2)
+    files = [tmp_path / "a.nc", tmp_path / "b.nc"]
+    with netcdf.Dataset(files[0]) as file:
+        expected = {name: np.concatenate([np.ma.getdata(file[name][:])] * 2) for name in file.variables}
+    found = Dataset.from_netcdf(files, {name: name for name in expected})
+    assert len(found) == 46
+    (batch,) = found.batch(46)
+    for name, values in expected.items():
+        assert batch[name].tolist() == values.tolist(), name
+    (shuffled,) = found.shuffle(seed=1).batch(46)
+    order = np.lexsort(shuffled["whole"].T)
+    assert shuffled["four"][order].tolist() == values_in_order(expected).tolist()
+
+
+def values_in_order(columns):
+    return columns["four"][np.lexsort(columns["whole"].T)]
+
+
+def test_netcdf_variables_that_are_short_along_another_axis(tmp_path):
+    netcdf = pytest.importorskip("netCDF4")
+    with netcdf.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("i", 2)
+        file.createDimension("time", None)
+        file.createVariable("whole", "f4", ("i", "time"))[:, :3] = 1
+        file.createVariable("short", "f4", ("i", "time"))[:, :2] = 1
+    assert len(Dataset.from_netcdf(tmp_path / "a.nc", "whole")) == 2
+    with pytest.raises(
+        DataFileError, match="'short': it is shorter than its unlimited dimension along axis 1"
+    ):
+        len(Dataset.from_netcdf(tmp_path / "a.nc", "short"))
+
+
 def test_csv_lines_of_any_form(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfa;text;b\r\n1;"one; \r\ntwo";2\r\n\r\n3;"say ""hi""";4\r\n5;;6')

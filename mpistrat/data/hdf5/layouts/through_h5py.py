@@ -10,7 +10,7 @@ import numpy as np
 from mpistrat.data.errors import ChecksumError, DataFileError
 from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
 from mpistrat.data.hdf5.open_file import open_file
-from mpistrat.data.hdf5.records import Column, FileRecord
+from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
 from mpistrat.data.rows.byte_order import native
 
 _MOST_CACHE = 64 << 20
@@ -99,7 +99,9 @@ class _OpenColumn:
             access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
         self._id = h5py.h5d.open(file.id, column.name.encode(), access)
         self._space = self._id.get_space()
-        self.rows, *inner = self._id.shape
+        self._stored, *inner = self._id.shape
+        assert isinstance(column.layout, ThroughHdf5)
+        self.rows = self._stored + column.layout.lacking
         self._zeros = (0,) * len(inner)
         self._inner = inner
         self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))
@@ -150,6 +152,11 @@ class _OpenColumn:
             out[where[start:stop]] = chunk[rows[start:stop] - first]
 
     def _read_run(self, first: int, last: int, out: np.ndarray) -> None:
+        if last > self._stored:
+            out[max(self._stored - first, 0) :] = h5py.Dataset(self._id).fillvalue
+            last = self._stored
+            if first >= last:
+                return
         count = (last - first, *self._inner)
         self._space.select_hyperslab((first, *self._zeros), count)
         self._id.read(h5py.h5s.create_simple(count), self._space, out, self._type)
