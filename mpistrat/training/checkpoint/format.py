@@ -37,17 +37,18 @@ def stored(dtype: np.dtype) -> np.dtype:
     return _BY_BITS.get(dtype.name, dtype)
 
 
-def dtype_of(name: str) -> np.dtype:
-    """Return the dtype of a name.
+def dtype_of(name: str, stored: np.dtype) -> np.dtype:
+    """Return the dtype of an array by its name, and the dtype of the dataset that stores it.
 
     Examples
     --------
-    >>> dtype_of("float32")
+    >>> dtype_of("float32", np.dtype(">f4"))
     dtype('float32')
     """
     if name in _BY_BITS:
         importlib.import_module("ml_dtypes")  # lets NumPy know the name
-    return np.dtype(name)
+        return np.dtype(name)
+    return stored.newbyteorder("=")
 
 
 def checksum(data: memoryview, name: str) -> int:

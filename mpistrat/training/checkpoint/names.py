@@ -112,14 +112,17 @@ def require_fillable(leaves: Mapping[str, Any]) -> None:
 
 
 def _require_storable(leaf: Any, name: str) -> None:
-    if isinstance(leaf, Variable):
+    if isinstance(leaf, Variable) and (leaf.dtype.kind in "biufcS" or leaf.dtype.name == "bfloat16"):
         return
     if isinstance(leaf, _NUMBERS) or hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
         arrays.refuse_masked(leaf)
         dtype = leaf.dtype if hasattr(leaf, "dtype") else arrays.dtype_and_shape(leaf)[0]
         if getattr(dtype, "kind", "f") in "biufc" or str(dtype) == "bfloat16":
             return
-    raise TypeError(f"{name!r} is {_described(leaf)}, not a variable, an array of numbers or a number")
+    raise TypeError(
+        f"{name!r} is {_described(leaf)}, not a variable, an array of numbers or a number; fix: save times as "
+        "astype('i8'), and strings elsewhere"
+    )
 
 
 def _described(thing: Any) -> str:

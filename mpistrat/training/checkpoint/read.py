@@ -71,7 +71,7 @@ def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
     with opened(str(path)) as file:
         try:
             found = {name: _look_at(file[name]) for name in _datasets(file)}
-            return {name: (dtype_of(each.dtype), each.shape) for name, each in found.items()}
+            return {name: (dtype_of(each.dtype, each.stored), each.shape) for name, each in found.items()}
         except Exception as error:  # h5py answers damage with errors of any kind
             _refuse(path, None, f"its contents cannot be read: {error}")
 

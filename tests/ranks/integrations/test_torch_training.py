@@ -225,3 +225,23 @@ def test_collectives_with_history():
     assert total.tolist() == [SIZE * (SIZE + 1) / 2] * 2
     total.sum().backward()
     assert value.grad.tolist() == [SIZE * (RANK + 1)] * 2
+
+
+def test_batch_norm_is_saved_as_rank_0_has_it(tmp_path):
+    """The running averages of batch norm differ between the ranks of DDP: what they have is not saved unasked."""
+    from mpistrat.training import load, save
+
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)), broadcast_buffers=False
+    )
+    model(torch.arange(12.0).reshape(4, 3) * (RANK + 1)).sum().backward()
+    state = model.state_dict()
+    mean = state["module.1.running_mean"].clone()
+    if SIZE > 1:
+        with pytest.raises(
+            ValueError, match=r"2 of 7 arrays \('module.1.running_mean', 'module.1.running_var'\)"
+        ):
+            save(state, tmp_path / "model.h5")
+    save(state, tmp_path / "model.h5", differing="chief")
+    load(state, tmp_path / "model.h5")
+    assert torch.equal(state["module.1.running_mean"], mean) == (RANK == 0)

@@ -10,6 +10,7 @@ import pytest
 
 import mpistrat
 from mpistrat.data import ChecksumError
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training import load, load_arrays, save, save_async
 
 Moments = collections.namedtuple("Moments", "mu nu")
@@ -43,7 +44,7 @@ def test_arrays_are_filled_in_place(strategy, tmp_path, in_scope):
     state, expected = state_of(rank), state_of(0)
 
     def there_and_back():
-        save(state, tmp_path / "new" / "state.h5")
+        save(state, tmp_path / "new" / "state.h5", differing="chief")
         for leaf in leaves(state):
             leaf[...] = 0
         load(state, tmp_path / "new" / "state.h5")
@@ -142,3 +143,51 @@ def test_in_a_replica_context_there_is_no_file(strategy, tmp_path):
     for call in (lambda: save([np.ones(3)], tmp_path / "x.h5"), lambda: load_arrays(tmp_path / "x.h5")):
         with pytest.raises(RuntimeError, match=r"outside of strategy\.run"):
             strategy.run(call)
+
+
+SAVES = {
+    "save": save,
+    "save_async": lambda *arguments, **options: save_async(*arguments, **options).wait(),
+}
+
+
+@pytest.mark.parametrize("how", SAVES)
+def test_arrays_of_a_ranks_own_are_not_saved_as_one(strategy, comm, tmp_path, how):
+    path = tmp_path / f"{how}.h5"
+    with strategy.scope():
+        v = mpistrat.Variable([1.0, 2.0])
+    same = {"v": v, "one": np.ones(3), "empty": np.ones((0, 2)), "nan": np.array(np.nan)}
+    SAVES[how](same, path)
+    before = path.read_bytes() if comm.rank == 0 else b""
+    own = {**same, "u": np.full(3, float(comm.rank == comm.size - 1)), "n": comm.rank, "a/b": np.eye(2)}
+    if comm.size == 1:
+        SAVES[how](own, path)
+        return
+    whose = f"rank {comm.size - 1}" if comm.size == 2 else f"ranks 1-{comm.size - 1}"
+    with pytest.raises(
+        ValueError, match=rf"2 of 6 arrays \('n', 'u'\) .* those of {whose} differ .*\"chief\""
+    ):
+        SAVES[how](own, path)
+    if comm.rank == 0:
+        assert path.read_bytes() == before
+    strategy.barrier()
+    SAVES[how](own, path, differing="chief")
+    found = load_arrays(path)
+    assert found["u"].tolist() == [0, 0, 0]
+    assert found["n"] == 0
+    with pytest.raises(ValueError, match="'error' or 'chief', not 'own'"):
+        SAVES[how](same, path, differing="own")
+    with pytest.raises(MismatchError):
+        SAVES[how](same, path, differing="chief" if comm.rank else "error")
+    SAVES[how](same, path)
+
+
+def test_bytes_can_be_saved_and_strings_not(strategy, tmp_path):
+    with strategy.scope():
+        words = mpistrat.Variable(np.array([b"a", b"bcd"]))
+        refused = mpistrat.Variable(np.array(["a"])), mpistrat.Variable(np.array(["2020-01-01"], "M8[D]"))
+    save({"words": words}, tmp_path / "a.h5")
+    assert load_arrays(tmp_path / "a.h5")["words"].tolist() == [b"a", b"bcd"]
+    for state in [*refused, np.array(["a"]), np.array(["2020"], "M8[s]"), "text"]:
+        with pytest.raises(TypeError, match=r"'x' is .*astype"):
+            save({"x": state}, tmp_path / "b.h5")
