@@ -210,3 +210,27 @@ def test_tensors_may_come_from_a_generator():
     hvd.init()
     totals = hvd.grouped_allreduce((torch.ones(n) for n in (2, 3)), op=hvd.Sum)
     assert [total.tolist() for total in totals] == [[SIZE] * 2, [SIZE] * 3]
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("whose", ["first", "last", "all", "none"])
+def test_gather_of_tensors_of_which_some_require_a_gradient(whose):
+    requires = {"first": RANK == 0, "last": RANK == SIZE - 1, "all": True, "none": False}[whose]
+    x = torch.full((RANK + 1,), float(RANK), requires_grad=requires)
+    gathered = hvd.allgather(x)
+    assert gathered.tolist() == [float(rank) for rank in range(SIZE) for _ in range(rank + 1)]
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+    if whose == "all":
+        (gathered * torch.arange(len(gathered))).sum().backward()
+        first = RANK * (RANK + 1) // 2
+        assert x.grad.tolist() == list(range(first, first + RANK + 1))
+
+
+def test_gradients_are_there_before_the_first_backward_pass():
+    model = torch.nn.Linear(2, 1)
+    frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer = torch.optim.SGD([*model.parameters(), frozen], 0.1)
+    hvd.DistributedOptimizer(optimizer, named_parameters=[*model.named_parameters(), ("frozen", frozen)])
+    for p in model.parameters():
+        assert (p.grad is None) if SIZE == 1 else not p.grad.any()
+    assert frozen.grad is None

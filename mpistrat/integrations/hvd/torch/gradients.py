@@ -121,16 +121,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     True
     """
     _require_tensors("allgather", [tensor], process_set)
-    lengths: list[int] = []
 
     def make(values: Tensors) -> list[Tensor]:
-        whole = moves.allgather(values[0], name, process_set)
-        if tensor.requires_grad:
-            lengths[:] = moves.allgather_object(len(tensor), None, process_set)
-        return [whole]
+        return [moves.allgather(values[0], name, process_set)]
 
     def back(gradients: Tensors) -> Tensors:
         (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
+        # Here, not in the forward pass: there it would depend on whether this rank's tensor requires a gradient.
+        lengths = moves.allgather_object(len(tensor), None, process_set)
         return [torch.split(mean, lengths)[process_set.topology.rank]]
 
     return _Collective.apply(make, back, tensor)[0]

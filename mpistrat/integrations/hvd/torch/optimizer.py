@@ -244,7 +244,11 @@ def DistributedOptimizer(
     made._compression, made._op, made._predivide = compression, op, gradient_predivide_factor
     made._groups = (num_groups or None) if groups is None else groups
     made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
-    made._passes = BackwardPasses(
-        made._parameter_names if several and process_set.included() else (), backward_passes_per_step
-    )
+    combined = [*made._parameter_names] if several and process_set.included() else []
+    made._passes = BackwardPasses(combined, backward_passes_per_step)
+    for p in combined:
+        if p.grad is None:
+            p.grad = torch.zeros_like(
+                p
+            )  # as in Horovod: programs read gradients before the first backward pass
     return made
