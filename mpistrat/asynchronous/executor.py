@@ -33,8 +33,9 @@ class Executor(concurrent.futures.Executor):
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
     its scope.
 
-    A function runs in the main thread of its worker. A thread of rank 0 takes the results. An exception that leaves
-    the block cancels the calls that have not begun. The block is entered once.
+    A function runs in the main thread of its worker. A thread of rank 0 sends the calls, takes the results and runs
+    the callbacks of futures. An exception that leaves the block cancels the calls that have not begun. The block is
+    entered once.
 
     Parameters
     ----------
@@ -91,7 +92,11 @@ class Executor(concurrent.futures.Executor):
         self._retries, self._time_limit = retries, time_limit
         self._serves = self._contact.roles.chief != self._contact.post.rank
         self._open: set[concurrent.futures.Future[Any]] = set()
-        self._change = threading.Condition()
+        self._submitted: deque[Task] = deque()  # not yet taken by the thread
+        self._outcomes: deque[Callable[[], None]] = deque()  # of calls that another thread saw end
+        # Entered itself, not as the condition: an interrupt inside of Condition.__enter__ would leave it locked.
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._closed = False
         self._thread: threading.Thread | None = None
         if not self._serves:
@@ -197,15 +202,6 @@ class Executor(concurrent.futures.Executor):
     ) -> concurrent.futures.Future[Any]:
         arguments, references = pack_arguments(args, kwargs)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._change:
-            if self._closed:
-                raise RuntimeError("the Executor was shut down: submit before that")
-            self._open.add(future)
-            self._bar.queued()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._drive, name="mpistrat-executor", daemon=True)
-                self._thread.start()
-            self._change.notify_all()
         number = None if self._strategy is None else self._strategy.number
 
         def began() -> bool:
@@ -215,21 +211,41 @@ class Executor(concurrent.futures.Executor):
             def ended(value: Any, error: BaseException | None) -> None:
                 if error is not None and left and not isinstance(error, concurrent.futures.CancelledError):
                     self._dispatcher.add(attempt(left - 1))
-                    return
-                if error is not None:
-                    future.set_exception(error)
-                elif not future.cancelled():
-                    future.set_result(value)
-                with self._change:
-                    self._open.discard(future)
-                    self._bar.ended()
-                    self._change.notify_all()
+                elif threading.current_thread() is self._thread:
+                    self._settle(future, value, error)
+                else:  # a coordinator of the same workers has received it
+                    self._outcomes.append(lambda: self._settle(future, value, error))
 
             kept = (fn, function.references, references, self._strategy)
             return Task(function, arguments, number, self, kept, ended, began, ranks, self._time_limit)
 
-        self._dispatcher.add(attempt(self._retries))
+        task = attempt(self._retries)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the Executor was shut down: submit before that")
+            # The thread sends it. Sent here, it would also take results and run the callbacks of other calls, which may
+            # want a lock that the caller holds; and ^C could come between a message and what follows from it.
+            self._submitted.append(task)
+            self._open.add(future)
+            self._bar.queued()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drive, name="mpistrat-executor", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
         return future
+
+    def _settle(
+        self, future: concurrent.futures.Future[Any], value: Any, error: BaseException | None
+    ) -> None:
+        """Give a future its outcome, which runs its callbacks."""
+        if error is not None:
+            future.set_exception(error)
+        elif not future.cancelled():
+            future.set_result(value)
+        with self._lock:
+            self._open.discard(future)
+            self._bar.ended()
+            self._change.notify_all()
 
     def map(
         self,
@@ -237,6 +253,7 @@ class Executor(concurrent.futures.Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
     ) -> Iterator[Any]:
         """Return an iterator over the results of ``fn`` for the elements of the iterables, in their order.
 
@@ -244,35 +261,50 @@ class Executor(concurrent.futures.Executor):
         ----------
         fn : callable
         *iterables : iterable
-            Arguments, as for the builtin ``map``. They are read at once.
+            Arguments, as for the builtin ``map``. They are read at once, unless there is a ``buffersize``.
         timeout : float, optional
             Seconds until the iterator raises TimeoutError, counted from this call.
         chunksize : int
             Number of calls that are sent to a worker together.
+        buffersize : int, optional
+            The most calls, or chunks of calls, whose results have not been taken from the iterator. Further arguments
+            are read as results are taken. As in Python 3.14.
 
         Raises
         ------
         ValueError
-            If ``chunksize`` is less than 1.
+            If ``chunksize`` or ``buffersize`` is less than 1.
+        TypeError
+            If ``buffersize`` is neither an int nor None.
         """
         if chunksize < 1:
             raise ValueError(f"chunksize must be 1 or more, not {chunksize}")
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError(f"buffersize must be an integer or None, not {buffersize!r}")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError(f"buffersize must be None or > 0, not {buffersize}")
         self._require_coordinator()
         calls = zip(*iterables, strict=False)
         if chunksize == 1:
-            return self._map(fn, calls, timeout)
+            return self._map(fn, calls, timeout, buffersize)
 
         def call_each(*chunk: tuple[Any, ...]) -> list[Any]:
             return [fn(*arguments) for arguments in chunk]
 
-        return itertools.chain.from_iterable(self._map(call_each, _chunks(calls, chunksize), timeout))
+        chunks = _chunks(calls, chunksize)
+        return itertools.chain.from_iterable(self._map(call_each, chunks, timeout, buffersize))
 
     def _map(
-        self, fn: Callable[..., Any], calls: Iterable[tuple[Any, ...]], timeout: float | None
+        self,
+        fn: Callable[..., Any],
+        calls: Iterable[tuple[Any, ...]],
+        timeout: float | None,
+        buffersize: int | None,
     ) -> Iterator[Any]:
         function = self._packed(fn)  # once: an object that is not a plain function is packed at each use
         end = None if timeout is None else time.monotonic() + timeout
-        return _results([self._submit(function, fn, call, {}) for call in calls], end)
+        futures = (self._submit(function, fn, call, {}) for call in calls)
+        return _results(deque(itertools.islice(futures, buffersize)), futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls. Free the ranks that serve a communicator when all calls have ended.
@@ -284,13 +316,13 @@ class Executor(concurrent.futures.Executor):
         cancel_futures : bool
             Whether to cancel the calls that have not begun.
         """
-        with self._change:
+        with self._lock:
             self._closed = True
             waiting = list(self._open)
         if cancel_futures:
             for future in waiting:
                 future.cancel()
-        with self._change:
+        with self._lock:
             self._change.notify_all()
         if wait and not self._serves:
             if self._thread is not None:
@@ -311,7 +343,7 @@ class Executor(concurrent.futures.Executor):
         try:
             self._make_progress()
         except BaseException as error:
-            with self._change:
+            with self._lock:
                 self._closed = True
                 failed, self._open = self._open, set()
             for future in failed:
@@ -321,17 +353,27 @@ class Executor(concurrent.futures.Executor):
     def _make_progress(self) -> None:
         backoff = Backoff()
         while not self._contact.post.closed:
-            with self._change:
+            with self._lock:
                 if not self._open:
                     if self._closed:
                         return
                     self._change.wait()
                     backoff.reset()
                     continue
-            if self._dispatcher.progress():
+            news = bool(self._submitted or self._outcomes)
+            while self._submitted:
+                self._dispatcher.add(self._submitted.popleft())
+            while self._outcomes:
+                self._outcomes.popleft()()
+            if self._dispatcher.progress() or news:
                 backoff.reset()
             else:
-                backoff.pause()
+                backoff.pause(self._wait_for_news)
+
+    def _wait_for_news(self, seconds: float) -> None:
+        with self._lock:
+            if not self._submitted:
+                self._change.wait(seconds)
 
 
 def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, ...]]:
@@ -340,11 +382,15 @@ def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, 
         yield chunk
 
 
-def _results(futures: list[concurrent.futures.Future[Any]], end: float | None) -> Iterator[Any]:
+def _results(
+    waiting: deque[concurrent.futures.Future[Any]],
+    more: Iterator[concurrent.futures.Future[Any]],
+    end: float | None,
+) -> Iterator[Any]:
     """Yield the results in their order. Cancel the other futures if one fails or the caller stops."""
-    waiting = deque(futures)
     try:
         while waiting:
+            waiting.extend(itertools.islice(more, 1))  # for the one that is taken
             yield waiting.popleft().result(None if end is None else end - time.monotonic())
     finally:
         for future in waiting:

@@ -91,6 +91,17 @@ def require_together(comm: Any) -> None:
         )
 
 
+def is_worker() -> bool:
+    """Return whether this process runs functions for a coordinator at the moment.
+
+    Examples
+    --------
+    >>> is_worker()
+    False
+    """
+    return _number is not None
+
+
 def part_here(key: int) -> Any:
     """Return this worker's part of a per-worker value."""
     assert _parts is not None

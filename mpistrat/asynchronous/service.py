@@ -204,6 +204,7 @@ class _Worker:
         start = time.perf_counter()
         comm = None
         servers: tuple[int, ...] = ()  # that wait for the decision of the coordinator
+        called = False  # whether the function runs
         try:
             function = self._functions.function(letter.source, digest)
             args, kwargs = unpack(letter.body)
@@ -212,18 +213,20 @@ class _Worker:
                 args = (comm, *args)
             with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
                 with on_worker.call_on(comm), time_limit(seconds, self._post):
+                    called = True
                     result = function(*args, **kwargs)
+                    called = False
                 if comm is not None:
                     result = result if comm.rank == 0 else None
                     comm.Free()  # not yet after an error: another rank may still use it
                 body, kind = pack(_without_variables(result))[0], "result"
             servers = () if writes is None else writes.prepare(number)
-        except KeyboardInterrupt:
-            raise
         except NotPreparedError as error:
             servers = error.servers
             body, kind = pack(failure_of(error.__cause__ or error, self._contact.role))[0], "failed"
         except BaseException as error:  # sys.exit() in a task must not end the worker
+            if isinstance(error, KeyboardInterrupt) and not called:  # a message may be incomplete
+                raise
             body, kind = pack(failure_of(error, self._contact.role))[0], "failed"
             if comm:
                 self._failed[number] = comm

@@ -16,6 +16,7 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
+from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.executor import current_executor
 from mpistrat.coordinator import Executor
 
@@ -47,7 +48,9 @@ class Backend(ParallelBackendBase):
 
     def __init__(self, executor: Executor | None = None, **options: Any):
         super().__init__(**options)
-        self._executor = current_executor() if executor is None else executor
+        self._executor = executor
+        if executor is None and not on_worker.is_worker():  # `configure` runs nested calls on their worker
+            self._executor = current_executor()
         self._open: set[concurrent.futures.Future[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -60,11 +63,11 @@ class Backend(ParallelBackendBase):
         """
         if n_jobs == 0:
             raise ValueError("n_jobs must be -1 for all workers, or 1 for none of them, not 0")
-        return 1 if n_jobs == 1 else self._executor.workers
+        return 1 if n_jobs == 1 or self._executor is None else self._executor.workers
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
         """Return the number of workers; for one job, leave the work to the sequential backend."""
-        if n_jobs == 1:
+        if n_jobs == 1 or self._executor is None:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         number: int = super().configure(n_jobs, parallel, **options)
         return number
@@ -75,6 +78,7 @@ class Backend(ParallelBackendBase):
         callback: Callable[[concurrent.futures.Future[Any]], None] | None = None,
     ) -> concurrent.futures.Future[Any]:
         """Queue a batch of calls, and return its future."""
+        assert self._executor is not None  # or `configure` has left the work to the sequential backend
         future = self._executor.submit(_call, func)
         self._open.add(future)
         future.add_done_callback(self._open.discard)

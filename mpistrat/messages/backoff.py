@@ -25,8 +25,8 @@ class Backoff:
     def __init__(self) -> None:
         self._start = 0.0
 
-    def pause(self) -> None:
-        """Pause before the next poll."""
+    def pause(self, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Pause before the next poll. ``sleep`` waits for some seconds, or less where there is news."""
         now = time.perf_counter()
         if not self._start:
             self._start = now
@@ -34,7 +34,7 @@ class Backoff:
         if waited < _SPIN:
             _give_way()
         else:
-            time.sleep(min(waited / 10, max(_SHORT, waited / 500), _LONGEST))
+            sleep(min(waited / 10, max(_SHORT, waited / 500), _LONGEST))
 
     def reset(self) -> None:
         """Begin again with short pauses: something arrived."""

@@ -49,15 +49,16 @@ def grid_searches(executor):
 
 
 def calls_within_calls(executor):
-    """Parallel within a call runs on the worker of the call, also if it asks for all cores."""
+    """Parallel within a call runs on the worker of the call, also if it asks for all cores or for this backend."""
 
-    def ranks(_):
+    def ranks(_, backend):
         calls = (joblib.delayed(lambda: (MPI.COMM_WORLD.rank, threading.get_ident()))() for _ in range(5))
-        return {*joblib.Parallel(n_jobs=-1)(calls)}
+        return {*joblib.Parallel(n_jobs=-1, backend=backend)(calls)}
 
-    with joblib.parallel_config(backend="mpistrat", executor=executor):
-        used = joblib.Parallel()(joblib.delayed(ranks)(i) for i in range(10))
-    assert all(len(each) == 1 for each in used)
+    for backend in (None, "mpistrat"):
+        with joblib.parallel_config(backend="mpistrat", executor=executor):
+            used = joblib.Parallel()(joblib.delayed(ranks)(i, backend) for i in range(10))
+        assert all(len(each) == 1 for each in used)
     assert {rank for each in used for rank, _ in each} <= {1, 2}
 
 

@@ -1,6 +1,7 @@
 """Task farms on 4 ranks: ``python farms.py NAME`` runs the function of that name with an executor, on rank 0."""
 
 import contextlib
+import signal
 import sys
 import tempfile
 import threading
@@ -27,6 +28,10 @@ def farm():
             executors_in_calls(executor)
             communicators_of_failed_calls(executor)
             what_cannot_be_sent(executor)
+            callbacks_run_in_one_thread(executor)
+            interrupted_submits(executor)
+            tasks_that_interrupt(executor)
+            maps_with_a_buffer(executor)
     left, waiting = Executor(MPI.COMM_WORLD), []
     with contextlib.suppress(KeyError), left as executor:
         if executor is not None:
@@ -146,6 +151,83 @@ def what_cannot_be_sent(executor):
         (lambda: [(lambda: lock) for _ in range(1)],): "'lock', a lock",
     }.items():
         assert text in str(raised(executor.submit, *call))
+
+
+def callbacks_run_in_one_thread(executor):
+    """A callback may want a lock that its own or another thread holds in `submit`."""
+    lock, seen, threads = threading.Lock(), [], set()
+
+    def done(future):
+        with lock:
+            seen.append(future.result())
+            threads.add(threading.current_thread())
+
+    def submits():
+        for i in range(300):
+            with lock:
+                future = executor.submit(abs, -i)
+            future.add_done_callback(done)
+
+    submitters = [threading.Thread(target=submits, daemon=True) for _ in range(2)]
+    for each in submitters:
+        each.start()
+    for each in submitters:
+        each.join(60)
+        assert not each.is_alive()
+    assert executor.submit(abs, -1).result() == 1
+    end = time.monotonic() + 60
+    while len(seen) < 600 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert sorted(seen) == sorted([*range(300)] * 2)
+    # A callback that is added when the future has its result runs in the thread that adds it.
+    assert len(threads - {*submitters}) == 1
+
+
+def interrupted_submits(executor):
+    """An interrupt of `submit` loses no other call, and the executor goes on."""
+    futures, interrupts = [], 0
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for i in range(2000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + i % 20))
+                futures.append((i, executor.submit(abs, -i)))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts
+    assert all(future.result(60) == i for i, future in futures)
+
+
+def tasks_that_interrupt(executor):
+    assert isinstance(executor.submit(raises_interrupt).exception(), KeyboardInterrupt)
+    assert executor.submit(abs, -1).result() == 1
+
+
+def raises_interrupt():
+    raise KeyboardInterrupt
+
+
+def maps_with_a_buffer(executor):
+    """Arguments are read as results are taken, as in Python 3.14."""
+    for chunksize, first in (1, 4), (3, 12):
+        read = []
+        numbers = (read.append(i) or -i for i in range(30))
+        results = executor.map(abs, numbers, chunksize=chunksize, buffersize=4)
+        assert len(read) == first
+        assert next(results) == 0
+        assert len(read) == first + chunksize
+        assert [*results] == [*range(1, 30)]
+    assert [*executor.map(abs, [], buffersize=1)] == []
+    assert "> 0" in str(raised(lambda: executor.map(abs, [1], buffersize=0)))
+    assert "integer" in str(raised(lambda: executor.map(abs, [1], buffersize="1")))
 
 
 def an_error_in_the_block(executor, waiting):
