@@ -135,7 +135,7 @@ class Topology(ObjectCollectives):
         )
         self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
         if record is not None:
-            self.flight = record.join(int(told[0, 1]), self.size, self.rank)
+            self.flight = record.of(int(told[0, 1]), self.size, self.rank)
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
@@ -288,7 +288,7 @@ class Topology(ObjectCollectives):
         atexit.unregister(self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
-        if self.flight is not None:
+        if self.flight is not None and self.size > 1:
             self.flight.end()
         self.memory = None
         self._close_slots()
@@ -322,7 +322,7 @@ class Alone(Topology):
         self._slots = {}
         record = start_record(0, 1)
         if record is not None:
-            self.flight = record.join(_random_number(), 1, 0)
+            self.flight = record.of(_random_number(), 1, 0)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):

@@ -22,7 +22,7 @@ from mpistrat.runtime.process import failure, private_file, process_facts
 from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.record import end_mark, layout, observers, read
 from mpistrat.runtime.record.layout import Phase, Word
-from mpistrat.runtime.record.writers import Texts, writers
+from mpistrat.runtime.record.writers import Flight, Texts, writers
 from mpistrat.runtime.trace import ring as trace
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
@@ -50,6 +50,7 @@ class FlightRecord:
         self._words = words = memoryview(self._memory).cast("q")
         self._seconds = memoryview(self._memory).cast("d")
         self._texts = Texts(self._memory)
+        self._alone: Flight | None = None
         words[Word.VERSION] = layout.VERSION
         words[Word.PID] = self._process = os.getpid()
         words[Word.STARTED] = process_facts.started(self._process)
@@ -85,6 +86,17 @@ class FlightRecord:
         # Processes that are alone may have one parent, too.
         launch = hashed(key_of(os.environ, one_node=True) or "") if size > 1 else ""
         self._texts.write(layout.LAUNCH, launch)
+
+    def of(self, token: int, size: int, rank: int) -> Flight | None:
+        """Return the entries of a communicator, as `join`. Those of one rank share one place.
+
+        A record has 32 places, and no rank waits for one that is alone: strategies on one device took all of them.
+        """
+        if size > 1:
+            return self.join(token, size, rank)
+        if self._alone is None:
+            self._alone = self.join(token, size, rank)
+        return self._alone
 
     def trace(self, directory: str, nbytes: int) -> None:
         """Trace this process from now on, in a new file of a directory.
