@@ -5,6 +5,10 @@ import struct
 import weakref
 from types import SimpleNamespace
 
+import pytest
+
+from mpistrat.messages import losses
+from mpistrat.messages.pickling import Packed
 from mpistrat.messages.post import REQUEST, Post
 from mpistrat.runtime.process import mpi
 
@@ -44,3 +48,69 @@ def test_the_memory_of_each_unfinished_letter_is_kept():
     gc.collect()
     assert len(comm.memory) == 3
     assert all(each() is not None for each in comm.memory)
+
+
+class Failed:
+    """A group of ranks that MPI knows to have failed."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.size = len(ranks)
+
+    def Translate_ranks(self, which, own):
+        return [self.ranks[i] for i in which]
+
+    def Free(self):
+        pass
+
+
+class Losing(Comm):
+    """A communicator on which a message fails, and whose lost ranks are known after some looks."""
+
+    def __init__(self, error, known_after, lost=(2,)):
+        super().__init__()
+        self.error, self.known_after, self.lost, self.looks = error, known_after, list(lost), 0
+
+    def Get_failed(self):
+        self.looks += 1
+        return Failed(self.lost if self.looks > self.known_after else [])
+
+    def Get_group(self):
+        return Failed([])
+
+    def Ack_failed(self, count):
+        pass
+
+    def Iprobe(self, *_):
+        raise mpi.start().Exception(mpi.start().ERR_PROC_FAILED_PENDING)
+
+    def Isend(self, what, to, tag):
+        def test():
+            raise mpi.start().Exception(self.error)
+
+        return SimpleNamespace(Test=test)
+
+
+@pytest.mark.parametrize("known_after", [0, 1, 3])
+@pytest.mark.parametrize("name", ["ERR_PROC_FAILED", "ERR_OTHER", "ERR_INTERN", "ERR_PENDING", "ERR_UNKNOWN"])
+def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after, monkeypatch):
+    monkeypatch.setattr(losses.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(losses.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(losses.failure, "revoke_at_end", lambda comm: None)
+    if name == "ERR_PROC_FAILED":
+        known_after = 0  # this class names it at once
+    comm = Losing(getattr(mpi.start(), name), known_after)
+    post = Post(comm)
+    post.send(2, "kind", body=Packed(b"", (b"x" * 100,)))
+    post.flush()
+    assert post.losses.ranks == {2}
+
+
+def test_an_error_without_a_loss_is_raised(monkeypatch):
+    monkeypatch.setattr(losses.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(losses.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(losses.failure, "revoke_at_end", lambda comm: None)
+    monkeypatch.setattr(losses, "_MOST_UNTIL_TOLD", 0.05)
+    post = Post(Losing(mpi.start().ERR_TRUNCATE, 10**9))
+    with pytest.raises(mpi.start().Exception):
+        post.send(2, "kind")
