@@ -18,7 +18,7 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, keep, prepared
-from mpistrat.runtime.agreement.operation import Operation, call_site
+from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -103,7 +103,7 @@ class PendingAllReduce:
                     "the wire is, is not known"
                 )
                 topology.give_up("after a time-out", text)
-                raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds")
+                raise TimedOutError(f"{text}; fix: see what these do, or allow more by timeout_seconds")
             time.sleep(nap)
             nap = min(_LONGEST_NAP, nap + 1e-5)
 

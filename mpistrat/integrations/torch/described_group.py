@@ -66,7 +66,7 @@ class DescribedGroup(torch.distributed.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.device_count() else [])]
 
     def _get_backend(self, device: torch.device) -> DescribedGroup:
         return self

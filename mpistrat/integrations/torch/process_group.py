@@ -24,6 +24,8 @@ from mpistrat.integrations.torch.work import Done, InFlight
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
+_SHORTEST = 0.001  # seconds of a limit: 0 would be none
+
 
 class ProcessGroup(DescribedGroup):
     """A process group of ``torch.distributed`` over MPI.
@@ -288,5 +290,5 @@ class ProcessGroup(DescribedGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, or raise a TimeoutError that names those that did not come."""
         self._open()
-        limit = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
-        self.topology.limited(limit or self.topology.timeout_seconds).barrier()
+        limit = self.topology.timeout_seconds if timeout is None else max(timeout.total_seconds(), _SHORTEST)
+        self.topology.limited(limit).barrier()

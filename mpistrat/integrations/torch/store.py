@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mpistrat.integrations.torch import goodbyes
+from mpistrat.runtime.agreement.operation import TimedOutError
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.recording import creation
 
@@ -218,7 +219,7 @@ class MpiStore(torch.distributed.Store):
         while not done():
             waited = time.monotonic() - start
             if waited > limit:
-                raise TimeoutError(f"{self._speaker} {what()} within {limit:g} s")
+                raise TimedOutError(f"{self._speaker} {what()} within {limit:g} s")
             if waited > look:
                 if ended:  # since the last look: what it sent before has come
                     raise RuntimeError(

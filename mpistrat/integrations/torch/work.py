@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mpistrat.runtime.agreement.operation import TimedOutError
 from mpistrat.runtime.process import mpi
 
 _LONGEST_NAP = 0.001
@@ -146,7 +147,7 @@ class InFlight(torch.distributed.Work):
         while not self.is_completed():
             waited = time.monotonic() - start
             if waited > seconds:
-                raise TimeoutError(f"{self._what} was not complete within {seconds:g} s")
+                raise TimedOutError(f"{self._what} was not complete within {seconds:g} s")
             if waited > look:
                 if ended:  # since the last look: what it sent before has come
                     raise RuntimeError(f"{self._what} cannot complete: the other side has ended its program")

@@ -22,6 +22,7 @@ from mpistrat.runtime.agreement.operation import (
     MismatchError,
     Operation,
     Said,
+    TimedOutError,
     call_site,
     mismatch,
     out_of_step,
@@ -344,7 +345,7 @@ class CollectiveLock:
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
             )
             self.give_up("after a time-out", text)
-            raise TimeoutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
+            raise TimedOutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
 
     def give_up(self, when: str, text: str) -> None:
         """Refuse all further collectives: the ranks are not in step any more. ``text`` says what happened."""

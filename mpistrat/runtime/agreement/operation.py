@@ -20,6 +20,10 @@ _MOST_PARTS = 4
 _BELOW = 30
 
 
+class TimedOutError(TimeoutError, RuntimeError):
+    """Ranks did not come to a collective in time. A RuntimeError too, as programs for torch and Gloo catch it."""
+
+
 class MismatchError(RuntimeError):
     """The ranks of a strategy are not all in the same collective. Raised on every rank.
 

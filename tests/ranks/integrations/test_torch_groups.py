@@ -432,9 +432,18 @@ def test_ops_that_are_not_defined(op):
 
 
 @several
-def test_monitored_barrier_names_the_ranks_that_are_missing():
+@pytest.mark.parametrize("seconds", [0, 0.2])
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])  # Gloo's is a RuntimeError
+def test_monitored_barrier_names_the_ranks_that_are_missing(kind, seconds):
     group = dist.new_group()
     if RANK == 0:
-        with pytest.raises(TimeoutError, match="did not come within"):
-            group.monitored_barrier(timedelta(seconds=0.2))
+        with pytest.raises(kind, match="did not come within"):
+            group.monitored_barrier(timedelta(seconds=seconds))
     MPI.COMM_WORLD.Barrier()
+
+
+def test_devices_are_those_of_this_machine():
+    """torch moves what it sends to a device of the backend."""
+    devices = {device.type for device in dist.group.WORLD._device_types}
+    assert devices == ({"cpu", "cuda"} if torch.cuda.device_count() else {"cpu"})
+    assert dist.Backend.backend_capability["mpistrat"] == sorted(devices)

@@ -110,22 +110,3 @@ def test_statistics_are_those_of_all_ranks(strategy):
     found = strategy.experimental_statistics()
     assert [each.rank for each in found] == list(range(strategy.num_replicas_in_sync))
     assert all(each.host for each in found)
-
-
-def test_communicators_of_one_rank_take_one_place(strategy, comm):
-    """A record has 32. Strategies on one device, and exact reductions of one value, took one each for ever."""
-    for _ in range(2 * layout.MOST_COMMUNICATORS):
-        alone = mpistrat.OneDeviceStrategy("cpu:0")
-    assert alone.reduce("SUM", 1.0, axis=None) == 1
-    with strategy.scope():
-        v = mpistrat.Variable([1.0, 2.0])
-    for _ in range(layout.MOST_COMMUNICATORS):
-        strategy.reduce("MEAN", v, axis=0)
-    for _ in range(layout.MOST_COMMUNICATORS + 3):  # a communicator that is freed gives its place back
-        other = comm.Dup()
-        topology = mpistrat.MultiWorkerMirroredStrategy(comm=other).extended.engine.topology
-        assert topology.flight is not None
-        topology.free()
-        other.Free()
-    strategy.barrier()
-    assert own().entries[-1].operation == "barrier"
