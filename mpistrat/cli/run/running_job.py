@@ -35,6 +35,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
 _ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
+_REACTED = 3.0  # seconds for ranks to end after a SIGINT
 _DRAINED = 2.0  # seconds of silence after which the output of a launcher that has ended is complete
 # More likely causes of a death than other signals.
 _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
@@ -85,6 +86,7 @@ class _RunningJob:
         ends.mkdir()
         self._ends = EndOrder(ends)
         self._passed_on: set[int] = set()
+        self._interrupted: float | None = None  # when the first SIGINT came, until ranks that go on are named
         self._alone_since: float | None = None
         self._released = False
         self._unnamed = False  # whether the launcher reports a death without its rank
@@ -137,6 +139,7 @@ class _RunningJob:
                 else:
                     end.join(_TICK)
                     self._watch_end()
+                    self._watch_interrupt()
         self._guard.end()
         if self._tagged is not None:
             self._tagged.finish()
@@ -216,6 +219,17 @@ class _RunningJob:
             elif processes.started_by_ranks(self._folder):
                 self._release()
 
+    def _watch_interrupt(self) -> None:
+        """Name the ranks that do not react to a SIGINT: Python calls no handler while a rank is in a call of MPI."""
+        if self._interrupted is not None and time.monotonic() - self._interrupted > _REACTED:
+            self._interrupted = None
+            if ranks := self._look():
+                running = ", ".join(f"{rank} (process {process})" for process, rank in ranks.items())
+                self._say(
+                    f"ranks that have not ended {_REACTED:g} s after SIGINT: {running}. They may be in a call of MPI "
+                    "or of compiled code, or handle the signal. A second SIGINT (Ctrl-C) kills them"
+                )
+
     def _release(self) -> None:
         """End the launcher after its ranks have ended, and report the processes for which it waits."""
         if not self._released:
@@ -234,6 +248,8 @@ class _RunningJob:
         ended_before = not self._passed_on.isdisjoint(_ENDING)
         self._passed_on.update((number, signal.SIGKILL) if again else (number,))
         ranks = self._look()
+        if number == signal.SIGINT:
+            self._interrupted = None if repeated else time.monotonic()
         if number in _ENDING:
             if self._starting:
                 self._process.send_signal(signal.SIGKILL if again else signal.SIGTERM)

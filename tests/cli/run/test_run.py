@@ -357,6 +357,8 @@ def test_interrupt_twice_ends_ranks_that_do_not_listen(write):
     with waiting(program, "SIGINT") as (job, pids):
         job.send_signal(signal.SIGINT)
         assert "got SIGINT" in job.stdout.readline()
+        said = job.stderr.readline()
+        assert re.search(r"not ended 3 s after SIGINT: 0 \(process \d+\), 1 \(.* A second SIGINT", said)
         job.send_signal(signal.SIGINT)
         job.communicate(timeout=LIMIT)
         assert job.returncode > 0
