@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from mpistrat import context
+from mpistrat.strategy import keras_models
 from mpistrat.strategy.checks import require_cross_replica
 
 Owner = TypeVar("Owner", bound=context.AnyStrategy)
@@ -20,6 +21,7 @@ class Scope(Generic[Owner]):
 
     def __enter__(self) -> Owner:
         require_cross_replica(self._strategy, "scope", "enter it outside of run")
+        keras_models.watch()
         context.stack().append(self._strategy.extended.cross_replica_mode)
         return self._strategy
 

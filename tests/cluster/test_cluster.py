@@ -115,7 +115,7 @@ def test_job_ends_with_one_of_its_ranks(cluster, name):
 def test_late_ranks_are_named(cluster):
     _, output = cluster.run((2, 1, 2), PROGRAMS, "late", limit=LIMIT)
     for text in told_in(output)[:3]:
-        assert text.startswith("TimeoutError: "), text
+        assert text.startswith("TimedOutError: "), text
         assert "ranks 3-4 of 5 did not come within 10 s" in text
 
 

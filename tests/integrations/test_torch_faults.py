@@ -24,7 +24,7 @@ PROGRAMS = Path(__file__).with_name("torch_programs.py")
             ["came b'words'", "keys ['never set'] were not set before", "ended their programs: [1]"],
         ),
         ("counts_after_the_first", ["did not answer add('count') before", "ended their programs: [0]"]),
-        ("late", ["TimeoutError", "rank 1 of 2 did not come within 3 s"]),
+        ("late", ["TimedOutError", "rank 1 of 2 did not come within 3 s"]),
     ],
 )
 def test_jobs_that_go_wrong_end(name, texts, run_ranks):
