@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpistrat.monitor import source
+from mpistrat.monitor import source, system_calls
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -21,34 +21,10 @@ from mpistrat.runtime.record.read import Record
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 CIRCLE = "other order"
-_SLEEPS = ("nanosleep", "clock_nanosleep")
-_READS = (
-    "read",
-    "pread64",
-    "readv",
-    "write",
-    "pwrite64",
-    "writev",
-    "fsync",
-    "fdatasync",
-    "openat",
-    "statx",
-    "newfstatat",
-)
-_LOCKS = ("futex",)
-_WAITS_FOR_OTHERS = (
-    "poll",
-    "ppoll",
-    "select",
-    "pselect6",
-    "epoll_wait",
-    "epoll_pwait",
-    "recvfrom",
-    "recvmsg",
-    "accept",
-    "connect",
-)
-_CHILDREN = ("wait4", "waitid")
+_CHILD_MODULES = (
+    "subprocess.py",
+    "popen_fork.py",
+)  # of the standard library: they wait for a child's output, too
 
 
 @dataclass(frozen=True)
@@ -246,10 +222,28 @@ def _skipped(evidence: Evidence) -> Verdict | None:
     )
 
 
+def _replaced(evidence: Evidence) -> Verdict | None:
+    if not evidence.facts.replaced:
+        return None
+    return Verdict(
+        "another program",
+        f"runs another program by now, which has no part in the job: it has called exec(), {_at(evidence)}",
+        "Start that program beside this one (`subprocess.run`), or after the job has ended.",
+    )
+
+
 def _c_code(evidence: Evidence) -> Verdict | None:
+    facts = evidence.facts
     if not evidence.holds_interpreter:
         return None
-    call = f" ({evidence.facts.call}())" if evidence.facts.call and evidence.facts.state != "R" else ""
+    # A wait for the interpreter's lock ends every 5 ms, to ask for it again.
+    if _waits_for(evidence) == system_calls.LOCK and facts.state != "R" and (facts.timed or facts.others_run):
+        return Verdict(
+            "C code",
+            f"waits {_at(evidence)}; another thread of it is in C code that does not release the interpreter's lock",
+            "Find out which call of that thread does not return: `gdb -p` shows it, and `py-spy dump --native`.",
+        )
+    call = f" ({facts.call}())" if facts.call and facts.state != "R" else ""
     return Verdict(
         "C code",
         f"is in C code that does not release the interpreter's lock{call}, called {_at(evidence)}",
@@ -271,8 +265,14 @@ def _device(evidence: Evidence) -> Verdict | None:
 
 def _reading(evidence: Evidence) -> Verdict | None:
     facts = evidence.facts
-    if facts.call not in _READS:
+    if _waits_for(evidence) != system_calls.FILE:
         return None
+    if facts.descriptor == 0 and facts.call == "read":
+        return Verdict(
+            "standard input",
+            f"waits for standard input, {_at(evidence)}",
+            "Only rank 0 has any. Write there what it waits for, or start the job with `</dev/null`.",
+        )
     if facts.file.startswith("pipe:"):
         return Verdict(
             "pipe",
@@ -287,14 +287,33 @@ def _reading(evidence: Evidence) -> Verdict | None:
     )
 
 
+def _file_lock(evidence: Evidence) -> Verdict | None:
+    facts = evidence.facts
+    if _waits_for(evidence) != system_calls.FILE_LOCK or facts.state == "R":
+        return None
+    return Verdict(
+        "file lock",
+        f"waits in {facts.call}() for the lock of {facts.file or 'a file'}, {_at(evidence)}",
+        "Look for the process that has it: `lslocks`, or `fuser` with that file.",
+    )
+
+
+def _awaits_signal(evidence: Evidence) -> Verdict | None:
+    if _waits_for(evidence) != system_calls.SIGNAL:
+        return None
+    return Verdict(
+        "signal", f"waits for a signal, {_at(evidence)}", "Look for the process that should send it."
+    )
+
+
 def _sleeps(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in _SLEEPS:
+    if _waits_for(evidence) != system_calls.SLEEP:
         return None
     return Verdict("sleep", f"sleeps, {_at(evidence)}", "Look for what that line waits for.")
 
 
 def _lock(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in _LOCKS or evidence.facts.state == "R" or evidence.record.moves:
+    if _waits_for(evidence) != system_calls.LOCK or evidence.facts.state == "R" or evidence.record.moves:
         return None  # a thread that runs also waits for the interpreter's lock now and then
     others = evidence.stacks.others
     if len(others) > 1:
@@ -307,7 +326,10 @@ def _lock(evidence: Evidence) -> Verdict | None:
 
 
 def _children(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in _CHILDREN:
+    through_pipe = any(
+        each.file.startswith(_LIBRARY) and each.file.endswith(_CHILD_MODULES) for each in evidence.stacks.main
+    )
+    if _waits_for(evidence) != system_calls.CHILD and not through_pipe:
         return None
     return Verdict(
         "child", f"waits for a process that it has started, {_at(evidence)}", "Look at that process."
@@ -315,7 +337,8 @@ def _children(evidence: Evidence) -> Verdict | None:
 
 
 def _network(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.call not in (*_WAITS_FOR_OTHERS, *_READS) or evidence.facts.state == "R":
+    waits = _waits_for(evidence)
+    if waits not in (system_calls.MESSAGE, system_calls.FILE) or evidence.facts.state == "R":
         return None
     return Verdict(
         "message",
@@ -364,13 +387,16 @@ CAUSES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _other_order,
     _stuck,
     _waits_elsewhere,
+    _replaced,
     _skipped,
     _c_code,
     _device,
+    _children,
     _reading,
+    _file_lock,
+    _awaits_signal,
     _sleeps,
     _lock,
-    _children,
     _network,
     _saving,
     _input,
@@ -384,6 +410,10 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "not known"
+
+
+def _waits_for(evidence: Evidence) -> str:
+    return system_calls.waits_for(evidence.facts.call)
 
 
 def _at(evidence: Evidence) -> str:

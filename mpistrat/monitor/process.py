@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpistrat.monitor import system_calls
 from mpistrat.runtime.process import process_facts
-
-# System calls that a rank may be stuck in, by number: x86-64, then 64-bit ARM.
-_CALLS = {
-    "x86_64": {
-        0: "read", 1: "write", 7: "poll", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev", 23: "select",
-        35: "nanosleep", 42: "connect", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 72: "fcntl",
-        73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait",
-        247: "waitid", 257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
-        332: "statx",
-    },
-    "aarch64": {
-        22: "epoll_pwait", 25: "fcntl", 32: "flock", 56: "openat", 63: "read", 64: "write", 65: "readv",
-        66: "writev", 67: "pread64", 68: "pwrite64", 72: "pselect6", 73: "ppoll", 79: "newfstatat", 82: "fsync",
-        83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept",
-        203: "connect", 207: "recvfrom", 212: "recvmsg", 260: "wait4", 291: "statx",
-    },
-}.get(platform.machine(), {})  # fmt: skip
-_WITH_DESCRIPTOR = {
-    *("read", "write", "pread64", "pwrite64", "readv", "writev", "recvfrom", "recvmsg", "accept", "connect"),
-    *("fcntl", "flock", "fsync", "fdatasync"),
-}
-# What the kernel calls the place where a process sleeps, where the number of the call may not be read.
-_KERNEL_PLACES = (
-    ("nanosleep", "clock_nanosleep"),
-    ("futex", "futex"),
-    ("pipe_read", "read"),
-    ("pipe_write", "write"),
-    ("do_wait", "wait4"),
-    ("poll_schedule", "poll"),
-    ("ep_poll", "epoll_wait"),
-    ("do_select", "select"),
-    ("flock", "flock"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,6 +27,17 @@ class ProcessFacts:
         The file, pipe or socket of that call, empty if it has none.
     place : str
         Where the kernel lets it sleep.
+    descriptor : int
+        The descriptor of that call, -1 if it has none.
+    timed : bool
+        Whether that call waits for a lock with a time limit, as for the interpreter's lock.
+    restarts : bool
+        Whether a handler of a signal does not end what the main thread waits for: it waits for nothing, or in a call
+        that Linux begins again.
+    others_run : bool
+        Whether another thread of it computes.
+    replaced : bool
+        Whether the process runs another program by now: it has called ``exec``.
     ended_by : int or None
         The status with which a process ended that was not waited for: as of `os.waitpid`.
     resident : int
@@ -71,13 +50,18 @@ class ProcessFacts:
     call: str = ""
     file: str = ""
     place: str = ""
+    descriptor: int = -1
+    timed: bool = False
+    restarts: bool = False
+    others_run: bool = False
+    replaced: bool = False
     ended_by: int | None = None
     resident: int = 0
     out_of_memory_kills: int | None = None
 
 
-def look(process: int, started: int) -> ProcessFacts:
-    """Return what the system tells about the process with this number that started at this time."""
+def look(process: int, started: int, path: str = "") -> ProcessFacts:
+    """Return what the system tells about the process with this number that started at this time, with this record."""
     if process_facts.started(process) != started:
         return gone()
     if process_facts.state(process) == "Z":
@@ -89,14 +73,24 @@ def look(process: int, started: int) -> ProcessFacts:
         fields = (main / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return gone()
-    place = _text(main / "wchan")
-    call, file = _call(main, process)
-    if not call:
-        call = next((name for text, name in _KERNEL_PLACES if text in place), "")
+    found = dataclasses.replace(
+        _waiting(main, process, fields[0]),
+        others_run=any(_thread_state(each) == "R" for each in main.parent.glob("*") if each != main),
+        replaced=_replaced(process, path),
+    )
     with contextlib.suppress(OSError, ValueError, IndexError):
         resident = int(_text(Path(f"/proc/{process}/statm")).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return ProcessFacts(fields[0], call, file, place if place != "0" else "", None, resident)
-    return ProcessFacts(fields[0], call, file, place if place != "0" else "")
+        return dataclasses.replace(found, resident=resident)
+    return found
+
+
+def _thread_state(thread: Path) -> str:
+    return _text(thread / "stat").rpartition(")")[2][1:2]
+
+
+def _replaced(process: int, path: str) -> bool:
+    """Return whether a process has another memory than the one that mapped this record."""
+    return bool(path and _text(Path(f"/proc/{process}/maps"))) and not process_facts.maps(process, path)
 
 
 def gone() -> ProcessFacts:
@@ -104,20 +98,24 @@ def gone() -> ProcessFacts:
     return ProcessFacts("X", out_of_memory_kills=process_facts.out_of_memory_kills())
 
 
-def _call(main: Path, process: int) -> tuple[str, str]:
-    """Return the system call of a thread, and its file. Empty where this user may not read that."""
-    words = _text(main / "syscall").split()
-    if not words or not words[0].lstrip("-").isdigit():
-        return "", ""
-    number = int(words[0])
-    if number < 0:
-        return "", ""
-    call = _CALLS.get(number, f"system call {number}")
-    file = ""
-    if call in _WITH_DESCRIPTOR:
+def _waiting(main: Path, process: int, state: str) -> ProcessFacts:
+    """Return in which call a main thread waits. Without the call where this user may not read it."""
+    place = _text(main / "wchan")
+    place = place if place != "0" else ""
+    number, *words = _text(main / "syscall").split() or ["unreadable"]
+    if not number.isdigit():  # "running", or -1 where it waits outside of a call
+        call = system_calls.of_place(place)
+        return ProcessFacts(state, call.name if call else "", "", place, restarts=state == "R")
+    call = system_calls.of_number(int(number))
+    arguments = [int(each, 16) for each in words[:6]]
+    descriptor, file = -1, ""
+    if call.has_descriptor and arguments:
+        descriptor = arguments[0]
         with contextlib.suppress(OSError, ValueError):
-            file = os.readlink(f"/proc/{process}/fd/{int(words[1], 16)}")
-    return call, file
+            file = os.readlink(f"/proc/{process}/fd/{descriptor}")
+    timed = system_calls.is_timed(call, arguments)
+    restarts = call.restarts and not timed and not file.startswith("socket:")
+    return ProcessFacts(state, call.name, file, place, descriptor, timed, restarts)
 
 
 def _status(process: int) -> int | None:

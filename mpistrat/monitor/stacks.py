@@ -1,11 +1,14 @@
-"""The Python stacks of other processes, which their faulthandler writes at a signal.
+"""The Python stacks of other processes: their watchdog writes them, or their faulthandler at a signal.
 
-Its handler is C code and needs no lock of the interpreter: it answers also where the main thread is stuck in C.
+The handler of the signal is C code and needs no lock of the interpreter: it answers also where the main thread computes
+in C. But a signal ends what a thread waits for in about half of all calls of the system, so a thread that waits in such
+a call is not sent it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mpistrat.monitor import process
 from mpistrat.runtime.process import process_facts
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
@@ -44,27 +48,31 @@ class Stacks(NamedTuple):
 def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> dict[str, Stacks]:
     """Return the stacks of processes, by the keys of their records. Those that do not answer are left out.
 
-    At the signal a process writes the stack of its main thread, also if that holds the interpreter's lock. Its watchdog
-    then writes the stacks of all threads, if it runs. ``beat`` is called now and then.
+    The watchdog of a process writes the stacks of all threads, if it runs. If the main thread holds the interpreter's
+    lock, it does not: then a signal makes the process write the stack of its main thread. ``beat`` is called now and
+    then.
     """
-    found, sizes = {}, {}
+    found, asked, sizes = {}, {}, {}
     for record in records:
         if record.pid == os.getpid():
             found[record.key] = own()
-        elif _asks(record):
+        elif _runs(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
-                size = os.stat(record.path).st_size
-                os.kill(record.pid, record.signal)
-                sizes[record.path] = size
-    _wait_for_signals(sizes, beat)
-    asked = {each.path: each.beat_every for each in records if each.path in sizes}
-    for path in list(asked):
-        with contextlib.suppress(OSError):
-            read.ask_for_stacks(path)
-    end = time.monotonic() + max(asked.values(), default=0.0) + _LONGEST
+                sizes[record.path] = os.stat(record.path).st_size
+                read.ask_for_stacks(record.path)
+                asked[record.path] = record
+    longest = max((each.beat_every for each in asked.values()), default=0.0)
+    end = time.monotonic() + longest + _LONGEST
     while time.monotonic() < end and not all(map(read.have_stacks, asked)):
         time.sleep(_QUIET)
         beat()
+    waiting = {}
+    for path, record in asked.items():
+        if not read.have_stacks(path) and _bears_signal(record):
+            with contextlib.suppress(OSError):
+                os.kill(record.pid, record.signal)
+                waiting[path] = sizes[path]
+    _wait_for_signals(waiting, beat)
     for record in records:
         if record.path in sizes:
             stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
@@ -86,20 +94,30 @@ def _wait_for_signals(sizes: dict[str, int], beat: Callable[[], object]) -> None
         last = now
 
 
-def _asks(record: Record) -> bool:
-    """Return whether a process may be sent its signal: without a handler it would be killed."""
+def _runs(record: Record) -> bool:
     return (
-        record.signal in signal.valid_signals()
-        and process_facts.started(record.pid) == record.started
-        and process_facts.state(record.pid) not in "TtZX"
-        and _handles(record)
+        process_facts.started(record.pid) == record.started and process_facts.state(record.pid) not in "TtZX"
     )
 
 
-def _handles(record: Record) -> bool:
+def _bears_signal(record: Record) -> bool:
+    """Return whether a process may be sent its signal, which neither kills it nor ends what it waits for.
+
+    A process-wide signal goes to the main thread, unless that blocks it: other threads may wait in any call.
+    """
+    return (
+        record.signal in signal.valid_signals()
+        and _mask(record, "SigCgt")
+        and not _mask(record, "SigBlk")
+        and process.look(record.pid, record.started).restarts
+    )
+
+
+def _mask(record: Record, name: str) -> bool:
+    """Return whether a mask of the main thread in /proc has the signal of a record."""
     with contextlib.suppress(OSError), open(f"/proc/{record.pid}/status") as file:
         for line in file:
-            if line.startswith("SigCgt:"):
+            if line.startswith(f"{name}:"):
                 return bool(int(line.split()[1], 16) >> (record.signal - 1) & 1)
     return False
 
@@ -142,7 +160,7 @@ def parse(text: str, main_thread: int) -> Stacks:
     main: tuple[Frame, ...] = ()
     others = []
     heads = list(_THREAD.finditer(text))
-    for head, following in zip(heads, [*heads[1:], None], strict=True):
+    for head, following in itertools.zip_longest(heads, heads[1:]):  # none if nothing was written
         body = text[head.end() : following.start() if following else len(text)]
         stack = tuple(
             Frame(found[1], int(found[2]), found[3])

@@ -79,7 +79,7 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
     That may take seconds. ``beat`` is called now and then.
     """
     records = sorted(records, key=lambda each: (each.rank, each.pid))
-    facts = {each.key: process.look(each.pid, each.started) for each in records}
+    facts = {each.key: process.look(each.pid, each.started, each.path) for each in records}
     found = stacks.ask(records, beat)
     records = [read.read(each.path) or each for each in records]
     silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
@@ -102,7 +102,7 @@ def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
     samples: list[dict[str, ProcessFacts]] = []
     for _ in range(_SAMPLES if records else 0):
         time.sleep(_BETWEEN)
-        samples.append({each.key: process.look(each.pid, each.started) for each in records})
+        samples.append({each.key: process.look(each.pid, each.started, each.path) for each in records})
     found = {}
     for each in records:
         idle = [sample[each.key] for sample in samples if sample[each.key].state != "R"]

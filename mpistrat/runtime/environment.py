@@ -245,7 +245,7 @@ class Options:
     roles : str
         Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
     stack_signal : int
-        The signal that makes a rank write its stacks to its record; 0 for none.
+        The signal that makes a rank write its stack where it keeps the interpreter's lock; 0 for none.
     trace : str
         The directory for a trace of each rank; empty for no trace.
     trace_bytes : int
