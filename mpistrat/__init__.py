@@ -5,6 +5,7 @@ Names load when they are first used: importing the package starts no MPI, h5py o
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import lazy_loader
@@ -27,4 +28,8 @@ def _watch(record: FlightRecord) -> None:
     watchdog.watch(record)
 
 
+if "OMPI_MCA_mpi_ft_enable" in os.environ:
+    from mpistrat.runtime.process import mpi as _mpi
+
+    _mpi.end_job_on_early_error()
 observers.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -121,6 +121,12 @@ def _gone(evidence: Evidence) -> Verdict | None:
     facts, record = evidence.facts, evidence.record
     if facts.state not in "ZX":
         return None
+    if not record.path:
+        return Verdict(
+            "ended early",
+            "has ended before its first strategy, it seems: no process of it is on this node",
+            "Look at the lines before that for what lets a rank leave. In a container of its own it may not be seen.",
+        )
     if record.phase == Phase.FAILED:
         return Verdict("failed", "has ended its program by an error", "Look for its traceback in the output.")
     kills = facts.out_of_memory_kills

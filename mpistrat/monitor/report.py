@@ -189,13 +189,17 @@ def _told(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
     """Return what is known of ranks that do not come, those with equal verdicts together."""
     lines = []
     for found, records in groups.items():
-        places = ", ".join(f"{each.host} process {each.pid}" for each in records[:_MOST_PROCESSES])
+        places = ", ".join(_process(each) for each in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
         lines += [
             f"  {ranks_in_words([each.rank for each in records])} ({places}{more}): {found.what}",
             f"  cause: {found.cause}. {found.remedy}",
         ]
     return lines
+
+
+def _process(record: Record) -> str:
+    return f"{record.host} process {record.pid}" if record.pid else record.host
 
 
 def _network(nodes: Sequence[Links]) -> list[str]:
@@ -226,7 +230,9 @@ def _unseen(wait: Wait, seen: View) -> list[str]:
         else ""
     )
     if wait.missing:
-        return [f"  {ranks} of the communicator{on}: no record here. On another node, or without one."]
+        return [
+            f"  {ranks} of the communicator{on}: no record here. On another node, without one, or ended early."
+        ]
     if len(seen.links) > 1:
         return [
             f"  {ranks}{on}: no process answers, other nodes do",
@@ -241,7 +247,7 @@ def _unseen(wait: Wait, seen: View) -> list[str]:
     return [
         f"  {ranks}{on}: no record here",
         "  cause: on another node. No rank with a record in this communicator is missing, unless it has not come to "
-        f"its start.{searched} See the reports of the other nodes, or whether these are up.",
+        f"its start, or has ended before it.{searched} See the reports of the other nodes, or whether these are up.",
     ]
 
 
@@ -284,7 +290,8 @@ def _doing(record: Record, seen: View, found: Sequence[Wait]) -> list[str]:
                 else f", inside {_call(last)}"
             )
         states = {"T": "stopped", "t": "stopped", "Z": "ended", "X": "gone", "R": "running"}
-        head += f"; process {record.pid} {states.get(facts.state, 'waiting')}"
+        process = f"process {record.pid}" if record.pid else "its process"
+        head += f"; {process} {states.get(facts.state, 'waiting')}"
         if facts.call:
             head += f" in {facts.call}()" + (f" of {facts.file}" if facts.file else "")
     lines = [head]

@@ -183,7 +183,7 @@ class Watchdog(threading.Thread):
             self._beat()
             sign()
 
-        return view.look([*job, *without_record.find(own, job)], beat)
+        return view.look([*job, *without_record.find(own, job, self._one_node)], beat)
 
     def _job(self) -> tuple[Record, list[Record]]:
         """Return the record of this process, and those of all ranks of this node."""

@@ -1,4 +1,7 @@
-"""Ranks that share no communicator with the others yet, as the system shows them: they may not have started MPI."""
+"""Ranks that share no communicator with the others yet, as the system shows them.
+
+They may not have started MPI, or have ended before they did.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
 
-def find(own: Record, job: Sequence[Record]) -> list[Record]:
+def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
     """Return a record of each rank of this node that was started with this process and is not in ``job``.
 
-    It is empty if the rank keeps none.
+    It is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: those of which
+    there is no process have ended, and have a record of process 0.
     """
     variables = [name for each in LAUNCHERS for name in each.rank if os.environ.get(name) == str(own.rank)]
     if not own.launch or not variables:
@@ -40,6 +44,9 @@ def find(own: Record, job: Sequence[Record]) -> list[Record]:
         ):
             empty = _empty(process, int(rank), own)
             found.append(recorded.get((process, empty.started), empty))
+    if one_node:
+        missing = set(range(own.size)) - known - {each.rank for each in found}
+        found += [_empty(0, rank, own) for rank in missing]
     return sorted(found, key=lambda each: each.rank)
 
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ _shared = False
 _claim: int | None = None
 _pending = False
 _revoked_at_end: list[Any] = []
+_start: Callable[[], object] | None = None
 
 
 def arm(rank: int, size: int) -> None:
@@ -62,6 +64,16 @@ def arm(rank: int, size: int) -> None:
 
     sys.excepthook = excepthook
     _watch_system_exit()
+
+
+def arm_early(rank: int, size: int, start: Callable[[], object]) -> None:
+    """As `arm`, for a rank that has not started MPI. ``start`` does, once the rank has failed.
+
+    The others wait in ``MPI_Init``, and nothing but MPI can tell them.
+    """
+    global _start
+    _start = start
+    arm(rank, size)
 
 
 def share(node: Any) -> None:
@@ -98,11 +110,13 @@ def _tell() -> None:
 
 def _told(error: BaseException) -> bool:
     """Return whether an error says that another rank ends the job."""
+    if not _revoked_at_end:
+        return False
     from mpi4py import MPI
 
-    if not _revoked_at_end or not isinstance(error, MPI.Exception):
+    if not isinstance(error, MPI.Exception):
         return False
-    return error.Get_error_class() == MPI.ERR_REVOKED
+    return bool(error.Get_error_class() == MPI.ERR_REVOKED)
 
 
 def pending() -> bool:
@@ -154,6 +168,9 @@ def _first_failure() -> bool:
 def _abort_at_exit(status: int) -> None:
     global _pending
     _pending = True
+    if _start is not None:
+        with contextlib.suppress(Exception):  # this rank fails anyway
+            _start()
     _tell()
     status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     from mpi4py.run import set_abort_status

@@ -62,6 +62,16 @@ def end_job_on_error() -> None:
         failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 
 
+def end_job_on_early_error() -> None:
+    """End a job that survives the loss of ranks at an uncaught error of this rank before it starts MPI.
+
+    The launcher leaves the other ranks alone then, and they would wait in ``MPI_Init`` for ever.
+    """
+    numbered = launch.rank_and_size(os.environ)
+    if survives_losses() and numbered is not None and numbered[1] > 1:
+        failure.arm_early(*numbered, start)
+
+
 def _start() -> None:
     global _mpi, _starter
     from mpi4py import rc
