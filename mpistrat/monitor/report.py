@@ -296,6 +296,8 @@ def _doing(record: Record, seen: View, found: Sequence[Wait]) -> list[str]:
             head += f" in {facts.call}()" + (f" of {facts.file}" if facts.file else "")
     lines = [head]
     known = seen.stacks.get(record.key)
+    if known is None and facts.state == "S" and record.path and not facts.restarts:
+        lines.append("    no stack: no thread of it tells, and a signal could end what it waits for")
     if known is not None:
         lines += _stack(known.main)
         if own is None:

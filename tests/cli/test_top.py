@@ -1,7 +1,9 @@
 """``mpistrat top``: jobs that run, and jobs that have ended."""
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from mpistrat.cli.top import jobs
 from mpistrat.runtime.record import read
 
 PROGRAM = """
-import sys, time
+import sys, threading, time
 import numpy as np
 import mpistrat
 strategy = mpistrat.MultiWorkerMirroredStrategy()
@@ -24,7 +26,7 @@ for _ in range(3):
     strategy.run(lambda: strategy.extended)
     strategy.reduce("SUM", np.ones(3), axis=None)
 print("ready", flush=True)
-time.sleep(1000)
+exec(sys.argv[1])
 """
 
 
@@ -45,20 +47,31 @@ def until(condition):
         assert time.monotonic() < deadline
 
 
-@pytest.fixture(scope="module")
-def process():
-    """A job of one rank that runs."""
+@contextlib.contextmanager
+def job(line):
+    """A job of one rank that runs, and is at a line."""
     if not Path("/dev/shm").is_dir():
         pytest.skip("this machine has no /dev/shm")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout.readline() == "ready\n"
-        until(lambda: process_state(started) == "S" and "<string>:10" in top("--stacks", str(started.pid))[0])
-        yield started
-        started.kill()
-        started.wait()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, line], stdout=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            assert started.stdout.readline() == "ready\n"
+            until(lambda: process_state(started) == "S")
+            yield started
+        finally:
+            started.kill()
+            started.wait()
     for record in read.records():
         if record.pid == started.pid:
             os.unlink(record.path)
+
+
+@pytest.fixture(scope="module")
+def process():
+    with job("threading.Event().wait()") as started:
+        until(lambda: "<string>:10" in top("--stacks", str(started.pid))[0])
+        yield started
 
 
 @pytest.mark.full
@@ -92,6 +105,17 @@ def test_the_table_and_the_stacks(process):
     assert status == 0, output
     assert "rank 0: user code" in output
     assert "<string>:10 in <module>" in output
+
+
+@pytest.mark.full
+def test_a_rank_alone_goes_on_waiting():
+    """It has no thread that could tell its stack, and the signal for it would end this call."""
+    with job("import signal; signal.pause(); print('went on', flush=True)") as started:
+        output, status = top("--stacks", str(started.pid))
+        assert status == 0, output
+        assert "in pause()\n    no stack: " in output
+        assert process_state(started) == "S"
+        assert not select.select([started.stdout], [], [], 0.5)[0]
 
 
 @pytest.mark.full
