@@ -26,7 +26,7 @@ class CombinedSource(OfParts, Source):
         """Return these rows, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self.element_spec(), 0)
-        return elements.stack(self.each(rows))
+        return elements.stack(self.each(rows), elements.dtypes_of(self.element_spec()))
 
     @property
     def in_memory(self) -> bool:

@@ -113,7 +113,7 @@ class ByData(Division):
 
     def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
         super().__init__(source, transforms, peers)
-        self.plan = PipelinePlan(source, transforms)
+        self.plan = PipelinePlan(source, transforms, source)
         self.steps = self.plan.length
         self._cut = None if peers.size == 1 else partial(piece, replicas=peers.size, replica=peers.rank)
 
@@ -159,6 +159,7 @@ class ByFile(Division):
         self.plan = PipelinePlan(
             source.of_files(dealt[peers.rank]),
             _of_share(transforms, peers.size, peers.rank),
+            source,
         )
 
     def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> ByFile:
@@ -182,7 +183,8 @@ class Everything(Division):
         ]
         longest = _longest(lengths)
         self.steps = None if longest is None else longest * peers.size
-        self.plan = PipelinePlan(source, self._of_rank(transforms, peers.size, peers.rank))
+        own = self._of_rank(transforms, peers.size, peers.rank)
+        self.plan = PipelinePlan(source, own, source)
 
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas)

@@ -23,7 +23,7 @@ class _Streamed(Division):
 
     def __init__(self, source: Any, transforms: Sequence[Transform], peers: Peers):
         super().__init__(source, transforms, peers)
-        self.plan: Any = StreamPlan(source, self._of_rank(transforms))
+        self.plan: Any = StreamPlan(source, self._of_rank(transforms), shared=True)
 
     @property
     def cardinality(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,15 +30,15 @@ class PaddedBatch(Batch):
     shapes: Any = None
     values: Any = None
 
-    def stack(self, rows: Sequence[Any]) -> Any:
-        """Return padded rows as one batch.
+    def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
+        """Return padded rows as one batch, with these dtypes of its columns.
 
         Raises
         ------
         ValueError
             If a row is larger than the shape that was given, or has another number of dimensions.
         TypeError
-            If a padding value does not have the dtype of the rows.
+            If a padding value does not have the dtype of the rows, or a row has a value that this cannot hold.
         """
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:
@@ -45,8 +46,9 @@ class PaddedBatch(Batch):
         shapes = _for_leaves(self.shapes, rows[0], len(leaves), _is_shape, "padded_shapes")
         values = _for_leaves(self.values, rows[0], len(leaves), _is_value, "padding_values")
         columns = zip(*(nest.flatten(row)[0] for row in rows), strict=True)
+        typed = itertools.starmap(elements.of_one_dtype, itertools.zip_longest(columns, dtypes or ()))
         return rebuild(
-            [_padded(*column) for column in zip(columns, shapes, values, range(len(leaves)), strict=True)]
+            [_padded(*column) for column in zip(typed, shapes, values, range(len(leaves)), strict=True)]
         )
 
     def spec(self, row: Any, size: int | None) -> Any:

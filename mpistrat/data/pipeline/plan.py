@@ -47,6 +47,13 @@ class _Batches(NamedTuple):
 class PipelinePlan:
     """A source with its transforms, ready to read.
 
+    Parameters
+    ----------
+    source : Source
+    transforms : sequence of Transform
+    whole : Source, optional
+        The source that the replicas share, of which ``source`` may be this one's part.
+
     Attributes
     ----------
     length : int or None
@@ -59,10 +66,12 @@ class PipelinePlan:
         Whether functions of the program (``map``) make the elements.
     """
 
-    def __init__(self, source: Source, transforms: Sequence[Transform]):
+    def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
         at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
         rows, batches = transforms[:at], transforms[at + 1 :]
         self._source = source
+        self._whole = whole
+        self._dtypes: list[np.dtype] | None = None
         self._rows = Order(source.length, rows, source.blocks())
         self._row_maps = [each for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
@@ -123,7 +132,8 @@ class PipelinePlan:
         """Return rows stacked on axis 0, after the functions for single rows."""
         if not self._row_maps or not len(rows):
             return self._empty_mapped_rows() if self._row_maps else self._source.read(rows)
-        return elements.stack(self.each(rows))
+        each = self.each(rows)
+        return elements.stack(each, self._columns(each))
 
     def locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers of the source's rows that make the rows ``ks`` of an iteration."""
@@ -302,10 +312,22 @@ class PipelinePlan:
         return self._map_batch(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
 
     def _stack(self, rows: list[Any]) -> Any:
-        tree = elements.stack(rows) if self.batch is None else self.batch.stack(rows)
+        dtypes = self._columns(rows)
+        tree = elements.stack(rows, dtypes) if self.batch is None else self.batch.stack(rows, dtypes)
         if self._no_mapped_rows is None:
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
+
+    def _columns(self, rows: Sequence[Any]) -> list[np.dtype] | None:
+        """Return the dtypes of the columns that functions make. None where no function does: a source has one dtype.
+
+        Those of the first row of the source that the replicas share, which each of them finds alone, by one more call
+        of each function. In a dataset that is not distributed, those of the first of ``rows``.
+        """
+        if self._dtypes is None and self._row_maps:
+            first = rows[0] if self._whole is None else self._first_rows(self._whole, 1)[0]
+            self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
+        return self._dtypes
 
     def _map_batch(self, tree: Any) -> Any:
         return elements.mapped_batch(tree, self._batch_maps)
@@ -330,11 +352,14 @@ class PipelinePlan:
         return self._stack(self._probe_rows(count))
 
     def _probe_rows(self, count: int) -> list[Any]:
+        return self._first_rows(self._source, count)
+
+    def _first_rows(self, source: Source, count: int) -> list[Any]:
         """Return the first row so many times, or rows of zeros without rows."""
-        if self._source.length == 0:
-            rows = [*elements.rows_of(spec.zeros(self._source.element_spec(), count))]
+        if source.length == 0:
+            rows = [*elements.rows_of(spec.zeros(source.element_spec(), count))]
         else:
-            rows = self._source.each(self._source.numbers(np.zeros(count, np.int64), 0))
+            rows = source.each(source.numbers(np.zeros(count, np.int64), 0))
         return mapped_rows(rows, self._row_maps)
 
 

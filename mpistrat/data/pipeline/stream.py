@@ -33,12 +33,13 @@ Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 class StreamPlan:
     """An iterable with its transforms, ready to read. Elements must be requested in ascending order.
 
-    Functions given to ``map`` are called only for the rows that are requested.
+    Functions given to ``map`` are called only for the rows that are requested. If replicas share the iterable, each
+    calls them for the first row, too: its dtypes are those of all rows.
     """
 
     length = row_length = None
 
-    def __init__(self, source: StreamSource, transforms: Sequence[Transform]):
+    def __init__(self, source: StreamSource, transforms: Sequence[Transform], shared: bool = False):
         self._source, self._transforms = source, transforms
         at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
         self.batch: Any = transforms[at] if at < len(transforms) else None
@@ -46,6 +47,9 @@ class StreamPlan:
         self._batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
         self._open: dict[int, _Pass] = {}
         self._empty: Any = None
+        self._shared = shared
+        self._first: Any = None
+        self._dtypes: list[np.dtype] | None = None
 
     def rows(self, k: int, iteration: int) -> list[Any] | None:
         """Return the rows of element ``k`` before ``map``, or None after the last."""
@@ -62,7 +66,8 @@ class StreamPlan:
             return mapped_rows(rows, self._row_maps)[0]
         if not rows:
             return self.empty()
-        batch = self.batch.stack(mapped_rows(rows, self._row_maps))
+        mapped = mapped_rows(rows, self._row_maps)
+        batch = self.batch.stack(mapped, self._columns(mapped))
         batch = elements.mapped_batch(batch, self._batch_maps)
         if self._empty is None:
             self._empty = spec.no_rows(batch)
@@ -93,11 +98,28 @@ class StreamPlan:
         return row if self.batch is None else self.batch.spec(row, None)
 
     def _streamed(self, iteration: int) -> Iterator[list[Any]]:
-        made: Open = lambda iteration: self._source.open(iteration)  # noqa: E731
+        made: Open = self._opened
         for each in self._transforms:
             made = _after(each, made)
         whole = made(iteration)
         return whole if self.batch is not None else ([row] for row in whole)
+
+    def _opened(self, iteration: int) -> Iterator[Any]:
+        stream = self._source.open(iteration)
+        if self._shared and self._first is None:
+            self._first = next(stream, None)
+            if self._first is not None:
+                return itertools.chain([self._first], stream)
+        return stream
+
+    def _columns(self, rows: Sequence[Any]) -> list[np.dtype]:
+        """Return the dtypes of the columns: those of the first row of all replicas, or else of these."""
+        if self._dtypes is None:
+            first = rows[0]
+            if self._shared and self._first is not None:
+                first = mapped_rows([elements.copied(self._first)], self._row_maps)[0]
+            self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
+        return self._dtypes
 
 
 class _Pass:

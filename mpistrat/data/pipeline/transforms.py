@@ -265,9 +265,9 @@ class Batch(Transform):
             return None
         return n // self.size if self.drop_remainder else -(-n // self.size)
 
-    def stack(self, rows: Sequence[Any]) -> Any:
-        """Return rows as one batch."""
-        return elements.stack(rows)
+    def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
+        """Return rows as one batch, with these dtypes of its columns."""
+        return elements.stack(rows, dtypes)
 
     def spec(self, row: Any, size: int | None) -> Any:
         """Return the specs of a batch, from those of a row."""

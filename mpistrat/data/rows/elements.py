@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -52,11 +53,19 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     return batch
 
 
-def stack(elements: Sequence[Any]) -> Any:
+def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
     """Return elements of equal structure and shapes, stacked on a new axis 0.
+
+    Parameters
+    ----------
+    elements : sequence of nested structures
+    dtypes : sequence of numpy.dtype, optional
+        The dtype of each column. By default the one to which NumPy promotes its rows.
 
     Raises
     ------
+    TypeError
+        If a row has a value that its column's dtype cannot hold.
     ValueError
         If the elements differ in structure or shape.
     """
@@ -65,8 +74,9 @@ def stack(elements: Sequence[Any]) -> Any:
         raise ValueError(
             f"the element {elements[0]!r} holds no array: check that the function given to map() returns its result"
         )
+    wanted = iter(dtypes or ())
     try:
-        return nest.map_structure(lambda *leaves: np.stack(leaves), *elements)
+        return nest.map_structure(lambda *rows: np.stack(of_one_dtype(rows, next(wanted, None))), *elements)
     except ValueError as error:
         shapes = [nest.map_structure(np.shape, element) for element in elements]
         other = next((shape for shape in shapes if shape != shapes[0]), None)
@@ -76,6 +86,45 @@ def stack(elements: Sequence[Any]) -> Any:
             f"elements of one batch must have equal shapes, but map() returned {shapes[0]} for one and {other} "
             "for another: pad them to one shape"
         ) from error
+
+
+def dtypes_of(spec: Any) -> list[np.dtype]:
+    """Return the dtype of each column, from the specs of a row."""
+    return [each.dtype for each in nest.flatten(spec)[0]]
+
+
+def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
+    """Return the rows of a column as arrays of this dtype; as they are, if it is None, or one of texts or objects.
+
+    NumPy would promote the rows of each batch for itself, so that batches, and the pieces of one batch on two ranks,
+    would differ in dtype.
+
+    Raises
+    ------
+    TypeError
+        If a row has a value that the dtype cannot hold.
+    """
+    if dtype is None or dtype.kind in "USOT" or all(row.dtype == dtype for row in rows):
+        return rows
+    return [row if row.dtype == dtype else _converted(row, dtype, number) for number, row in enumerate(rows)]
+
+
+def _converted(row: Any, dtype: np.dtype, number: int) -> np.ndarray:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ComplexWarning
+        try:
+            made = np.asarray(row).astype(dtype)
+            back = made.astype(row.dtype)
+            kept = bool(((back == row) | ((back != back) & (row != row))).all())
+        except (TypeError, ValueError):  # a text for a number
+            kept = False
+    if not kept:
+        raise TypeError(
+            f"row {number} of a batch has dtype {row.dtype} in a column of {dtype}, the dtype of the dataset's first "
+            f"row, which cannot hold {np.array2string(np.asarray(row), threshold=6)}: return one dtype for all rows, "
+            f"such as np.{row.dtype}(...)"
+        )
+    return made
 
 
 def of_arrays(element: Any) -> Any:

@@ -55,7 +55,11 @@ class SequenceSource(Source):
 
     def read(self, rows: np.ndarray) -> Any:
         """Return these elements, stacked on axis 0."""
-        return self._gather(rows) if len(rows) else spec.zeros(self._spec, 0)
+        if not len(rows):
+            return spec.zeros(self._spec, 0)
+        if isinstance(self._gather, _ArrayReader):
+            return self._gather(rows)
+        return self._gather(rows, elements.dtypes_of(self._spec))
 
     def fingerprint(self) -> Any:
         """Return number and type of the elements."""
@@ -93,13 +97,13 @@ class _ElementReader:
         many = getattr(sequence, "__getitems__", None)
         self._many = many if callable(many) else None
 
-    def __call__(self, rows: np.ndarray) -> Any:
+    def __call__(self, rows: np.ndarray, dtypes: Sequence[np.dtype] | None = None) -> Any:
         numbers = rows.tolist()
         if self._many is not None:
             found: Sequence[Any] = self._many(numbers)
         else:
             found = [self._sequence[number] for number in numbers]
-        return elements.stack([elements.of_arrays(each) for each in found])
+        return elements.stack([elements.of_arrays(each) for each in found], dtypes)
 
 
 def _name(sequence: Any) -> str:
