@@ -39,6 +39,17 @@ class DatasetPart:
         """Number of rows. None if they are endless, or their number is unknown."""
         return None if self.streamed else length_of(self.source.length, self.transforms)
 
+    @property
+    def endless(self) -> bool:
+        """Whether its rows have no end. Looks into no file."""
+        from mpistrat.data.sources.files import FileSource  # a late import: loads h5py
+
+        if self.streamed:
+            return False
+        parts = getattr(self.source, "parts", ())
+        known = isinstance(self.source, FileSource) or (parts and not any(part.endless for part in parts))
+        return length_of(1 if known else self.source.length, self.transforms) is None
+
     @cached_property
     def _no_numbers(self) -> np.ndarray:
         found: np.ndarray = self.plan.locate(np.empty(0, np.int64), 0)

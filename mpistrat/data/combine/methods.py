@@ -219,6 +219,10 @@ class Combining(Chain):
                 "after it"
             )
         part = _part(replace(own, transforms=own.transforms[:at]), "cache")
+        if part.endless:
+            raise ValueError(
+                "cache() keeps all rows, but this dataset is endless: call cache() before repeat()"
+            )
         kind = streamed.CachedStream if part.streamed else CachedSource
         return self._of(kind([part]), after, own.options)
 

@@ -86,6 +86,9 @@ class BlockReader:
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         with self._lock:
             self._check(path, record)
+            for number in blocks[np.diff(blocks, prepend=-1) > 0].tolist():
+                if (path, number) in self._kept:  # else a block of these rows would make room for another one
+                    self._kept.move_to_end((path, number))
             for mine, places in zip(np.split(rows, cuts), np.split(where, cuts), strict=True):
                 if not len(mine):
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -71,6 +72,14 @@ class Definition:
             if peers is not None:  # which together read all shards
                 of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
             source = source.for_shuffle(memory, length_of(source.length, of_rows), ranks, peers)
+            exact = any(isinstance(each, Shuffle) and each.mode == "exact" for each in of_rows)
+            if exact and source.decodes_again and (peers is None or peers.rank == 0):
+                warnings.warn(
+                    f"shuffle(mode='exact') takes the rows of {source} one by one, and decodes nearly all chunks again "
+                    "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",
+                    UserWarning,
+                    stacklevel=2,
+                )
         return replace(self, source=source)
 
     def __str__(self) -> str:

@@ -69,6 +69,11 @@ class Source(Protocol):
         """Whether the rows lie in memory. Then a small batch is made faster than it is handed over."""
         return False
 
+    @property
+    def decodes_again(self) -> bool:
+        """Whether rows in any order are read by decoding whole chunks, of which not all can be kept."""
+        return False
+
     def __len__(self) -> int:
         """Return the number of rows."""
 

@@ -283,6 +283,13 @@ class FileSource(Source):
         """Whether the rows are in memory, or will be after the first read."""
         return self._kept is not None
 
+    @property
+    def decodes_again(self) -> bool:
+        """Whether there are chunks with filters, and more of them than are kept decoded."""
+        columns = self._manifest.records[0].columns
+        nbytes = sum(column.row_bytes for column in columns) * len(self)
+        return not self.in_memory and any(column.filtered for column in columns) and nbytes > MOST_DECODED
+
     def announced(self) -> bool:
         """Return whether read-ahead helps: not for rows in memory."""
         return not self.in_memory
