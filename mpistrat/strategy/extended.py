@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
@@ -19,6 +19,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
 from mpistrat.strategy.replica_context import ReplicaContext
+from mpistrat.strategy.steps import MultiStepContext, run_steps
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
 
@@ -410,13 +411,54 @@ class StrategyExtended:
         return data.Dataset.from_arrays(numpy_input)
 
     def experimental_run_steps_on_iterator(
-        self, fn: Callable[..., Any], iterator: Any, iterations: int = 1, initial_loop_values: Any = None
-    ) -> NoReturn:
-        """Raise NotImplementedError: call `Strategy.run` for each batch instead."""
-        raise NotImplementedError(
-            "experimental_run_steps_on_iterator is not provided: call strategy.run(fn, args=(batch,)) for each batch "
-            "of the iterator"
-        )
+        self,
+        fn: Callable[..., Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: dict[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Call ``fn(context, batch)`` for the next batches of an iterator.
+
+        Parameters
+        ----------
+        fn : callable
+            Called in cross-replica context, so that it calls `Strategy.run` itself. It keeps what the caller needs by
+            ``context.set_last_step_output(name, value, reduce_op)``.
+        iterator : iterator
+            Of a distributed dataset, say.
+        iterations : int
+            The number of batches.
+        initial_loop_values : dict, optional
+            The outputs before the first step.
+
+        Returns
+        -------
+        MultiStepContext
+            With the outputs of the last step in ``last_step_outputs``.
+
+        Raises
+        ------
+        StopIteration
+            If the iterator has fewer batches.
+        RuntimeError
+            In a replica context, or if another strategy is current.
+
+        Examples
+        --------
+        >>> import mpistrat, numpy as np
+        >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
+        >>> def step(context, batch):
+        ...     total = strategy.run(np.sum, args=(batch,))
+        ...     context.set_last_step_output("total", total, "SUM")
+        >>> batches = iter([np.array([1, 2]), np.array([3, 4])])
+        >>> with strategy.scope():
+        ...     made = strategy.extended.experimental_run_steps_on_iterator(step, batches, 2)
+        >>> int(made.last_step_outputs["total"])
+        7
+        """
+        require_cross_replica(self._strategy, "experimental_run_steps_on_iterator", "call it outside of run")
+        with self._strategy.scope():
+            return run_steps(fn, iterator, iterations, initial_loop_values)
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -15,6 +16,7 @@ from mpistrat.values.array_methods import ArrayMethods
 from mpistrat.variables import shown
 from mpistrat.variables.not_provided import NotProvided
 from mpistrat.variables.reference import Reference
+from mpistrat.variables.scatter_nd import ScatterNd
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 _SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
 
 
-class Variable(ArrayLike, ArrayMethods, NotProvided):
+class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     """An array whose content may change, with rules for how replicas share it.
 
     The current strategy decides which subclass is made.
@@ -160,6 +162,19 @@ class Variable(ArrayLike, ArrayMethods, NotProvided):
     def get_shape(self) -> tuple[int, ...]:
         """Return the shape of the variable."""
         return self.shape
+
+    def set_shape(self, shape: Sequence[int | None]) -> None:
+        """Check the shape of the variable, which is fixed: None fits any length.
+
+        Raises
+        ------
+        ValueError
+            If the variable has another shape.
+        """
+        if len(shape) != len(self.shape) or any(
+            wanted not in (None, found) for wanted, found in zip(shape, self.shape, strict=True)
+        ):
+            raise ValueError(f"variable {self.name!r} has shape {self.shape}, not {tuple(shape)}")
 
     def ref(self) -> Reference[Variable]:
         """Return a hashable reference to this variable, for dicts and sets.

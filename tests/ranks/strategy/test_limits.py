@@ -215,6 +215,7 @@ LOCAL = [
     "Variable.scatter_nd_min",
     "Variable.scatter_nd_sub",
     "Variable.scatter_nd_update",
+    "Variable.set_shape",
     "Variable.without_value",
     "Variable.write",  # `assign` and its sisters call it
     "Optimizer.finalize_variable_values",

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -220,23 +221,83 @@ def test_variables_of_a_scope_in_the_default_scope(strategy):
         assert Variable(1.0).distribute_strategy is default
 
 
-def test_what_is_not_provided_says_what_to_use(strategy):
+def test_scatter_nd(strategy):
     v = make(strategy, np.zeros((2, 3)))
-    for call, instead in (
-        (lambda: v.batch_scatter_update(IndexedSlices([1.0], [0])), r"v\[np.arange"),
-        (lambda: v.scatter_nd_update([[0, 1]], [2.0]), "moveaxis"),
-        (lambda: v.scatter_nd_add([[0, 1]], [2.0]), r"np\.add\.at"),
-        (lambda: v.scatter_nd_sub([[0, 1]], [2.0]), r"np\.subtract\.at"),
-        (lambda: v.scatter_nd_min([[0, 1]], [2.0]), r"np\.minimum\.at"),
-        (lambda: v.scatter_nd_max([[0, 1]], [2.0]), r"np\.maximum\.at"),
-        (lambda: strategy.extended.experimental_run_steps_on_iterator(print, iter([])), r"strategy\.run"),
+    indices, updates = np.array([[0, 1], [1, 2], [1, 2]]), np.array([2.0, 3.0, 4.0])
+    assert v.scatter_nd_add(indices, updates) is v
+    assert v.numpy().tolist() == [[0, 2, 0], [0, 0, 7]]
+    v.scatter_nd_sub([[0]], [[1.0, 1.0, 1.0]])
+    assert v.numpy().tolist() == [[-1, 1, -1], [0, 0, 7]]
+    v.scatter_nd_max([[0, 0], [1, 2]], [5.0, 5.0])
+    v.scatter_nd_min([[0, 1], [1, 2]], [0.0, 6.0])
+    assert v.numpy().tolist() == [[5, 0, -1], [0, 0, 6]]
+    v.scatter_nd_update([[0, 2], [0, 2]], [8.0, 9.0])
+    assert v.numpy().tolist() == [[5, 0, 9], [0, 0, 6]]
+    for wrong, kind, text in (
+        (([[0, 3]], [1.0]), ValueError, "do not fit"),
+        (([[0, -1]], [1.0]), ValueError, "do not fit"),
+        (([[0, 1]], [1.0, 2.0]), ValueError, r"need updates of shape \(1,\)"),
+        (([[0, 1, 2]], [1.0]), ValueError, "cannot take 3 indices"),
+        (([[0.5, 1]], [1.0]), TypeError, "integers"),
+        (([[0, 1]], [1j]), TypeError, "cast them"),
     ):
-        with pytest.raises(NotImplementedError, match=instead):
-            call()
-    indices, updates = np.array([[0, 1], [1, 2]]), [2.0, 3.0]
-    v[tuple(np.moveaxis(indices, -1, 0))] = updates  # what they say
-    np.add.at(v, tuple(np.moveaxis(indices, -1, 0)), updates)
-    assert v.numpy().tolist() == [[0, 4, 0], [0, 0, 6]]
-    places = np.array([[0], [1]])
-    v[np.arange(2)[:, None], places] = np.array([[7.0], [8.0]])
-    assert v.numpy().tolist() == [[7, 4, 0], [0, 8, 6]]
+        for method in (v.scatter_nd_add, v.scatter_nd_update, v.scatter_nd_max):
+            with pytest.raises(kind, match=text):
+                method(*wrong)
+    assert v.numpy().tolist() == [[5, 0, 9], [0, 0, 6]]
+
+
+def test_scatter_nd_of_all_replicas(strategy, comm):
+    """Added updates of the replicas add up, each by its own index."""
+    v = make(strategy, np.zeros(5), aggregation=Aggregation.SUM)
+
+    def step():
+        rank = mpistrat.get_replica_context().replica_id_in_sync_group
+        v.scatter_nd_add([[rank], [4]], [rank + 1.0, 10.0])
+
+    strategy.run(step)
+    wanted = [float(rank + 1) if rank < comm.size else 0.0 for rank in range(4)]
+    assert v.numpy().tolist() == [*wanted, 10.0 * comm.size]
+
+
+def test_batch_scatter_update(strategy):
+    v = make(strategy, np.arange(12.0).reshape(2, 3, 2))
+    v.batch_scatter_update(SimpleNamespace(values=[[[7.0, 7.0]], [[8.0, 8.0]]], indices=[[2], [0]]))
+    wanted = np.arange(12.0).reshape(2, 3, 2)
+    wanted[0, 2], wanted[1, 0] = 7.0, 8.0
+    np.testing.assert_array_equal(v.numpy(), wanted)
+    v.batch_scatter_update(IndexedSlices(np.zeros((1, 3, 2)), [1]))  # one axis: as scatter_update
+    wanted[1] = 0
+    np.testing.assert_array_equal(v.numpy(), wanted)
+    with pytest.raises(TypeError, match="values and indices"):
+        v.batch_scatter_update(np.zeros(3))
+
+
+def test_the_shape_is_fixed(strategy):
+    v = make(strategy, np.zeros((2, 3)))
+    v.set_shape((2, 3))
+    v.set_shape([None, 3])
+    for wrong in ((3, 2), (2,), (2, None, 3)):
+        with pytest.raises(ValueError, match=r"has shape \(2, 3\)"):
+            v.set_shape(wrong)
+
+
+def test_steps_on_an_iterator(strategy, comm):
+    batches = iter([np.full(2, step + 1.0) for step in range(4)])
+
+    def step(made, batch):
+        assert mpistrat.in_cross_replica_context()
+        before = made.last_step_outputs["count"]
+        total = strategy.run(np.sum, args=(batch,))
+        made.set_last_step_output("count", before + 1)
+        made.set_last_step_output("total", total, "SUM")
+        made.set_non_tensor_output("text", "words")
+
+    run = strategy.extended.experimental_run_steps_on_iterator
+    made = run(step, batches, 3, {"count": 0})
+    assert made.last_step_outputs == {"count": 3, "total": 6.0 * comm.size}
+    assert made.non_tensor_outputs == {"text": "words"}
+    with pytest.raises(StopIteration):
+        run(step, batches, 2, {"count": 0})
+    with pytest.raises(RuntimeError, match="outside of run"):
+        strategy.run(run, (step, batches))

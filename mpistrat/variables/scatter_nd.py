@@ -1,0 +1,140 @@
+"""Writes to single elements and slices of a variable, by the names of ``tf.Variable``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat.runtime import arrays
+
+if TYPE_CHECKING:
+    from mpistrat.variables.variable import Variable
+
+
+class ScatterNd:
+    """The methods that write at indices whose last axis numbers the variable's axes.
+
+    The replicas' writes are combined as those of `assign_add` (for add and sub) and of `assign` (for the others).
+    """
+
+    __slots__ = ()
+
+    def scatter_nd_add(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+        """Add to the elements or slices at ``indices``. Equal indices all add.
+
+        Parameters
+        ----------
+        indices : array of int, shape (..., k)
+            Each row numbers the first k axes of the variable.
+        updates : array
+            Of the shape of ``indices`` without its last axis, and the variable's other axes.
+        name
+            Ignored.
+
+        Raises
+        ------
+        ValueError
+            If an index is negative or too large, or the shapes do not fit.
+        TypeError
+            If the indices are not integers, or the dtype cannot be cast.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> mpistrat.Variable([1.0, 2.0, 3.0]).scatter_nd_add([[2], [2]], [10.0, 20.0]).numpy()
+        array([ 1.,  2., 33.])
+        """
+        made: Variable = self.assign_add(self._delta(indices, updates))
+        return made
+
+    def scatter_nd_sub(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+        """Subtract from the elements or slices at ``indices``; see `scatter_nd_add`."""
+        made: Variable = self.assign_sub(self._delta(indices, updates))
+        return made
+
+    def scatter_nd_min(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+        """Set the elements or slices at ``indices`` to the minimum of old and new values; see `scatter_nd_add`."""
+        made: Variable = self._with(np.minimum, indices, updates)
+        return made
+
+    def scatter_nd_max(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+        """Set the elements or slices at ``indices`` to the maximum of old and new values; see `scatter_nd_add`."""
+        made: Variable = self._with(np.maximum, indices, updates)
+        return made
+
+    def scatter_nd_update(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+        """Set the elements or slices at ``indices``. Of equal indices the last one is kept; see `scatter_nd_add`."""
+        made: Variable = self._with(None, indices, updates)
+        return made
+
+    def batch_scatter_update(
+        self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Set rows of each batch: ``v[i, ..., indices[i, ..., j]] = values[i, ..., j]``.
+
+        Parameters
+        ----------
+        sparse_delta : object with ``values`` and ``indices``
+            The indices have an axis for each batch axis of the variable, and a last one for rows of a batch. Those of
+            `IndexedSlices` have one axis only.
+        use_locking, name
+            Ignored.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `scatter_nd_add`.
+
+        Examples
+        --------
+        >>> from types import SimpleNamespace
+        >>> import mpistrat
+        >>> v = mpistrat.Variable([[1, 2], [3, 4]])
+        >>> v.batch_scatter_update(SimpleNamespace(values=[[9], [8]], indices=[[1], [0]])).numpy()
+        array([[1, 9],
+               [8, 4]])
+        """
+        if not (hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values")):
+            raise TypeError(
+                f"batch_scatter_update takes an object with values and indices, not {type(sparse_delta).__name__}"
+            )
+        indices = arrays.as_numpy(sparse_delta.indices)
+        batches = np.meshgrid(*map(np.arange, indices.shape), indexing="ij")[:-1] if indices.ndim else []
+        made: Variable = self.scatter_nd_update(np.stack([*batches, indices], axis=-1), sparse_delta.values)
+        return made
+
+    def _delta(self: Any, indices: Any, updates: Any) -> np.ndarray:
+        zeros = np.zeros(self.shape, self.dtype)
+        places, rows = self._placed(zeros, indices, updates)
+        np.add.at(zeros, places, rows)
+        return zeros
+
+    def _with(self: Any, ufunc: np.ufunc | None, indices: Any, updates: Any) -> Variable:
+        whole = self.numpy()
+        places, rows = self._placed(whole, indices, updates)
+        if ufunc is None:
+            whole[places] = rows
+        else:
+            ufunc.at(whole, places, rows)
+        made: Variable = self.assign(whole)
+        return made
+
+    def _placed(
+        self: Any, array: np.ndarray, indices: Any, updates: Any
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """Return checked indices, one array for each axis, and the updates on the host."""
+        where, rows = arrays.as_numpy(indices), arrays.as_numpy(updates)
+        axes = where.shape[-1] if where.ndim else 1
+        where = self._checked_indices(where.reshape(*where.shape[:-1], axes), axes)
+        wanted = (*where.shape[:-1], *array.shape[axes:])
+        if rows.shape != wanted:
+            raise ValueError(
+                f"variable {self.name!r}: indices of shape {where.shape} need updates of shape {wanted}, not "
+                f"{rows.shape}"
+            )
+        if not np.can_cast(rows.dtype, array.dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r} has dtype {array.dtype}: updates of {rows.dtype} do not fit; cast them"
+            )
+        return tuple(np.moveaxis(where, -1, 0)), rows
