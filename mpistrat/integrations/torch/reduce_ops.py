@@ -39,6 +39,27 @@ def op_of(options: Any) -> Any:
     return torch.distributed.ReduceOp.SUM if options is None else options.reduceOp
 
 
+def is_integer_mean(op: Any, dtype: torch.dtype) -> bool:
+    """Return whether a reduction is the mean of integers: their sum, divided and rounded towards 0, as NCCL does."""
+    return _member(op).name == "AVG" and not (dtype.is_floating_point or dtype.is_complex)
+
+
+def divided(total: np.ndarray, ranks: int) -> np.ndarray:
+    """Return a sum divided by the number of ranks, integers rounded towards 0. May change ``total``."""
+    if total.dtype.kind not in "iu":
+        return np.asarray(total / ranks, total.dtype)
+    total += (total < 0) * np.array(
+        ranks - 1, total.dtype
+    )  # the sum fits: |total| is at most ranks times the largest
+    total //= ranks
+    return total
+
+
+def _member(op: Any) -> Any:
+    # A ReduceOp has a member and an operand; the members themselves are of another class.
+    return op.__getstate__()[0] if type(op) is torch.distributed.ReduceOp else op
+
+
 def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     """Return the reduction of this library for one of torch, or the ufunc of a bitwise one.
 
@@ -49,9 +70,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     TypeError
         If it is not defined for the dtype.
     """
-    # A ReduceOp has a member and an operand; the members themselves are of another class.
-    member = op.__getstate__()[0] if type(op) is torch.distributed.ReduceOp else op
-    name = member.name
+    name = _member(op).name
     if name not in _OPS and name not in _BITWISE:
         raise NotImplementedError(
             f"{name} is not among the reductions of mpistrat: {', '.join((*_OPS, *_BITWISE))}; scale the tensor and "
@@ -67,6 +86,4 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
         return _OF_BOOLS[name]
     if (dtype.is_floating_point or dtype.is_complex) and name in _BITWISE:
         raise TypeError(f"{name} of {dtype} is not defined: bitwise reductions are for integers")
-    if not (dtype.is_floating_point or dtype.is_complex) and name == "AVG":
-        raise TypeError(f"AVG of {dtype} is not defined: reduce by SUM and divide, or cast to float")
     return _BITWISE.get(name) or _OPS[name]

@@ -14,7 +14,7 @@ from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.movement import all_gather
 from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank
-from mpistrat.integrations.torch.reduce_ops import reduction
+from mpistrat.integrations.torch.reduce_ops import divided, is_integer_mean, reduction
 from mpistrat.integrations.torch.tensors import host_array, write
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
@@ -50,8 +50,15 @@ class Reductions:
             if len(dtypes) > 1 and torch.bool in dtypes:
                 raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
             kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
-            own = kinds[0] if kinds else ReduceOp.SUM
+            divides = any(is_integer_mean(op, dtype) for dtype in dtypes)
+            own = kinds[0] if kinds and not divides else ReduceOp.SUM
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
+        totals = self._combined(name, hosts, own, in_place)
+        return [divided(total, self.topology.size) for total in totals] if divides else totals
+
+    def _combined(
+        self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool
+    ) -> list[np.ndarray]:
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
         if (
@@ -122,6 +129,8 @@ class Reductions:
         """Combine ``rows``, one for each rank, and write the one of this rank into ``output``."""
         with structures.refusals("reduce_scatter", self.topology):
             own, rows = reduction(op, output.dtype), _countable(rows)
+            divides = is_integer_mean(op, output.dtype)
+            own = ReduceOp.SUM if divides else own
         if isinstance(own, np.ufunc):
             total = self._bitwise(own, rows)[self.topology.rank]
         elif self._options.algorithm is not None:  # what the user names is the algorithm of all reductions
@@ -129,7 +138,7 @@ class Reductions:
             total = totals[self.topology.rank]
         else:
             total = reduce_scatter.reduce_scatter(self.topology, own, rows)
-        write(output, total)
+        write(output, divided(total, self.topology.size) if divides else total)
 
 
 def _countable(host: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def combined(name, tensors):
     if name == "SUM":
         return wide.sum(0).to(dtype)
     if name == "AVG":
-        return (wide.sum(0) / len(tensors)).to(dtype)
+        return (wide.sum(0) / len(tensors)).to(dtype)  # of integers, towards 0
     if name == "PRODUCT":
         return wide.prod(0).to(dtype)
     return getattr(torch, f"a{name.lower()}")(wide, 0).to(dtype)
@@ -51,12 +51,21 @@ def everyone(**arguments):
 def test_all_reduce_ops_and_dtypes(name, dtype):
     tensor = of_rank(RANK, dtype=dtype)
     op = getattr(dist.ReduceOp, name)
-    if name == "AVG" and not dtype.is_floating_point:
-        with pytest.raises(TypeError, match="AVG"):
-            dist.all_reduce(tensor, op)
-        return
     dist.all_reduce(tensor, op)
     torch.testing.assert_close(tensor, combined(name, everyone(dtype=dtype)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_means_of_integers(dtype, count):
+    """Rounded towards 0, as by NCCL and by a division whose result is copied to integers."""
+    tensor = (torch.arange(count) % 11 - 5 - RANK).to(dtype)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    wanted = sum(torch.arange(count) % 11 - 5 - rank for rank in range(SIZE)) / SIZE
+    torch.testing.assert_close(tensor, wanted.to(dtype), rtol=0, atol=0)
+    part = torch.empty(2, dtype=dtype)
+    dist.reduce_scatter_tensor(part, torch.full((2 * SIZE,), -1 - RANK, dtype=dtype), dist.ReduceOp.AVG)
+    assert part.tolist() == [-int((SIZE + 1) / 2)] * 2
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)

@@ -19,6 +19,8 @@ from mpistrat.runtime.process import launch, mpi
 from mpistrat.runtime.topology import Topology
 
 _PATIENCE = 30.0  # seconds in which the members of a new group must come, if the program gives no timeout
+_OWN_STORES = ("FileStore", "HashStore")  # that a program makes itself
+_alone = False  # whether the program has begun with a group of this rank alone
 _OUTSIDE = -1  # the place of a rank in a part that it does not belong to
 
 
@@ -46,7 +48,7 @@ def _is_made_by_multiprocessing() -> bool:
 
 
 def communicator(described: Any) -> Any:
-    """Return the communicator of a process group: that of all ranks, or a new one.
+    """Return the communicator of a process group: that of all ranks, of this rank alone, or a new one.
 
     Parameters
     ----------
@@ -66,6 +68,8 @@ def communicator(described: Any) -> Any:
         described.group_rank,
         described.group_size,
     )
+    if size == 1 and world.size > 1 and _begins_alone(ranks, described.store):
+        return mpi.start().COMM_SELF.Dup()
     torch_rank = ranks[group_rank] if ranks else group_rank
     if torch_rank != world.rank or (not ranks and size != world.size):
         raise RuntimeError(
@@ -79,6 +83,19 @@ def communicator(described: Any) -> Any:
     given = described.timeout
     seconds = _PATIENCE if given == default_pg_timeout else given.total_seconds()
     return meeting.communicator_of(ranks, described.group_id, described.store, seconds)
+
+
+def _begins_alone(ranks: list[int], store: Any) -> bool:
+    """Return whether a group of one rank is what the program means: it has made a store for that.
+
+    WORLD_SIZE=1 in the environment is no such sign: each rank of a job would train alone, and say nothing.
+    """
+    global _alone
+    if not ranks:
+        while hasattr(store, "underlying_store"):  # torch puts prefixes before it
+            store = store.underlying_store
+        _alone = type(store).__name__ in _OWN_STORES
+    return _alone
 
 
 def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
