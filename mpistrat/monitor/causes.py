@@ -121,7 +121,7 @@ def _gone(evidence: Evidence) -> Verdict | None:
     facts, record = evidence.facts, evidence.record
     if facts.state not in "ZX":
         return None
-    if not record.path:
+    if not record.pid:
         return Verdict(
             "ended early",
             "has ended before its first strategy, it seems: no process of it is on this node",
