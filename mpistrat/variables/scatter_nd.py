@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpistrat.runtime import arrays
-
-if TYPE_CHECKING:
-    from mpistrat.variables.variable import Variable
 
 
 class ScatterNd:
@@ -20,7 +17,7 @@ class ScatterNd:
 
     __slots__ = ()
 
-    def scatter_nd_add(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+    def scatter_nd_add(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         """Add to the elements or slices at ``indices``. Equal indices all add.
 
         Parameters
@@ -45,32 +42,27 @@ class ScatterNd:
         >>> mpistrat.Variable([1.0, 2.0, 3.0]).scatter_nd_add([[2], [2]], [10.0, 20.0]).numpy()
         array([ 1.,  2., 33.])
         """
-        made: Variable = self.assign_add(self._delta(indices, updates))
-        return made
+        return self.assign_add(self._delta(indices, updates))
 
-    def scatter_nd_sub(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+    def scatter_nd_sub(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         """Subtract from the elements or slices at ``indices``; see `scatter_nd_add`."""
-        made: Variable = self.assign_sub(self._delta(indices, updates))
-        return made
+        return self.assign_sub(self._delta(indices, updates))
 
-    def scatter_nd_min(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+    def scatter_nd_min(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         """Set the elements or slices at ``indices`` to the minimum of old and new values; see `scatter_nd_add`."""
-        made: Variable = self._with(np.minimum, indices, updates)
-        return made
+        return self._with(np.minimum, indices, updates)
 
-    def scatter_nd_max(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+    def scatter_nd_max(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         """Set the elements or slices at ``indices`` to the maximum of old and new values; see `scatter_nd_add`."""
-        made: Variable = self._with(np.maximum, indices, updates)
-        return made
+        return self._with(np.maximum, indices, updates)
 
-    def scatter_nd_update(self: Any, indices: Any, updates: Any, name: str | None = None) -> Variable:
+    def scatter_nd_update(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         """Set the elements or slices at ``indices``. Of equal indices the last one is kept; see `scatter_nd_add`."""
-        made: Variable = self._with(None, indices, updates)
-        return made
+        return self._with(None, indices, updates)
 
     def batch_scatter_update(
         self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    ) -> Any:
         """Set rows of each batch: ``v[i, ..., indices[i, ..., j]] = values[i, ..., j]``.
 
         Parameters
@@ -101,8 +93,7 @@ class ScatterNd:
             )
         indices = arrays.as_numpy(sparse_delta.indices)
         batches = np.meshgrid(*map(np.arange, indices.shape), indexing="ij")[:-1] if indices.ndim else []
-        made: Variable = self.scatter_nd_update(np.stack([*batches, indices], axis=-1), sparse_delta.values)
-        return made
+        return self.scatter_nd_update(np.stack([*batches, indices], axis=-1), sparse_delta.values)
 
     def _delta(self: Any, indices: Any, updates: Any) -> np.ndarray:
         zeros = np.zeros(self.shape, self.dtype)
@@ -110,15 +101,14 @@ class ScatterNd:
         np.add.at(zeros, places, rows)
         return zeros
 
-    def _with(self: Any, ufunc: np.ufunc | None, indices: Any, updates: Any) -> Variable:
+    def _with(self: Any, ufunc: np.ufunc | None, indices: Any, updates: Any) -> Any:
         whole = self.numpy()
         places, rows = self._placed(whole, indices, updates)
         if ufunc is None:
             whole[places] = rows
         else:
             ufunc.at(whole, places, rows)
-        made: Variable = self.assign(whole)
-        return made
+        return self.assign(whole)
 
     def _placed(
         self: Any, array: np.ndarray, indices: Any, updates: Any
