@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 _START = "strategy = mpistrat.MultiWorkerMirroredStrategy(); MPI knows the ranks"
 _END = "nothing: MPI ends with the program"
@@ -72,6 +73,260 @@ OF_DATA = {
     "TensorDataset": "mpistrat.data.Dataset.from_arrays()",
 }
 
+_LOOP = "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, args=(batch,))"
+_GRADIENTS = "gradients of torch, JAX or TensorFlow, and optimizer.apply_gradients() in strategy.run()"
+_NUMPY = "NumPy: a function of a replica takes and returns arrays"
+_TORCH = (
+    "torch.distributed itself, after import mpistrat.integrations.torch and init_process_group('mpistrat')"
+)
+_OF_PYTHON = "plain Python in strategy.run(): nothing is traced"
+_SAVE = "mpistrat.training.save() and mpistrat.training.load()"
+
+OF_DISTRIBUTE |= {
+    "keras": f"mpistrat.optimizers, mpistrat.metrics and {_LOOP}",
+    "losses": f"a loss of your own, divided by the global number of rows, and {_GRADIENTS}",
+    "GradientTape": _GRADIENTS,
+    "save": _SAVE,
+    "load": _SAVE,
+    "train": f"{_SAVE} for checkpoints",
+    "saved_model": _SAVE,
+    "horovod": "mpistrat.integrations.hvd, which has Horovod's names",
+    "hvd": "mpistrat.integrations.hvd, which has Horovod's names",
+    "torch": "mpistrat.integrations.torch, which registers the backend 'mpistrat'",
+    "distribute": "mpistrat itself: it has the names of tf.distribute",
+    "summary": "mpistrat.experimental.trace() for times; a log of your own on rank 0 for losses",
+    "is_initialized": "nothing: a strategy starts MPI when it is made",
+    "local_size": "len() of the ranks of one node in strategy.extended.engine.topology.nodes",
+    "device": 'device="cuda" of a strategy',
+    **dict.fromkeys(
+        ("function", "py_function", "numpy_function", "map_fn", "while_loop", "cond"), _OF_PYTHON
+    ),
+    **dict.fromkeys(
+        (
+            "Tensor",
+            "constant",
+            "convert_to_tensor",
+            "zeros",
+            "ones",
+            "reduce_mean",
+            "reduce_sum",
+            "cast",
+            "stack",
+        )
+        + ("concat", "float32", "float64", "int32", "int64", "random", "math", "io"),
+        _NUMPY,
+    ),
+    **dict.fromkeys(("Module", "nn", "DataParallel", "FullyShardedDataParallel", "ddp", "new_group"), _TORCH),
+    **dict.fromkeys(("send", "recv", "isend", "irecv", "all_to_all", "alltoall", "ProcessGroup"), _TORCH),
+}
+# A name of a strategy of tf.distribute, or of a communicator -> what to use.
+OF_STRATEGY = {
+    "rank": "strategy.comm.rank",
+    "size": "strategy.num_replicas_in_sync",
+    "num_replicas": "strategy.num_replicas_in_sync",
+    "world_size": "strategy.num_replicas_in_sync",
+    "Get_rank": "strategy.comm.rank",
+    "Get_size": "strategy.comm.size",
+    "local_rank": 'device="cuda" of the strategy, which gives each rank of a node its own GPU',
+    "device": 'device="cuda" of the strategy',
+    "devices": "strategy.extended.worker_devices",
+    "allreduce": _ALL_REDUCE,
+    "allgather": _ALL_GATHER,
+    "bcast": "strategy.broadcast() or strategy.broadcast_object()",
+    "alltoall": "strategy.comm, the communicator of mpi4py",
+    "send": "strategy.comm, the communicator of mpi4py",
+    "recv": "strategy.comm, the communicator of mpi4py",
+    "Barrier": "strategy.barrier()",
+    "wait": "strategy.barrier()",
+    "fit": _LOOP,
+    "compile": _LOOP,
+    "evaluate": _LOOP,
+    "predict": _LOOP,
+    "save": _SAVE,
+    "load": _SAVE,
+    "initialize": "nothing: a strategy starts MPI when it is made",
+    "finalize": _END,
+    "shutdown": _END,
+    "experimental_run": "strategy.run()",
+    "make_input_fn_iterator": "strategy.distribute_datasets_from_function()",
+    "configure": "nothing: there is no session; leave it out",
+    "update_config_proto": "nothing: there is no session; leave it out",
+}
+_OF_ROWS = "mpistrat.data.Dataset.from_generator() of a function that yields what you need"
+_WINDOWS = "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows"
+_FILES = "mpistrat.data.Dataset.from_hdf5(), from_parquet(), from_csv() or from_npy(), which take patterns of names"
+# A method of tf.data.Dataset or of torch's datasets and loaders -> what to use.
+OF_DATASET = {
+    "apply": "the call itself: fn(dataset)",
+    "as_numpy_iterator": "iter(dataset): its elements are NumPy arrays",
+    "bucket_by_sequence_length": "mpistrat.data.Dataset.padded_batch(), after sorting the rows by length",
+    "choose_from_datasets": "mpistrat.data.Dataset.sample_from_datasets(), or zip() and map()",
+    "counter": "mpistrat.data.Dataset.range() or enumerate()",
+    "fingerprint": "mpistrat.data.Dataset.options() and element_spec, which say what differs",
+    "get_single_element": "next(iter(dataset))",
+    "ignore_errors": "mpistrat.data.Dataset.filter() for bad rows: an error of a file is never skipped",
+    "list_files": _FILES,
+    "load": "mpistrat.data.Dataset.from_hdf5()",
+    "save": "mpistrat.data.write_hdf5()",
+    "snapshot": "mpistrat.data.write_hdf5() and Dataset.from_hdf5(), or cache() for memory",
+    "interleave": f"{_FILES}, and shuffle(), which mixes the rows of all files",
+    "random": "strategy.rng(), or mpistrat.data.Dataset.range() and map()",
+    "rebatch": "mpistrat.data.Dataset.batch() once: a batch is divided over the replicas",
+    "unbatch": "mpistrat.data.Dataset.from_arrays() of rows, before batch()",
+    "reduce": "functools.reduce(), or reduce() of the distributed dataset",
+    "rejection_resample": "mpistrat.data.Dataset.sample_from_datasets() with weights",
+    "ragged_batch": "mpistrat.data.Dataset.padded_batch()",
+    "sparse_batch": "mpistrat.data.Dataset.padded_batch()",
+    "unique": "mpistrat.data.Dataset.filter() of rows that you know to be new",
+    "take_while": "mpistrat.data.Dataset.take(), or a break in the loop",
+    "flat_map": _OF_ROWS,
+    "scan": _OF_ROWS,
+    "group_by_window": _WINDOWS,
+    "window": _WINDOWS,
+    "collate_fn": "mpistrat.data.Dataset.map() after batch()",
+    "num_workers": "mpistrat.data.Dataset.map() with num_parallel_calls=, and prefetch()",
+    "dataset": "the dataset itself: batch() makes batches",
+    "sampler": "strategy.experimental_distribute_dataset()",
+}
+_VALUES = "mpistrat.metrics.Mean of the values that you compute for each row"
+_COUNTS = (
+    "mpistrat.metrics.ConfusionMatrix, whose entries are counts, or a subclass of mpistrat.metrics.Metric"
+)
+_CURVES = "mpistrat.metrics.Precision and Recall with thresholds=, or a subclass of mpistrat.metrics.Metric"
+_SUMS = "mpistrat.metrics.Sum of the moments that it needs, or a subclass of mpistrat.metrics.Metric"
+# A metric of Keras -> what to use.
+OF_METRICS = {
+    **dict.fromkeys(
+        (
+            "BinaryCrossentropy",
+            "CategoricalCrossentropy",
+            "SparseCategoricalCrossentropy",
+            "KLDivergence",
+            "Poisson",
+        )
+        + (
+            "CategoricalHinge",
+            "Hinge",
+            "SquaredHinge",
+            "LogCoshError",
+            "CosineSimilarity",
+            "MeanAbsoluteError",
+        )
+        + (
+            "MeanAbsolutePercentageError",
+            "MeanSquaredLogarithmicError",
+            "MeanMetricWrapper",
+            "MeanRelativeError",
+        )
+        + ("MeanTensor", "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
+        + ("kl_divergence", "poisson", "categorical_hinge", "hinge", "squared_hinge", "mean_absolute_error")
+        + ("mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error")
+        + (
+            "binary_accuracy",
+            "categorical_accuracy",
+            "sparse_categorical_accuracy",
+            "top_k_categorical_accuracy",
+        )
+        + ("sparse_top_k_categorical_accuracy", "binary_focal_crossentropy", "categorical_focal_crossentropy")
+        + ("huber", "log_cosh"),
+        _VALUES,
+    ),
+    "RootMeanSquaredError": "the square root of mpistrat.metrics.MeanSquaredError.result()",
+    **dict.fromkeys(
+        ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU", "F1Score", "FBetaScore")
+        + ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives"),
+        _COUNTS,
+    ),
+    **dict.fromkeys(
+        ("PrecisionAtRecall", "RecallAtPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"),
+        _CURVES,
+    ),
+    **dict.fromkeys(
+        (
+            "pearson_correlation",
+            "concordance_correlation",
+            "PearsonCorrelation",
+            "ConcordanceCorrelation",
+            "R2Score",
+        ),
+        _SUMS,
+    ),
+    **dict.fromkeys(("get", "serialize", "deserialize"), "the class itself"),
+}
+_OWN = "a subclass of mpistrat.optimizers.Optimizer, with the rule in update()"
+_STEP = "optimizer.apply_gradients(zip(gradients, variables)) in strategy.run()"
+_STATE = "mpistrat.training.save() and load() of optimizer.variables"
+# An optimizer of Keras or torch -> what to use.
+OF_OPTIMIZERS = {
+    **dict.fromkeys(
+        (
+            "Adadelta",
+            "Adafactor",
+            "Adamax",
+            "Ftrl",
+            "Lion",
+            "Muon",
+            "Nadam",
+            "NAdam",
+            "RAdam",
+            "ASGD",
+            "Rprop",
+        )
+        + ("SparseAdam", "LBFGS", "ScheduleFreeAdamW"),
+        _OWN,
+    ),
+    "Lamb": "mpistrat.optimizers.LARS, or " + _OWN,
+    "LossScaleOptimizer": "float32 weights: the scale of a loss is yours to choose",
+    "lr_scheduler": "mpistrat.optimizers.schedules",
+    "MultiOptimizer": "an optimizer for each group of variables",
+    "OptimizerMap": "an optimizer for each group of variables",
+    "swa_utils": "use_ema=True of an optimizer",
+    "swap_in_optimizer_params_and_state": _STATE,
+    "legacy": "the optimizer itself",
+    **dict.fromkeys(("get", "serialize", "deserialize"), "the class itself"),
+}
+# A method of an optimizer of Keras, torch or Horovod -> what to use.
+OF_OPTIMIZER = {
+    **dict.fromkeys(
+        ("minimize", "step", "apply", "update_step", "aggregate_gradients", "synchronize"), _STEP
+    ),
+    "compute_gradients": _GRADIENTS,
+    "zero_grad": "nothing: gradients are arguments of apply_gradients(), and are not kept",
+    **dict.fromkeys(("state_dict", "load_state_dict", "get_weights", "set_weights", "weights"), _STATE),
+    **dict.fromkeys(("save_own_variables", "load_own_variables", "state"), _STATE),
+    "param_groups": "an optimizer for each group of variables",
+    "add_param_group": "an optimizer for each group of variables",
+    "lr": "optimizer.learning_rate",
+    "from_config": "the class itself, with the arguments of get_config()",
+    **dict.fromkeys(("scale_loss", "scale"), "the loss itself, and float32 weights"),
+    "exclude_from_weight_decay": "an optimizer without weight_decay for these variables",
+    **dict.fromkeys(
+        ("add_variable", "add_variable_from_reference", "add_optimizer_variables"), "slots of a subclass"
+    ),
+    **dict.fromkeys(("assign", "assign_add", "assign_sub"), "the method of the variable"),
+    "stateless_apply": _STEP,
+    **dict.fromkeys(
+        [
+            f"register_{each}_hook"
+            for each in ("step_pre", "step_post", "state_dict_pre", "state_dict_post")
+            + ("load_state_dict_pre", "load_state_dict_post")
+        ],
+        "a function around apply_gradients(), save() or load()",
+    ),
+    "set_backward_passes_per_step": "gradient_accumulation_steps= of an optimizer",
+}
+# An argument of an optimizer of Keras or torch -> what to use.
+OF_OPTIMIZER_ARGUMENTS = {
+    "lr": "learning_rate=",
+    "decay": "learning_rate=mpistrat.optimizers.schedules.InverseTimeDecay(...)",
+    "betas": "beta_1= and beta_2=",
+    "eps": "epsilon=",
+    "alpha": "rho=",
+    "params": "apply_gradients(zip(gradients, variables))",
+    "clip_norm": "clipnorm=",
+    "loss_scale_factor": "a scaled loss of your own",
+}
+
 
 def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a ``__getattr__`` whose error says what to use in place of a missing name.
@@ -97,3 +352,35 @@ def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str
         raise AttributeError(f"{module} has no {name!r}{advice}", name=name, obj=sys.modules[module])
 
     return __getattr__
+
+
+def nothing(name: str) -> NoReturn:
+    """Find no name: for `explained` of a module that has all its names from its start."""
+    raise AttributeError(name)
+
+
+def of_object(obj: Any, name: str, instead: Mapping[str, str]) -> Any:
+    """Do what ``__getattr__`` of an object must do: raise an error that says what to use in place of a missing name."""
+    kind = obj if isinstance(obj, type) else type(obj)
+    if not isinstance(obj, type) and any(name in vars(base) for base in kind.__mro__):
+        return object.__getattribute__(obj, name)  # a property whose own AttributeError brought us here
+    advice = f": use {instead[name]}" if name in instead else ""
+    raise AttributeError(f"{kind.__name__} has no {name!r}{advice}", name=name, obj=obj)
+
+
+def explain_arguments(init: Callable[..., None], instead: Mapping[str, str]) -> Callable[..., None]:
+    """Return an ``__init__`` whose error says what to use in place of an argument that it does not have."""
+    import inspect  # a late import: takes 4 ms
+
+    parameters = inspect.signature(init).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return init  # the one that it calls tells
+    unknown = set(instead) - {each.name for each in parameters}
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in unknown.intersection(kwargs):
+            raise TypeError(f"{type(self).__name__}() has no argument {name!r}: use {instead[name]}")
+        init(self, *args, **kwargs)
+
+    return __init__

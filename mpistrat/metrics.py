@@ -1,5 +1,6 @@
 """Metrics that are exact, even if replicas have different numbers of rows."""
 
+from mpistrat import absent
 from mpistrat.training.metrics import (
     AUC,
     Accuracy,
@@ -33,3 +34,4 @@ __all__ = [
     "Sum",
     "TopKCategoricalAccuracy",
 ]
+__getattr__ = absent.explained(__name__, absent.nothing, absent.OF_METRICS)

@@ -1,6 +1,8 @@
 """Errors for names that the package does not have."""
 
 import functools
+import importlib.util
+import inspect
 import operator
 import re
 import subprocess
@@ -9,27 +11,98 @@ import sys
 import pytest
 
 import mpistrat
-from mpistrat import absent, data
+from mpistrat import absent, data, metrics, optimizers
+from mpistrat.data import Dataset
 
 ADVICE = [
     *((mpistrat, name, advice) for name, advice in absent.OF_DISTRIBUTE.items()),
     *((data, name, advice) for name, advice in absent.OF_DATA.items()),
+    *((metrics, name, advice) for name, advice in absent.OF_METRICS.items()),
+    *((optimizers, name, advice) for name, advice in absent.OF_OPTIMIZERS.items()),
 ]
+# What has names, how an error calls it, and its table.
+OBJECTS = {
+    "strategy": (mpistrat.MultiWorkerMirroredStrategy, "MultiWorkerMirroredStrategy", absent.OF_STRATEGY),
+    "class": (lambda: Dataset, "Dataset", absent.OF_DATASET),
+    "dataset": (lambda: Dataset.range(3), "Dataset", absent.OF_DATASET),
+    "optimizer": (optimizers.Adam, "Adam", absent.OF_OPTIMIZER),
+}
+# The names of tf.data.Dataset (TensorFlow 2.21). Those of installed libraries are asked in tests/integrations.
+TF_DATA = """
+apply as_numpy_iterator batch bucket_by_sequence_length cache cardinality choose_from_datasets concatenate counter
+element_spec enumerate filter fingerprint flat_map from_generator from_tensor_slices from_tensors get_single_element
+group_by_window ignore_errors interleave list_files load map options padded_batch prefetch ragged_batch random range
+rebatch reduce rejection_resample repeat sample_from_datasets save scan shard shuffle skip snapshot sparse_batch take
+take_while unbatch unique window with_options zip
+"""
 
 
 @pytest.mark.parametrize(("module", "name", "advice"), ADVICE, ids=lambda x: x if isinstance(x, str) else "")
 def test_advice(module, name, advice):
     with pytest.raises(AttributeError, match=re.escape(f"{module.__name__} has no {name!r}: use {advice}")):
         getattr(module, name)
+    is_there(advice)
+
+
+def is_there(advice):
+    """What an advice names."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     objects = {"mpistrat": mpistrat, "strategy": strategy}
     for root, path in re.findall(r"\b(mpistrat|strategy)((?:\.\w+)+)", advice):
-        functools.reduce(getattr, path[1:].split("."), objects[root])  # what the advice names is there
+        if path.startswith(".integrations."):  # of libraries that may not be installed
+            assert importlib.util.find_spec(root + path) is not None
+        else:
+            functools.reduce(getattr, path[1:].split("."), objects[root])
     for method in re.findall(r"get_replica_context\(\)\.(\w+)", advice):
         assert hasattr(mpistrat.ReplicaContext, method)
 
 
-@pytest.mark.parametrize("module", [mpistrat, data])
+@pytest.mark.parametrize("what", OBJECTS)
+def test_advice_of_objects(what):
+    make, called, table = OBJECTS[what]
+    made = make()
+    for name, advice in table.items():
+        with pytest.raises(AttributeError, match=re.escape(f"{called} has no {name!r}: use {advice}")):
+            getattr(made, name)
+        is_there(advice)
+    with pytest.raises(AttributeError, match=f"^{called} has no 'bicycle'$"):
+        operator.attrgetter("bicycle")(made)
+    assert not hasattr(made, "__deepcopy__") or what != "dataset"
+
+
+def test_every_name_of_tf_data():
+    for name in TF_DATA.split():
+        assert hasattr(Dataset, name) or name in absent.OF_DATASET, name
+
+
+def test_arguments_of_other_optimizers():
+    class Own(optimizers.SGD):
+        def __init__(self, eps, **kwargs):
+            super().__init__(**kwargs)
+            self.eps = eps
+
+    for name, advice in absent.OF_OPTIMIZER_ARGUMENTS.items():
+        with pytest.raises(TypeError, match=re.escape(f"Adam() has no argument {name!r}: use {advice}")):
+            optimizers.Adam(**{name: 0.1})
+    assert Own(0.5, learning_rate=0.1).eps == 0.5
+    with pytest.raises(TypeError, match="Own\\(\\) has no argument 'lr': use learning_rate="):
+        Own(0.5, lr=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bicycle'"):
+        optimizers.Adam(bicycle=1)
+    assert "learning_rate" in inspect.signature(optimizers.Adam).parameters
+
+
+def test_an_error_inside_a_property_stays_what_it_is():
+    class Own(mpistrat.MultiWorkerMirroredStrategy):
+        @property
+        def mine(self):
+            return self.comm.bicycle
+
+    with pytest.raises(AttributeError, match="object has no attribute 'bicycle'"):
+        operator.attrgetter("mine")(Own())
+
+
+@pytest.mark.parametrize("module", [mpistrat, data, metrics, optimizers])
 def test_a_name_that_no_library_has(module):
     with pytest.raises(AttributeError, match=f"^{module.__name__} has no 'Bicycle'$"):
         operator.attrgetter("Bicycle")(module)

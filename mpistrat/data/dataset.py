@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpistrat import nest
+from mpistrat import absent, nest
 from mpistrat.data.combine.methods import Combining
 from mpistrat.data.distribute.autoshard import (
     INFINITE_CARDINALITY,
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from mpistrat.data.sources.iterable import IterableSource
 
 
-class Dataset(FromFiles, Combining):
+class _Explaining(type):
+    """The type of a class whose errors say what to use in place of names of tf.data that it does not have."""
+
+    if not TYPE_CHECKING:  # a type checker must find wrong names itself
+
+        def __getattr__(cls, name: str) -> Any:
+            return absent.of_object(cls, name, absent.OF_DATASET)
+
+
+class Dataset(FromFiles, Combining, metaclass=_Explaining):
     """Rows, or batches of rows, that can be read in any order.
 
     Make a dataset with `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform
@@ -58,6 +67,11 @@ class Dataset(FromFiles, Combining):
         super().__init__(source, transforms, options)
         self.epochs = EpochCounter()
         self._making = MakingLock()
+
+    if not TYPE_CHECKING:  # a type checker must find wrong names itself
+
+        def __getattr__(self, name: str) -> Any:
+            return absent.of_object(self, name, absent.OF_DATASET)
 
     # --- making one -----------------------------------------------------------------------
 

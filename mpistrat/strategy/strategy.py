@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpistrat import context, data, representation
+from mpistrat import absent, context, data, representation
 from mpistrat.collectives.arenas.tree_of_buffers import buffers_like
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
@@ -54,6 +54,11 @@ class Strategy(Collectives, FormerNames):
 
     def __init__(self, extended: StrategyExtended):
         self._extended = extended
+
+    if not TYPE_CHECKING:  # a type checker must find wrong names itself
+
+        def __getattr__(self, name: str) -> Any:
+            return absent.of_object(self, name, absent.OF_STRATEGY)
 
     # --- replicas --------------------------------------------------------------------
 

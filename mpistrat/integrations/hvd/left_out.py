@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from mpistrat import absent
 
@@ -21,7 +21,4 @@ _INSTEAD = {
 def explained(module: str) -> Callable[[str], Any]:
     """Return a ``__getattr__`` whose error says what to use in place of a name of Horovod."""
 
-    def find(name: str) -> NoReturn:
-        raise AttributeError(name)
-
-    return absent.explained(module, find, _INSTEAD)
+    return absent.explained(module, absent.nothing, _INSTEAD)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat import context, representation
+from mpistrat import absent, context, representation
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
@@ -96,6 +96,11 @@ class Optimizer(ABC):
     array([0.5, 2.5])
     """
 
+    if not TYPE_CHECKING:  # a type checker must find wrong names itself
+
+        def __getattr__(self, name: str) -> Any:
+            return absent.of_object(self, name, absent.OF_OPTIMIZER)
+
     slots: tuple[str, ...] = ()
     #: Whether `update` changes each element of its arrays without looking at others. Small variables are then updated
     #: together, as flat arrays. Set it in the class that defines `update`, or in a subclass.
@@ -103,6 +108,10 @@ class Optimizer(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = absent.explain_arguments(  # type: ignore[method-assign]
+                cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
+            )
         for name in _OF_UPDATE:
             if _place(cls, name) > _place(cls, "update"):  # it was written for an `update` that is overridden
                 setattr(cls, name, vars(Optimizer)[name])
