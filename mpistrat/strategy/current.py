@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpistrat import context
 from mpistrat.strategy.default import default_mode
 from mpistrat.strategy.replica_context import ReplicaContext
@@ -32,7 +34,7 @@ def has_strategy() -> bool:
     return context.current().strategy is not default_mode().strategy
 
 
-def get_replica_context() -> ReplicaContext | None:
+def get_replica_context() -> ReplicaContext | Any:
     """Return the current replica context, or None in cross-replica context.
 
     Examples
@@ -40,7 +42,9 @@ def get_replica_context() -> ReplicaContext | None:
     >>> get_replica_context().num_replicas_in_sync
     1
     """
-    return context.current().replica_context
+    return (
+        context.current().replica_context
+    )  # Any rather than None: a replica's function need not ask for None
 
 
 def in_cross_replica_context() -> bool:

@@ -68,8 +68,18 @@ def find(wanted: str | None = None) -> Launcher:
         _refuse_mixture()
         launcher = identify(path, _version_of(path, environ))
         library, where = _loaded(*loading.communicate())
+        if path != str(beside):
+            launcher = _of_library(launcher, wanted or library_family(library), environ)
     check(launcher, wanted, library, where)
     return launcher
+
+
+def _of_library(launcher: Launcher, family: str, environ: dict[str, str]) -> Launcher:
+    """Return the launcher, or that of a library's own name if it has another family: Debian has ``mpirun.mpich``."""
+    own = shutil.which(f"mpirun.{family}")
+    if own is None or family in _STARTS[launcher.family]:
+        return launcher
+    return identify(own, _version_of(own, environ))
 
 
 def library_of(python: str) -> str:

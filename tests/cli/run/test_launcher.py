@@ -111,3 +111,22 @@ def test_the_one_beside_the_interpreter_comes_first(monkeypatch, tmp_path):
     assert shutil.which("mpirun") == str(other)
     assert find() == expected
     assert find(expected.family) == expected
+
+
+def test_a_launcher_by_the_name_of_its_library(monkeypatch, tmp_path):
+    """As on Debian, where mpirun may be that of Open MPI and mpi4py load MPICH, whose launcher is mpirun.mpich."""
+    texts = {"openmpi": "mpirun (Open MPI) 5.0.7", "mpich": "HYDRA build details: Version: 4.2.3"}
+    own = find().family
+    other = next(each for each in texts if each != own)
+    programs = {"mpirun": f"echo '{texts[other]}'", f"mpirun.{own}": f"echo '{texts[own]}'"}
+    programs["bin/python"] = f'exec "{launcher.sys.executable}" "$@"'
+    (tmp_path / "bin").mkdir()
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(launcher.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert find().path == str(tmp_path / f"mpirun.{own}")
+    (tmp_path / f"mpirun.{own}").unlink()
+    with pytest.raises(click.ClickException, match="every rank would run as a job of one rank"):
+        find()

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from mpi4py import MPI
@@ -124,3 +125,18 @@ def test_a_process_that_a_rank_starts_is_not_taken_for_the_rank(run_alone):
     launched = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     ended = run_alone("-c", IN_RANK, "rank", IN_RANK, **launched).check()
     ended.shows("rank keeps a record True", "child keeps a record False")
+
+
+def test_without_a_library():
+    program = """
+import sys
+class NoLibrary:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpi4py.MPI":
+            raise RuntimeError("cannot load MPI library")
+sys.meta_path.insert(0, NoLibrary())
+import mpistrat
+mpistrat.MultiWorkerMirroredStrategy()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): install one" in done.stderr
