@@ -71,6 +71,7 @@ def command(
 
 def _files(inputs: tuple[str, ...]) -> list[str]:
     from mpistrat.data.hdf5.file_list import FileList
+    from mpistrat.data.hdf5.signatures import told
 
     given: list[str] = []
     for each in inputs:
@@ -79,7 +80,8 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
             continue
         inside = sorted(str(path) for path in Path(each).iterdir() if path.suffix in _SUFFIXES)
         if not inside:
-            raise click.ClickException(f"{each} has no file whose name ends in {', '.join(_SUFFIXES)}")
+            ends = ", ".join(_SUFFIXES)
+            raise click.ClickException(f"{each}: {told(each) or f'it has no file whose name ends in {ends}'}")
         given += inside
     try:
         return list(FileList(given).paths())

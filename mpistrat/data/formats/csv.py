@@ -15,6 +15,7 @@ import numpy as np
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+from mpistrat.data.hdf5.signatures import not_of_format, told
 
 _BLOCK_ROWS = 4096
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
@@ -57,6 +58,8 @@ class Csv(BlockFormat):
             raise DataFileError.unreadable(path, error) from None
         if not first:
             raise DataFileError.of_file(path, "it is empty; fix: copy or write it again")
+        if told(path):
+            raise not_of_format(path, "from_csv", "")
         try:
             (head,) = csv.reader([first.decode("utf-8-sig")], delimiter=self._delimiter, strict=True)
         except (ValueError, csv.Error) as error:

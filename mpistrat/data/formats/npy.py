@@ -13,6 +13,7 @@ from mpistrat.data.errors import DataFileError, DatasetMismatchError
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.reader import Reader
 from mpistrat.data.hdf5.records import Column, Contiguous, Extent, FileRecord
+from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import native
 
 
@@ -33,7 +34,11 @@ class Npy(Format):
             raise DataFileError.unreadable(path, error) from None
         except ValueError as error:
             what = "it is empty (0 bytes)" if not found.st_size else f"it is not an npy file ({error})"
-            raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from None
+            raise not_of_format(path, "from_npy", f"{what}; fix: copy or write it again") from None
+        if min(shape, default=0) < 0:
+            raise DataFileError.of_file(
+                path, f"its header has the shape {shape}; fix: copy or write it again"
+            )
         if not shape:
             raise DatasetMismatchError(
                 f"file {path!r}: its array is a scalar; fix: axis 0 must be the axis of the samples"

@@ -13,6 +13,7 @@ from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNot
 from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks
 from mpistrat.data.formats.extra import needed
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+from mpistrat.data.hdf5.signatures import not_of_format
 
 
 class Parquet(BlockFormat):
@@ -59,9 +60,8 @@ def _opened(path: str) -> Any:
     except Exception as error:  # pyarrow's own errors are not in all versions OSErrors
         if isinstance(error, OSError) and error.errno is not None:
             raise DataFileError.unreadable(path, error) from None
-        raise DataFileError.of_file(
-            path, f"it is not a Parquet file ({error}); fix: copy or write it again"
-        ) from None
+        what = f"it is not a Parquet file ({error}); fix: copy or write it again"
+        raise not_of_format(path, "from_parquet", what) from None
 
 
 def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
+from mpistrat.data.errors import DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.extra import needed
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
+from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.runtime.arrays import as_numpy
 
@@ -62,8 +63,10 @@ def _opened(path: str) -> Any:
     try:
         return zarr.open(path, mode="r")
     except Exception as error:
-        raise DataFileError.of_file(
-            path, f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path"
+        raise not_of_format(
+            path,
+            "from_zarr",
+            f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path",
         ) from None
 
 

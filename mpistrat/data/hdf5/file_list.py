@@ -5,8 +5,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from mpistrat.data.hdf5.signatures import told
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
 
 
 class FileList:
@@ -26,7 +32,7 @@ class FileList:
     TypeError
         If an entry is not a path.
     ValueError
-        If the list is empty.
+        If the list is empty, or a name is a URL.
     """
 
     def __init__(self, files: Any, format: str = "HDF5", folders: bool = False):
@@ -37,6 +43,10 @@ class FileList:
         for each in files:
             if not isinstance(each, (str, bytes, os.PathLike)):
                 raise TypeError(f"files are named by strings or paths, not {each!r}")
+            if _URL.match(os.fsdecode(each)):
+                raise ValueError(
+                    f"{os.fsdecode(each)!r} is a URL, and files are read from file systems: copy it to one, or mount it"
+                )
             self.given.append(os.path.abspath(os.fsdecode(each)))
         if not self.given:
             raise ValueError("a dataset needs at least one file, but the list of files is empty")
@@ -53,7 +63,9 @@ class FileList:
             If a path names a directory.
         """
         if self._found is None:
-            self._found = [path for name in self.given for path in _matches(name, self._folders)]
+            self._found = [
+                path for name in self.given for path in _matches(name, self._folders, self._format)
+            ]
         return self._found
 
     def found(self, paths: Sequence[str]) -> None:
@@ -92,11 +104,12 @@ def _once(paths: list[str]) -> list[str]:
     return sorted(min(each, key=worse) for each in ways.values())
 
 
-def _matches(name: str, folders: bool) -> list[str]:
+def _matches(name: str, folders: bool, form: str) -> list[str]:
     if os.path.isdir(name) and not folders:
-        raise IsADirectoryError(
-            f"{name!r} is a directory: give a pattern such as {os.path.join(name, '*.h5')!r}"
-        )
+        if what := told(name):
+            raise IsADirectoryError(f"{name!r}: {what}")
+        pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
+        raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
     if os.path.exists(name):
         return [name]
     if not glob.has_magic(name):

@@ -10,6 +10,7 @@ import h5py
 
 from mpistrat.data.errors import DataFileError, naming, reason_of
 from mpistrat.data.hdf5.file_lock import writer_of
+from mpistrat.data.hdf5.signatures import not_of_format
 
 
 @contextlib.contextmanager
@@ -51,7 +52,8 @@ def open_file(path: str) -> h5py.File:
         elif "truncated" in str(error):
             what = f"it is truncated ({size} bytes: {reason_of(error)})"
         elif not h5py.is_hdf5(path):
-            what = f"it is not an HDF5 file ({size} bytes)"
+            what = f"it is not an HDF5 file ({size} bytes); fix: copy or write it again"
+            raise not_of_format(path, "from_hdf5", what) from error
         else:
             what = f"HDF5 cannot open it ({size} bytes: {reason_of(error)})"
         raise DataFileError.of_file(path, f"{what}; fix: copy or write it again") from error
