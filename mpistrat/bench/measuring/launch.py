@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpistrat.runtime.process import children
 from mpistrat.runtime.process.launch import started_tasks, without_launcher
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -46,10 +47,16 @@ def under_several_ranks() -> bool:
     return started is not None and started.tasks > 1
 
 
+def safe_words(program: Sequence[str]) -> Sequence[str]:
+    """Return the words after the name of Python that start a program, safely if it is a module of this package."""
+    return children.words(*program[1:]) if program[0] == "-m" else program
+
+
 def command(n: int, launcher: str | None, program: Sequence[str]) -> list[str]:
     """Return the command that runs ``python program...`` under n ranks."""
+    program = safe_words(program)
     if launcher is None:
-        return [sys.executable, "-m", "mpistrat", "run", "-n", str(n), *program]
+        return children.running("mpistrat", "run", "-n", str(n), *program)
     return [*shlex.split(launcher.replace("{n}", str(n))), sys.executable, *program]
 
 

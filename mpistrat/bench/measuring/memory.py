@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpistrat.bench.measuring import launch
+
 _EVERY = 0.02
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
@@ -28,7 +30,10 @@ def peak(program: Sequence[str]) -> int | None:
         return None
     peaks: dict[int, int] = {}
     with subprocess.Popen(
-        [sys.executable, *program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *launch.safe_words(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         while process.poll() is None:
             for pid in _family(process.pid):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from mpistrat.runtime.process import children
 from mpistrat.runtime.process.launch import library_family, library_name, without_launcher
 
 # Distributions that install bin/mpirun.
@@ -198,7 +199,7 @@ def _version_of(path: str, environ: dict[str, str]) -> str:
 
 def _start_loading(python: str, environ: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [python, "-c", _LOAD],
+        children.running_code(_LOAD, python),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import View
+from mpistrat.runtime.process import children
 from mpistrat.runtime.process.process_facts import parent
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
@@ -31,7 +31,7 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 _LIMIT = 60.0  # seconds for the answers of other nodes
 
 
-_HERE = (sys.executable, "-m", "mpistrat", "top", "--here")
+_HERE = children.running("mpistrat", "top", "--here")
 
 
 class NoJobError(Exception):

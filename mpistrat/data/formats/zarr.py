@@ -11,6 +11,7 @@ import numpy as np
 from mpistrat.data.errors import DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.extra import needed
+from mpistrat.data.formats.zarr_metadata import refuse_code
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import in_native_order
@@ -29,6 +30,7 @@ class Zarr(BlockFormat):
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some arrays of a store, from its metadata."""
+        refuse_code(path, names)
         store = _opened(path)
         arrays = [_array(store, path, name) for name in names]
         lengths = {name: array.shape[0] for name, array in zip(names, arrays, strict=True)}
@@ -50,6 +52,7 @@ class Zarr(BlockFormat):
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         """Return one chunk of rows."""
+        refuse_code(path, [column.name for column in record.columns])
         store = _opened(path)
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         return [

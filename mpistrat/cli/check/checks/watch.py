@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
 from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Singletons, Trouble
+from mpistrat.runtime.process import children
 from mpistrat.runtime.process.without_mpi.mailbox import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
@@ -100,7 +101,7 @@ class Watcher:
             os.set_inheritable(writer, True)
             # The checks inherit the descriptors of the launcher (PMI_FD): MPI needs them.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mpistrat.cli.check.checks.child", *arguments],
+                children.running("mpistrat.cli.check.checks.child", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

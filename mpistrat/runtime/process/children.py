@@ -1,0 +1,47 @@
+"""Python processes that run code of this package. They import nothing from the current directory.
+
+``python -c`` and ``python -m`` would look there first, and a folder may be another user's, with an ``mpi4py`` of his
+own. ``python -P`` is not known before Python 3.11. So this file is the main program of such a process: Python puts its
+folder on the path instead, and it takes that away before it imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+_SAFE = 'import sys\nif sys.path[0] == "":\n    del sys.path[0]\n'  # the path has no such entry with PYTHONSAFEPATH
+
+
+def running_code(code: str, python: str) -> list[str]:
+    """Return the command of a Python, which may have other packages, that runs this code."""
+    return [python, "-c", _SAFE + code]
+
+
+def running(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this package as the main program, with these arguments."""
+    return [sys.executable, *words(module, *arguments)]
+
+
+def words(module: str, *arguments: str) -> list[str]:
+    """Return the words after the name of Python in `running`."""
+    return [os.path.join(_HERE, os.path.basename(__file__)), module, *arguments]
+
+
+def _main() -> None:
+    if sys.path[0] in (_HERE, os.path.dirname(os.path.realpath(__file__))):
+        del sys.path[0]
+    if (
+        _PACKAGES not in sys.path
+    ):  # the parent may have found the package in a folder that this process does not know
+        sys.path.append(_PACKAGES)
+    import runpy
+
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
