@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 
 from mpistrat.runtime.process.launch_key import hashed
 from mpistrat.runtime.process.patience import within
+from mpistrat.runtime.process.without_mpi import own_folder
 from mpistrat.runtime.process.without_mpi.mailbox import read_json, write_json
 
 T = TypeVar("T")
@@ -68,11 +67,9 @@ class Board:
 
         def post(folder: Path) -> None:
             for _ in range(_ATTEMPTS):
-                with contextlib.suppress(FileExistsError):
-                    _remove_old(folder.parent)
-                    folder.mkdir(mode=0o700)
+                _remove_old(folder.parent)
                 with contextlib.suppress(FileNotFoundError):  # another rank has just removed the directory
-                    if _is_own(folder):
+                    if own_folder.make(folder):
                         write_json(folder / f"{name}{_ENDING}", value)
                     return
 
@@ -85,7 +82,7 @@ class Board:
     def read(self, name: str) -> Any:
         """Return a notice, or None if it was removed or is damaged."""
         found = self._in_each(
-            lambda folder: read_json(folder / f"{name}{_ENDING}") if _is_own(folder) else None
+            lambda folder: read_json(folder / f"{name}{_ENDING}") if own_folder.is_made(folder) else None
         )
         return next((each for each in found if each is not None), None)
 
@@ -96,7 +93,7 @@ class Board:
         """
 
         def remove(folder: Path) -> None:
-            if _is_own(folder):
+            if own_folder.is_made(folder):
                 for name in names:
                     (folder / f"{name}{_ENDING}").unlink(missing_ok=True)
                 if all(map(useless, rest := _names(folder))):
@@ -124,7 +121,7 @@ class Board:
                 return False
             return True
 
-        return all(self._in_each(lambda folder: not _is_own(folder) or claim(folder)))
+        return all(self._in_each(lambda folder: not own_folder.is_made(folder) or claim(folder)))
 
     def _in_each(self, do: Callable[[Path], T]) -> list[T]:
         """Return what a function returns for each directory, and leave out those where it fails."""
@@ -152,14 +149,14 @@ def _call(do: Callable[[Path], T], folder: Path, ended: threading.Event) -> T:
 def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
     """Return directories in which notices may lie, by the number of the file system.
 
-    The user's working directory is used if no other will do.
+    The user's working directory is used if no other will do, and if no other user can write to it.
     """
     found: dict[int, Path] = {}
     for place in (
         lambda: first,
         lambda: [Path.home()],
         lambda: [Path(tempfile.gettempdir())],
-        lambda: [Path.cwd()],
+        lambda: [each for each in [Path.cwd()] if own_folder.only_this_user_writes(each)],
     ):
         with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
             for path in place():
@@ -185,23 +182,14 @@ def _device_of_writable(path: Path) -> int | None:
 
 
 def _names(folder: Path) -> set[str]:
-    if not _is_own(folder):
+    if not own_folder.is_made(folder):
         return set()
     return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
-
-
-def _is_own(folder: Path) -> bool:
-    """Return whether a directory exists that other users cannot write to."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _remove_old(parent: Path) -> None:
     end = time.time() - _KEPT
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if _is_own(folder) and folder.stat().st_mtime < end:
-                shutil.rmtree(folder, ignore_errors=True)
+            if own_folder.is_made(folder) and folder.stat().st_mtime < end:
+                own_folder.remove(folder)

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from mpistrat.runtime.process.launch_key import hashed
+from mpistrat.runtime.process.without_mpi import own_folder
 
 _RUN = "run"  # file with the name of the inbox of this launch
 
@@ -45,11 +44,12 @@ class Inbox:
             return
         with contextlib.suppress(OSError):
             folder = self._shared / secrets.token_hex(8)
-            folder.mkdir(mode=0o700)
+            own_folder.make(folder)
             self._folder = folder
             for old in self._shared.iterdir():
                 if old != folder and old.is_dir():
-                    shutil.rmtree(old, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        own_folder.remove(old)
             write_json(self._shared / _RUN, folder.name)
 
     @property
@@ -92,7 +92,8 @@ class Inbox:
         """Remove the inbox."""
         if self._folder is None or self._shared is None:
             return
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            own_folder.remove(self._folder)
         with contextlib.suppress(OSError):
             if read_json(self._shared / _RUN) == self._folder.name:
                 (self._shared / _RUN).unlink()
@@ -195,16 +196,22 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _shared(key: str | None) -> Path | None:
-    """Return the directory of a key: the first that this user owns and can write to, or None."""
+    """Return the directory of a key: the first that this package has made and that can be written to, or None.
+
+    It lies in the working directory only where no other user can write.
+    """
     if key is None:
         return None
     name = hashed(key)
-    for parent in (Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
-        folder = parent / f".mpistrat-check-{name}"
-        with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            status = folder.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and os.access(folder, os.W_OK):
+    for parent in (_own_working_directory, Path.home, lambda: Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
+            folder = parent() / f".mpistrat-check-{name}"
+            if own_folder.make(folder) and os.access(folder, os.W_OK):
                 return folder
     return None
+
+
+def _own_working_directory() -> Path:
+    if not own_folder.only_this_user_writes(Path.cwd()):
+        raise PermissionError("others may write to the working directory")
+    return Path.cwd()
