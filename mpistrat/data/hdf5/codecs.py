@@ -85,10 +85,22 @@ def decode(
 
 
 def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
+    most = _most(nbytes)
+    inflate = _zlib().decompressobj()  # as fast as one call of decompress(), which takes any memory
     try:
-        return _zlib().decompress(raw, bufsize=nbytes + 64)
+        found = inflate.decompress(raw, most + 1)
     except Exception as error:
         raise ValueError(f"gzip: {error}") from error
+    if len(found) > most:
+        raise ValueError(f"gzip: a chunk of {nbytes} bytes inflates to more than {most}")
+    if not inflate.eof:
+        raise ValueError(f"gzip: the stream ends after {len(found)} bytes of the chunk")
+    return found
+
+
+def _most(nbytes: int) -> int:
+    """Return how many bytes a filter may give for a chunk: other filters may have made it a little longer."""
+    return nbytes + nbytes // 256 + 4096
 
 
 def _unshuffle(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
@@ -178,8 +190,19 @@ def _zstd() -> Callable[[Any, int, np.ndarray | None], Any] | None:
         if package is not None:
             _found["zstd"] = _by_package(package)
         else:
-            _found["zstd"] = None if standard is None else lambda raw, nbytes, into: standard.decompress(raw)
+            _found["zstd"] = None if standard is None else _by_standard(standard)
     return _found["zstd"]
+
+
+def _by_standard(standard: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
+    def decompress(raw: Any, nbytes: int, into: np.ndarray | None) -> Any:
+        decompressor = standard.ZstdDecompressor()
+        found = decompressor.decompress(raw, _most(nbytes) + 1)
+        if len(found) > _most(nbytes) or not decompressor.eof:
+            raise ValueError(f"a chunk of {nbytes} bytes has {len(found)} or more")
+        return found
+
+    return decompress
 
 
 def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
@@ -189,7 +212,12 @@ def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
         if not hasattr(local, "decompressor"):
             local.decompressor = package.ZstdDecompressor()
         if into is None:
-            return local.decompressor.decompress(raw, max_output_size=nbytes)
+            said = package.frame_content_size(
+                raw
+            )  # -1 if the frame does not say; the limit below does not hold else
+            if said > _most(nbytes):
+                raise ValueError(f"a chunk of {nbytes} bytes says that it has {said}")
+            return local.decompressor.decompress(raw, max_output_size=_most(nbytes))
         with local.decompressor.stream_reader(raw) as reader:
             count = 0
             while count < nbytes and (more := reader.readinto(into[count:].data)):
