@@ -144,6 +144,8 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"TF_CONFIG is nested too deeply ({len(text)} characters)") from None
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(
             f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos

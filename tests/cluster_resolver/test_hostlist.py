@@ -4,12 +4,14 @@ import itertools
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.cluster_resolver import expand_counts, expand_hostlist
+from mpistrat.cluster_resolver import TFConfigClusterResolver, expand_counts, expand_hostlist
+from mpistrat.cluster_resolver.slurm.step import hosts_of_file
 
 HOSTS = {
     "": [],
@@ -201,3 +203,39 @@ def test_scontrol_agrees(scontrol, cases):
     """Each call has several lists, because the start of scontrol takes most of the time."""
     text = ",".join(text for text, _ in cases)
     assert expand_hostlist(text) == scontrol(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node[0-999999,1000000-1999999]",
+        "node[" + ",".join(["0-1048575"] * 50) + "]",
+        "n" + "[0-1048575]" * 50,
+        "n[0-1023][0-1023][0-1]",
+        ",".join(["node[0-999999]"] * 3),
+    ],
+)
+def test_hosts_are_limited_in_all(text):
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="more than 1048576 hosts up to"):
+        expand_hostlist(text)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "text", ["1(x1048576),1", "1048576(x1000)", ",".join(["1(x1048576)"] * 100), "16777216,1"]
+)
+def test_counts_are_limited_in_all(text):
+    with pytest.raises(ValueError, match="more than 1048576"):
+        expand_counts(text)
+
+
+def test_hosts_of_a_file_are_limited_in_all():
+    with pytest.raises(ValueError, match=r"'node1\*2000000000': more than 16777216 tasks"):
+        hosts_of_file("node0\nnode1*2000000000")
+
+
+def test_nested_text(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "[" * 50_000)
+    with pytest.raises(ValueError, match="TF_CONFIG is nested too deeply"):
+        TFConfigClusterResolver().cluster_spec()

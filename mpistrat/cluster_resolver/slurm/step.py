@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.variables import integer, position_of, required
-from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
+from mpistrat.runtime.process.hostlist import MOST_TASKS, expand_counts, expand_hostlist, parsed
 from mpistrat.runtime.process.launchers import SRUN
 from mpistrat.runtime.process.left_over_step import groups, left_over
 
@@ -262,5 +262,9 @@ def hosts_of_file(text: str) -> list[str]:
     for line in text.splitlines():
         entry = line.partition("#")[0].strip()
         names, _, times = entry.partition("*")
-        hosts += expand_hostlist(names.strip()) * (int(times) if times else 1)
+        found = expand_hostlist(names.strip())
+        repeated = int(times) if times else 1
+        if len(hosts) + len(found) * repeated > MOST_TASKS:
+            raise ValueError(f"{entry!r}: more than {MOST_TASKS} tasks up to here")
+        hosts += found * repeated
     return hosts

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 _MOST_HOSTS = 2**20
+MOST_TASKS = 2**24
 _NAME = re.compile(r"[^\[\],\s]+")
 _RANGE = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
 _COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
@@ -82,7 +83,7 @@ def expand_counts(text: str) -> list[int]:
     [3, 1, 1]
     """
     counts: list[int] = []
-    position = 0
+    total = position = 0
     while True:
         match = _COUNT.match(text, position)
         if match is None:
@@ -94,6 +95,10 @@ def expand_counts(text: str) -> list[int]:
             )
         if int(match[1]) > _MOST_HOSTS:
             raise _error(text, position, f"more than {_MOST_HOSTS}", "a list of counts such as '3,1(x2)'")
+        total += int(match[1]) * times
+        if len(counts) + times > _MOST_HOSTS or total > MOST_TASKS:
+            most = f"more than {_MOST_HOSTS} nodes or {MOST_TASKS} tasks up to here"
+            raise _error(text, position, most, "a list of counts such as '3,1(x2)'")
         counts += [int(match[1])] * times
         position = match.end()
         if position == len(text):
@@ -106,10 +111,14 @@ def expand_counts(text: str) -> list[int]:
 def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
     """Return the alternatives for each part of the name at ``position``, and the position after the name."""
     parts: list[list[str]] = []
+    count = 1
     while position < len(text) and text[position] != ",":
         if text[position] == "[":
             numbers, position = _bracket(text, position)
             parts.append(numbers)
+            count *= len(numbers)
+            if count > _MOST_HOSTS:
+                raise _error(text, position, f"more than {_MOST_HOSTS} hosts up to here")
             continue
         match = _NAME.match(text, position)
         if match is None:
@@ -135,8 +144,8 @@ def _bracket(text: str, opening: int) -> tuple[list[str], int]:
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low):
             raise _error(text, position, f"the range {match[0]} descends")
-        if int(high) - int(low) >= _MOST_HOSTS:
-            raise _error(text, position, f"the range {match[0]} has more than {_MOST_HOSTS} hosts")
+        if len(numbers) + int(high) - int(low) >= _MOST_HOSTS:
+            raise _error(text, position, f"the bracket has more than {_MOST_HOSTS} hosts up to {match[0]}")
         numbers += [f"{number:0{len(low)}}" for number in range(int(low), int(high) + 1)]
         position = match.end()
         if position == len(text):
