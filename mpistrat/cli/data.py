@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpistrat.cli.table import counted
+from mpistrat.cli.table import counted, echo
 
 if TYPE_CHECKING:
     from mpistrat.data.hdf5.records import FileRecord
@@ -194,30 +194,30 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
     if files:
         rows = [each["rows"] for each in files]
         size = sum(each["bytes"] for each in files) / 2**20
-        click.echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size:,.1f} MiB")
-        click.echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
+        echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size:,.1f} MiB")
+        echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
         width = max(len(each["name"]) for each in (*report["datasets"], *report["beside"]))
         for each in report["datasets"]:
             kind = f"{each['dtype']} {tuple(each['shape'])}"
-            click.echo(f"{each['name']:<{width}}  {kind}, {counted(each['row_bytes'], 'byte')} per row")
+            echo(f"{each['name']:<{width}}  {kind}, {counted(each['row_bytes'], 'byte')} per row")
             for way, count in each["read"].items():
-                click.echo(f"{'':<{width}}    {counted(count, 'file')}: {way}")
+                echo(f"{'':<{width}}    {counted(count, 'file')}: {way}")
         for each in report["beside"]:
-            click.echo(f"{each['name']:<{width}}  left out: it {each['why']}")
-        click.echo()
+            echo(f"{each['name']:<{width}}  left out: it {each['why']}")
+        echo()
         for each in files[:_SHOWN]:
-            click.echo(f"{each['rows']:>12,} rows {each['bytes'] / 2**20:>10,.1f} MiB  {each['path']}")
+            echo(f"{each['rows']:>12,} rows {each['bytes'] / 2**20:>10,.1f} MiB  {each['path']}")
         if len(files) > _SHOWN:
-            click.echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
+            echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
     if report["policies"]:
-        click.echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
+        echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
         head = ("replicas", "DATA", "FILE", "FILE, balanced", "OFF", "AUTO", "longest share of files")
         lines = [head, *(_cells(each, head) for each in report["policies"])]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
-            click.echo("   ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
+            echo("   ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
     for problem in report["problems"]:
-        click.echo(f"problem: {problem}", err=True)
+        echo(f"problem: {problem}", err=True)
 
 
 def _cells(policies: dict[str, Any], head: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,6 +20,22 @@ def counted(number: int, thing: str) -> str:
     ('1 file', '1,200 files')
     """
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters by which a file could command a terminal.
+
+    Examples
+    --------
+    >>> printable("a" + chr(27) + "[2Jb" + chr(10))
+    'a?[2Jb\\n'
+    """
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
+
+
+def echo(text: str = "", err: bool = False) -> None:
+    """Print a text that may hold names of files, and of what is in them."""
+    click.echo(printable(text), err=err)
 
 
 def console() -> Console:

@@ -48,7 +48,7 @@ def test_hosts_are_asked_through_ssh(stand_in):
     assert [row["rank"] for row in json.loads(ended.stdout)] == [0, 1]
     said = (folder / "ssh.said").read_text()
     assert "BatchMode=yes" in said
-    assert said.count("-m mpistrat top --here --json") == 2
+    assert said.count("children.py mpistrat top --here --json") == 2
 
 
 def test_a_host_that_does_not_answer(stand_in):

@@ -12,9 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
-from mpistrat.cli.table import counted
+from mpistrat.cli.table import counted, echo
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
@@ -217,7 +215,7 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
     if not lines:
         raise NoJobError(f"no rank of {whose} was found: {'; '.join(problems) or 'there was no answer'}")
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
     return lines
 
 

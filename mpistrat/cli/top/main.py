@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpistrat.cli import table
-from mpistrat.cli.table import amount, three_digits
+from mpistrat.cli.table import amount, echo, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import report, view
@@ -78,7 +78,7 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
             ended = str(error)
         except KeyboardInterrupt:
             return
-    click.echo(f"the job has ended: {ended}", err=True)
+    echo(f"the job has ended: {ended}", err=True)
 
 
 def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
@@ -157,11 +157,11 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         return
     seen = jobs.view_of(ended)
     found = last_record.waits_at_end(ended.records, ended.end.first)
-    click.echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
+    echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
     for line in (
         *ended.notes,
         *report.causes(seen, found),
         "where all ranks were:",
         *report.classes(seen, found),
     ):
-        click.echo(line)
+        echo(line)

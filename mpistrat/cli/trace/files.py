@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpistrat.cli.table import printable
 from mpistrat.runtime.trace import layout
 from mpistrat.runtime.trace.clock import Sample
 from mpistrat.runtime.trace.layout import HeaderWord, Kind
@@ -82,7 +83,7 @@ class Trace:
         if not 0 <= start < len(self._texts) - 1:
             return ""
         length = int.from_bytes(self._texts[start : start + 2], "little")
-        return _printable(self._texts[start + 2 : start + 2 + length])
+        return printable(self._texts[start + 2 : start + 2 + length].decode(errors="replace"))
 
 
 def read(path: Path) -> Trace:
@@ -171,11 +172,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
 
 def _header_text(data: bytes, offset: int) -> str:
     length = min(int.from_bytes(data[offset : offset + 8], "little"), layout.TEXT_BYTES)
-    return _printable(data[offset + 8 : offset + 8 + length])
-
-
-def _printable(data: bytes) -> str:
-    return "".join(each if each.isprintable() else "?" for each in data.decode(errors="replace"))
+    return printable(data[offset + 8 : offset + 8 + length].decode(errors="replace"))
 
 
 def traces(directory: Path) -> tuple[list[Trace], list[str]]:

@@ -1,10 +1,15 @@
-"""No command imports code from the current directory, which may be another user's."""
+"""Commands in folders and with files of other users: no code of theirs runs, and no text commands the terminal."""
 
 import os
 import subprocess
 import sys
 
+import h5py
+import numpy as np
 import pytest
+from click.testing import CliRunner
+
+from mpistrat.cli import commands
 
 PLANTED = "import os\nos.write(2, b'PLANTED\\n')\nraise SystemExit(9)\n"
 COMMANDS = [
@@ -48,3 +53,13 @@ def test_planted_modules_are_not_imported(folder, tmp_path, command):
     assert "Traceback" not in done.stderr, done.stderr
     if command.split()[1] == "run" and "--dry-run" not in command and "-m" not in command.split():
         assert done.stdout.count("came") == 2, done.stderr
+
+
+def test_names_in_files_do_not_command_the_terminal(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x\x1b[2J\x07\x9b31m"] = np.zeros(3)
+    (tmp_path / "b\x1b]0;title\x07.h5").write_bytes(b"no HDF5")
+    for words in (["a.h5"], ["a.h5", "b\x1b]0;title\x07.h5"]):
+        ended = CliRunner().invoke(commands, ["data", *(str(tmp_path / word) for word in words)])
+        assert "x?[2J??31m" in ended.output or "b?]0;title?.h5" in ended.output or "\\x1b" in ended.output
+        assert all(each.isprintable() or each in "\n\t" for each in ended.output)
