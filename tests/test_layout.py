@@ -41,7 +41,7 @@ def test_top_level():
     required = {"setup.cfg", "pyproject.toml", "mpistrat", "tests", "README.md", "LICENSE"}
     assert required <= found
     optional = {"benchmarks", "docs", "packaging", "slurm", "MANIFEST.in"}
-    optional |= {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md"}
+    optional |= {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"}
     assert {name for name in found - required if name[0] != "."} <= optional
 
 
