@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpistrat.monitor import source, system_calls
+from mpistrat.monitor import system_calls
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.stacks import Frame, Stacks, source_line
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
@@ -427,5 +427,5 @@ def _at(evidence: Evidence) -> str:
     if frame is None:
         entry = evidence.record.entries[-1] if evidence.record.entries else None
         return f"after its call at {entry.place}" if entry else "before its first collective"
-    line = source.line(frame.file, frame.line)
+    line = source_line(frame.file, frame.line)
     return f"at {frame.file}:{frame.line} in {frame.function}" + (f": {line}" if line else "")

@@ -8,10 +8,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from mpistrat.monitor import links, source
+from mpistrat.monitor import links
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
 from mpistrat.monitor.links import Links
-from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.stacks import Frame, Stacks, source_lines
 from mpistrat.monitor.view import View
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -101,7 +101,7 @@ def _passed(record: Record, wait: Wait, seen: View) -> bool:
 def _last_line(call: Frame) -> float:
     """Return the last line of the expression around a call, where its arguments end. Infinity without a source."""
     try:
-        nodes = list(ast.walk(ast.parse("".join(source.lines(call.file)))))
+        nodes = list(ast.walk(ast.parse("".join(source_lines(call.file)))))
     except (SyntaxError, ValueError):
         return math.inf
     found = [each for each in nodes if isinstance(each, ast.expr)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import linecache
 import os
 import re
 import signal
@@ -20,9 +21,12 @@ from typing import NamedTuple
 
 from mpistrat.monitor import process
 from mpistrat.runtime.process import process_facts
+from mpistrat.runtime.process.patience import within
 from mpistrat.runtime.record import read
 from mpistrat.runtime.record.read import Record
 
+_PATIENCE = 2.0  # seconds for the file system of a program
+_silent: set[str] = set()  # directories that did not answer
 _LONGEST = 1.0  # seconds that processes may take to answer
 _QUIET = 0.05  # seconds without a new line after which an answer counts as complete
 _THREAD = re.compile(r"(?:(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*|Stack) \(most recent call first\):")
@@ -176,3 +180,23 @@ def parse(text: str, main_thread: int) -> Stacks:
 
 def _is_watchdog(stack: Sequence[Frame]) -> bool:
     return any(each.file.endswith(_WATCHDOG) for each in stack)
+
+
+# --- the source of programs, as far as its file system answers: it may be what the job waits for
+
+
+def source_lines(file: str) -> list[str]:
+    """Return the lines of a file, none if it cannot be read soon."""
+    directory = os.path.dirname(file)
+    if directory in _silent:
+        return []
+    try:
+        return within(_PATIENCE, lambda: linecache.getlines(file))
+    except TimeoutError:
+        _silent.add(directory)
+        return []
+
+
+def source_line(file: str, number: int) -> str:
+    """Return one line of a file without the spaces around it, empty if it cannot be read soon."""
+    return next(iter(source_lines(file)[number - 1 : number]), "").strip() if number > 0 else ""

@@ -12,10 +12,11 @@ from mpistrat import absent, context, data, representation
 from mpistrat.collectives.arenas.tree_of_buffers import buffers_like
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.strategy.chief_first import ChiefFirst
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables
 from mpistrat.strategy.deprecated import FormerNames
@@ -165,7 +166,7 @@ class Strategy(Collectives, FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        return ChiefFirst(self._extended.engine.topology)
+        return _ChiefFirst(self._extended.engine.topology)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -407,3 +408,35 @@ class Strategy(Collectives, FormerNames):
 
     def _repr_html_(self) -> str:
         return representation.table(type(self).__name__, self._facts())
+
+
+class _ChiefFirst:
+    """A context whose block rank 0 runs first, then all others. It yields whether this is rank 0.
+
+    Raises
+    ------
+    RuntimeError
+        On the other ranks, if rank 0 left its block with an error.
+    """
+
+    def __init__(self, topology: Topology):
+        self._topology = topology
+        self._mismatches = 0
+
+    def __enter__(self) -> bool:
+        topology = self._topology
+        if topology.rank == 0:
+            self._mismatches = topology.mismatches
+            return True
+        failure = topology.broadcast_object(None, name="chief_first")
+        if failure is not None:
+            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
+        return False
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        topology = self._topology
+        if topology.rank:
+            return
+        if isinstance(error, MismatchError) and topology.mismatches != self._mismatches:
+            return  # the other ranks wait here, met a collective of the block, and have raised too
+        topology.broadcast_object(None if error is None else repr(error), name="chief_first")

@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 
-from mpistrat.monitor import source
+from mpistrat.monitor import stacks
+from mpistrat.monitor.stacks import source_line, source_lines
 
 PROGRAM = """
 import sys
@@ -56,15 +57,15 @@ def test_an_option_that_cannot_be_read():
 
 def test_a_file_system_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
     """A pipe without a writer stands for it: to open one waits."""
-    monkeypatch.setattr(source, "_PATIENCE", 0.05)
+    monkeypatch.setattr(stacks, "_PATIENCE", 0.05)
     pipe = tmp_path / "train.py"
     os.mkfifo(pipe)
     try:
-        assert source.line(str(pipe), 1) == ""
-        monkeypatch.setattr(source, "_PATIENCE", 60.0)
+        assert source_line(str(pipe), 1) == ""
+        monkeypatch.setattr(stacks, "_PATIENCE", 60.0)
         (tmp_path / "other.py").write_text("answers = True\n")
-        assert source.lines(str(tmp_path / "other.py")) == []  # it is not asked again
-        assert source.line(__file__, 1).startswith('"""What must not')
-        assert source.line(__file__, 9999) == ""
+        assert source_lines(str(tmp_path / "other.py")) == []  # it is not asked again
+        assert source_line(__file__, 1).startswith('"""What must not')
+        assert source_line(__file__, 9999) == ""
     finally:
         os.close(os.open(pipe, os.O_WRONLY))  # the thread that waits ends
