@@ -22,8 +22,8 @@ from mpistrat.runtime.record.read import Record
 def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
     """Return a record of each rank of this node that was started with this process and is not in ``job``.
 
-    It is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: those of which
-    there is no process have ended, and have a record of process 0.
+    It is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: those
+    without a process have ended, and have a record of process 0.
     """
     variables = [name for each in LAUNCHERS for name in each.rank if os.environ.get(name) == str(own.rank)]
     if not own.launch or not variables:

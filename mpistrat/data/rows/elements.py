@@ -94,7 +94,7 @@ def dtypes_of(spec: Any) -> list[np.dtype]:
 
 
 def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
-    """Return the rows of a column as arrays of this dtype; as they are, if it is None, or one of texts or objects.
+    """Return the rows of a column as arrays of this dtype; unchanged without a dtype, and for one of texts or objects.
 
     NumPy would promote the rows of each batch for itself, so that batches, and the pieces of one batch on two ranks,
     would differ in dtype.

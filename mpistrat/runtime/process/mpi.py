@@ -101,7 +101,7 @@ def _loaded(rc: Any) -> Any:
     Raises
     ------
     RuntimeError, ImportError
-        If there is no MPI library that it can load.
+        If it can load no MPI library.
     """
     initialize, finalize = rc.initialize, rc.finalize
     rc.initialize, rc.finalize = False, initialize if finalize is None else finalize

@@ -88,7 +88,7 @@ def communicator(described: Any) -> Any:
 def _begins_alone(ranks: list[int], store: Any) -> bool:
     """Return whether a group of one rank is what the program means: it has made a store for that.
 
-    WORLD_SIZE=1 in the environment is no such sign: each rank of a job would train alone, and say nothing.
+    WORLD_SIZE=1 in the environment does not say that: each rank of a job would train alone, and say nothing.
     """
     global _alone
     if not ranks:
