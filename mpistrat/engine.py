@@ -14,6 +14,7 @@ from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
@@ -21,7 +22,7 @@ from mpistrat.values import Mirrored, reducible
 
 
 class Engine:
-    """The ranks, cross-device ops, device and options of a strategy.
+    """The ranks, replicas, cross-device ops, device and options of a strategy.
 
     A strategy makes one. Variables, datasets, optimizers and metrics are given it. It knows none of their classes.
 
@@ -35,10 +36,12 @@ class Engine:
         By default the fastest algorithm for each message.
     options : CommunicationOptions, optional
         Options of all collectives.
+    replicas : ReplicaGroup, optional
+        Which rank plays which replica; by default each rank plays one.
 
     Attributes
     ----------
-    topology, device, options
+    topology, device, options, replicas
         As above.
     ops : CrossDeviceOps
         The ops, bound to the ranks.
@@ -60,9 +63,11 @@ class Engine:
         device: Device | None = None,
         ops: CrossDeviceOps | None = None,
         options: CommunicationOptions | None = None,
+        replicas: ReplicaGroup | None = None,
     ):
         self.options = options or CommunicationOptions()
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        self.replicas = replicas or ReplicaGroup(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)

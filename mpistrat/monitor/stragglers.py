@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpistrat.runtime.record import flight_record, read
+from mpistrat.runtime.topology import Topology
 
 _FEWEST_STEPS = 20
 _MARGIN = 1.1  # times the median of the others
@@ -95,11 +96,12 @@ def step() -> None:
     flight_record.step(flight_record.EXPLICIT)
 
 
-def own(rank: int) -> Measured:
-    """Return the steps of this process, which is rank ``rank``."""
+def of_all(topology: Topology) -> tuple[RankStatistics, ...]:
+    """Return the statistics of all ranks, which the flight record of each knows. Collective."""
     record = flight_record.current()
     seen = None if record is None else read.parse(record.contents())
-    return Measured(rank, socket.gethostname(), () if seen is None else seen.steps)
+    own = Measured(topology.rank, socket.gethostname(), () if seen is None else seen.steps)
+    return compare(topology.all_gather_object(own))
 
 
 def compare(ranks: Sequence[Measured]) -> tuple[RankStatistics, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from mpistrat import nest
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
@@ -72,12 +73,13 @@ class CentralStorageStrategy(Strategy):
         parameters = None if parameter_device is None else Device.parse(parameter_device)
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
         Choice.of(topology).heed(topology)
-        _check(topology, compute, parameters)
-        own = None if compute is None else compute[topology.rank]
+        replicas = ReplicaGroup(topology)
+        _check(topology, replicas, compute, parameters)
+        own = None if compute is None else compute[replicas.first]
         device = own_device(topology, own, same=len({*(compute or ())}) <= 1)
         if parameters is None:
-            parameters = device if topology.size == 1 else _HOST
-        super().__init__(_CentralExtended(self, topology, device))
+            parameters = device if replicas.size == 1 else _HOST
+        super().__init__(_CentralExtended(self, topology, device, replicas=replicas))
         self.extended.engine.variable_device = parameters.require()
 
 
@@ -95,14 +97,14 @@ class _CentralExtended(StrategyExtended):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, group: bool
     ) -> Any:
         """Call the function on rank 0, and return its result on every rank. Collective."""
-        topology, in_update = self.engine.topology, super()._in_update
-        if topology.size == 1:
+        in_update = super()._in_update
+        if self.engine.replicas.size == 1:
             return in_update(fn, args, kwargs, group)
         args, kwargs = components(args), components(kwargs)
         given, _ = nest.flatten((args, kwargs))
         names = tuple(each.name for each in given if isinstance(each, Variable))
         given += [self.value_container(each) for each in given]
-        told = topology.on_first(
+        told = self.engine.topology.on_first(
             lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn),
             operation("update", names),
         )
@@ -138,24 +140,26 @@ def _unpacked(told: bytes, given: list[Any]) -> Any:
     return rebuild([given[leaf] if isinstance(leaf, _Given) else leaf for leaf in leaves])
 
 
-def _check(topology: Topology, compute: Sequence[Device] | None, parameters: Device | None) -> None:
+def _check(
+    topology: Topology, replicas: ReplicaGroup, compute: Sequence[Device] | None, parameters: Device | None
+) -> None:
     if len(topology.nodes) > 1:
         raise RuntimeError(
-            f"CentralStorageStrategy keeps variables in the memory of one node, but the {topology.size} ranks are on "
+            f"CentralStorageStrategy keeps variables in the memory of one node, but its ranks are on "
             f"{len(topology.nodes)} nodes: use MultiWorkerMirroredStrategy, or give a comm of one node's ranks"
         )
-    if topology.size > 1 and topology.memory is None:
+    if replicas.size > 1 and topology.memory is None:
         raise RuntimeError(
             "CentralStorageStrategy keeps variables in memory that the ranks share, but they cannot share memory: "
             "use MirroredStrategy, or make room in /dev/shm"
         )
-    if compute is not None and len(compute) != topology.size:
+    if compute is not None and len(compute) != replicas.size:
         raise ValueError(
-            f"compute_devices names {len(compute)} devices for {topology.size} replicas: name one for each, in the "
+            f"compute_devices names {len(compute)} devices for {replicas.size} replicas: name one for each, in the "
             "order of ranks"
         )
-    if topology.size > 1 and parameters is not None and parameters.kind != "cpu":
+    if replicas.size > 1 and parameters is not None and parameters.kind != "cpu":
         raise ValueError(
-            f"parameter_device={str(parameters)!r}: {topology.size} ranks share variables in memory of the host; use "
+            f"parameter_device={str(parameters)!r}: {replicas.size} replicas share variables in the host's memory; use "
             "'cpu:0', or MirroredStrategy for variables on GPUs"
         )

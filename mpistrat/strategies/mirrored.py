@@ -8,6 +8,7 @@ from typing import Any
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
 from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -61,15 +62,16 @@ class MirroredStrategy(Strategy):
         Choice.of(topology).heed(topology)
         if len(topology.nodes) > 1:
             raise RuntimeError(
-                f"MirroredStrategy works on the ranks of one node, but the {topology.size} ranks are on "
+                f"MirroredStrategy works on the ranks of one node, but its ranks are on "
                 f"{len(topology.nodes)} nodes: use MultiWorkerMirroredStrategy, or give a comm of one node's ranks"
             )
-        if parsed is not None and len(parsed) != topology.size:
+        replicas = ReplicaGroup(topology)
+        if parsed is not None and len(parsed) != replicas.size:
             raise ValueError(
-                f"devices names {len(parsed)} devices for {topology.size} replicas: name one for each, in the order "
+                f"devices names {len(parsed)} devices for {replicas.size} replicas: name one for each, in the order "
                 "of ranks"
             )
         device = own_device(
-            topology, None if parsed is None else parsed[topology.rank], same=len({*(parsed or ())}) <= 1
+            topology, None if parsed is None else parsed[replicas.first], same=len({*(parsed or ())}) <= 1
         )
-        super().__init__(StrategyExtended(self, topology, device, cross_device_ops))
+        super().__init__(StrategyExtended(self, topology, device, cross_device_ops, replicas=replicas))

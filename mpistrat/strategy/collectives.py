@@ -20,7 +20,7 @@ from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
+    from mpistrat.engine import Engine
     from mpistrat.strategy.extended import StrategyExtended
 
 _whole = whole(attrgetter("_extended.engine.topology"))
@@ -176,18 +176,19 @@ class Collectives:
         require_cross_replica(self, "gather", "use all_gather of the replica context")
         if dst is None:
             return gather_on_all(self._extended.engine, value, axis)
-        topology = self._topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
-            dst = checked_replica("dst", dst, topology.size)
+            dst = checked_replica("dst", dst, replicas.size)
             if nest.holds(leaves, IndexedSlices):
                 raise NotImplementedError(NOT_GATHERED)
             leaves = [component(leaf) for leaf in leaves]
             hosts = [arrays.to_host(leaf) for leaf in leaves]
         if form is not None:
             structures.agree(topology, "gather", dst, form)
-        found: list[Any] = [gather.gather(topology, host, axis, dst) for host in hosts]
-        if topology.rank != dst:
+        root = replicas.rank_of(dst)
+        found: list[Any] = [gather.gather(topology, host, axis, root) for host in hosts]
+        if dst not in replicas.local:
             return None
         return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
 
@@ -225,15 +226,15 @@ class Collectives:
         3.0
         """
         require_cross_replica(self, "broadcast", "call it outside of run, or in merge_call")
-        topology = self._topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("broadcast", topology):
-            src = checked_replica("src", src, topology.size)
+            src = checked_replica("src", src, replicas.size)
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
             leaves = [component(leaf) for leaf in leaves]
             hosts = [arrays.to_host(leaf) for leaf in leaves]
-        found = broadcast.broadcast(topology, hosts, form, root=src)
+        found = broadcast.broadcast(topology, hosts, form, root=replicas.rank_of(src))
         return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
 
     @_whole
@@ -275,18 +276,18 @@ class Collectives:
         array([0, 1, 2, 3, 4])
         """
         require_cross_replica(self, "scatter", "call it outside of run, or in merge_call")
-        topology = self._topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         leaves: list[Any] = []
         skeleton = None
         with structures.refusals("scatter", topology):
-            src = checked_replica("src", src, topology.size)
-            if topology.rank == src:
+            src = checked_replica("src", src, replicas.size)
+            if src in replicas.local:
                 leaves, rebuild, _ = nest.take_apart(value)
                 if nest.holds(leaves, IndexedSlices):
                     raise TypeError("IndexedSlices cannot be scattered: scatter their values and indices")
                 leaves = [arrays.to_host(component(leaf)) for leaf in leaves]
                 skeleton = rebuild([*range(len(leaves))])
-        found = scatter.scatter(topology, leaves, axis, src, note=skeleton)
+        found = scatter.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
         return nest.flatten(found.note)[1](found.arrays)
 
     @_whole
@@ -320,12 +321,12 @@ class Collectives:
         True
         """
         require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
-        topology = self._topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         if dst is None:
             return topology.all_gather_object(value)
         with structures.refusals("gather_object", topology):
-            dst = checked_replica("dst", dst, topology.size)
-        return gather.gather_object(topology, value, dst)
+            dst = checked_replica("dst", dst, replicas.size)
+        return gather.gather_object(topology, value, replicas.rank_of(dst))
 
     @_whole
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
@@ -356,11 +357,11 @@ class Collectives:
         {'name': 'run 7'}
         """
         require_cross_replica(self, "broadcast_object", "call it outside of run, or in merge_call")
-        topology = self._topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("broadcast_object", topology):
-            src = checked_replica("src", src, topology.size)
-        return topology.broadcast_object(value, src)
+            src = checked_replica("src", src, replicas.size)
+        return topology.broadcast_object(value, replicas.rank_of(src))
 
     @property
-    def _topology(self) -> Topology:
-        return self._extended.engine.topology
+    def _engine(self) -> Engine:
+        return self._extended.engine

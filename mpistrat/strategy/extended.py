@@ -13,6 +13,7 @@ from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, Cros
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
@@ -69,19 +70,19 @@ class StrategyExtended:
         device: Device | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
+        replicas: ReplicaGroup | None = None,
     ):
         self._strategy = container_strategy
         self.engine: Engine = Engine(
-            topology, device, cross_device_ops or self._usual_ops(), communication_options
+            topology, device, cross_device_ops or self._usual_ops(), communication_options, replicas
         )
-        rank = self.engine.topology.rank
         self.cross_replica_mode = context.Mode(container_strategy)
-        self._update_mode = context.Mode(container_strategy, update_replica_id=rank)
+        self._update_mode = context.Mode(container_strategy, update_replica_id=self.engine.replicas.first)
 
     @cached_property
     def replica_context(self) -> ReplicaContext:
         """The context of this replica."""
-        return ReplicaContext(self._strategy, self.engine.topology.rank)
+        return ReplicaContext(self._strategy, self.engine.replicas.first)
 
     _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 
@@ -105,7 +106,7 @@ class StrategyExtended:
     @property
     def experimental_between_graph(self) -> bool:
         """Whether every worker runs the program itself: True with several replicas."""
-        return self.engine.topology.size > 1
+        return self.engine.replicas.size > 1
 
     @property
     def experimental_should_init(self) -> bool:
@@ -114,13 +115,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process saves checkpoints: True on rank 0."""
-        return self.engine.topology.rank == 0
+        """Whether this process saves checkpoints: True on the chief."""
+        return self.engine.replicas.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: True on rank 0."""
-        return self.engine.topology.rank == 0
+        """Whether this process writes summaries: True on the chief."""
+        return self.engine.replicas.is_chief
 
     # --- variables -------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mpistrat.data import Dataset, InputContext, InputOptions
+    from mpistrat.engine import Engine
     from mpistrat.strategy.extended import StrategyExtended
 
 _whole = whole(attrgetter("_extended.engine.topology"))
@@ -71,7 +71,7 @@ class Strategy(Collectives, FormerNames):
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
-        return self._extended.engine.topology.size
+        return self._extended.engine.replicas.size
 
     @property
     def cluster_resolver(self) -> Any:
@@ -81,7 +81,7 @@ class Strategy(Collectives, FormerNames):
     @property
     def is_chief(self) -> bool:
         """Whether this is replica 0, which writes files and reports."""
-        return self._extended.engine.topology.rank == 0
+        return self._extended.engine.replicas.is_chief
 
     @property
     def comm(self) -> Any:
@@ -124,7 +124,7 @@ class Strategy(Collectives, FormerNames):
         replica = context.current().replica_context
         if replica is not None and replica.strategy is self:
             return random_stream(seed, replica.replica_id_in_sync_group)
-        return random_stream(seed, self._extended.engine.topology.rank)
+        return random_stream(seed, self._extended.engine.replicas.first)
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
@@ -166,7 +166,7 @@ class Strategy(Collectives, FormerNames):
         ...     if first:
         ...         pass  # make the files that all replicas read
         """
-        return _ChiefFirst(self._extended.engine.topology)
+        return _ChiefFirst(self._extended.engine)
 
     # --- contexts --------------------------------------------------------------------
 
@@ -249,9 +249,7 @@ class Strategy(Collectives, FormerNames):
         >>> [each.slow for each in strategy.experimental_statistics()] == [False] * strategy.num_replicas_in_sync
         True
         """
-        topology = self._extended.engine.topology
-        own = stragglers.own(topology.rank)
-        return stragglers.compare(topology.all_gather_object(own))
+        return stragglers.of_all(self._extended.engine.topology)
 
     # --- values: `Collectives` combines them -----------------------------------------
 
@@ -275,8 +273,8 @@ class Strategy(Collectives, FormerNames):
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
-        topology = self._extended.engine.topology
-        return PerReplica((value_fn(ValueContext(topology.rank, topology.size)),))
+        replicas = self._extended.engine.replicas
+        return PerReplica([value_fn(ValueContext(each, replicas.size)) for each in replicas.local])
 
     def group(self, value: Any, name: str | None = None) -> None:
         """Do nothing: calls compute their results at once. Kept for code written for ``tf.distribute``."""
@@ -399,7 +397,7 @@ class Strategy(Collectives, FormerNames):
         return {
             "replicas": self.num_replicas_in_sync,
             "nodes": len(engine.topology.nodes),
-            "replica": engine.topology.rank,
+            "replica": engine.replicas.first,
             "device": engine.devices[0],
         }
 
@@ -411,31 +409,33 @@ class Strategy(Collectives, FormerNames):
 
 
 class _ChiefFirst:
-    """A context whose block rank 0 runs first, then all others. It yields whether this is rank 0.
+    """A context whose block the chief runs first, then all others. It yields whether this is the chief.
 
     Raises
     ------
     RuntimeError
-        On the other ranks, if rank 0 left its block with an error.
+        On the other ranks, if the chief left its block with an error.
     """
 
-    def __init__(self, topology: Topology):
-        self._topology = topology
+    def __init__(self, engine: Engine):
+        self._topology, self._replicas = engine.topology, engine.replicas
         self._mismatches = 0
 
     def __enter__(self) -> bool:
         topology = self._topology
-        if topology.rank == 0:
+        if self._replicas.is_chief:
             self._mismatches = topology.mismatches
             return True
         failure = topology.broadcast_object(None, name="chief_first")
         if failure is not None:
-            raise RuntimeError(f"rank {topology.rank}: replica 0 failed in chief_first(): {failure}")
+            raise RuntimeError(
+                f"replica {self._replicas.first}: replica 0 failed in chief_first(): {failure}"
+            )
         return False
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         topology = self._topology
-        if topology.rank:
+        if not self._replicas.is_chief:
             return
         if isinstance(error, MismatchError) and topology.mismatches != self._mismatches:
             return  # the other ranks wait here, met a collective of the block, and have raised too

@@ -69,8 +69,8 @@ def progress(
 def _job(strategy: Strategy) -> str:
     """Describe the job in one line: version, ranks, nodes, device, MPI library, job of the scheduler."""
     engine = strategy.extended.engine
-    ranks, nodes = engine.topology.size, len(engine.topology.ranks_per_node)
-    words = [f"mpistrat {__version__}", f"{ranks} rank(s) on {nodes} node(s)", *engine.devices]
+    ranks = engine.topology.ranks_per_node
+    words = [f"mpistrat {__version__}", f"{sum(ranks)} rank(s) on {len(ranks)} node(s)", *engine.devices]
     if mpi.running():  # a program without a strategy does not start MPI
         library = mpi.start().Get_library_version().partition("\n")[0].partition(",")[0]
         words.append(" ".join(library.split()))

@@ -1,4 +1,4 @@
-"""Values with one component per replica. A process holds its own component."""
+"""Values with one component per replica. A process holds the components of the replicas that it plays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ class DistributedValues:
     Parameters
     ----------
     values : tuple
-        Components of this process: exactly one.
+        A component for each replica of this process, in the order of replicas: one where a rank plays one replica.
+
+    Raises
+    ------
+    ValueError
+        If there is no component.
 
     Examples
     --------
@@ -27,20 +32,23 @@ class DistributedValues:
     (3.0,)
     """
 
-    __slots__ = ("__weakref__", "_component")
+    __slots__ = ("__weakref__", "_components")
 
     def __init__(self, values: tuple[Any, ...] | list[Any]):
-        if len(values) != 1:
-            raise ValueError(f"a process holds one component of a distributed value, not {len(values)}")
-        self._component = values[0]
+        self._components = tuple(values)
+        if not self._components:
+            raise ValueError(
+                "a process holds a component of a distributed value for each of its replicas: give one"
+            )
 
     @property
     def values(self) -> tuple[Any, ...]:
         """Components of this process."""
-        return (self._component,)
+        return self._components
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}:{{\n  0: {self._component!r}\n}}"
+        components = ",\n".join(f"  {i}: {each!r}" for i, each in enumerate(self._components))
+        return f"{type(self).__name__}:{{\n{components}\n}}"
 
 
 class PerReplica(DistributedValues):
@@ -65,9 +73,10 @@ class PerReplica(DistributedValues):
                 "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
                 "strategy.gather or strategy.experimental_local_results"
             )
-        array = as_numpy(self._component, dtype)
-        if copy is False and array is not self._component:
-            raise ValueError(f"a copy is needed for an array of {array.dtype} from {self._component!r}")
+        own = component(self)
+        array = as_numpy(own, dtype)
+        if copy is False and array is not own:
+            raise ValueError(f"a copy is needed for an array of {array.dtype} from {own!r}")
         return array.copy() if copy else array
 
 
@@ -85,13 +94,14 @@ class Mirrored(ArrayLike, DistributedValues):
     __slots__ = ()
 
     def _read(self) -> np.ndarray:
-        return to_cupy(self._component) if on_gpu(self._component) else as_numpy(self._component)
+        own = self._components[0]
+        return to_cupy(own) if on_gpu(own) else as_numpy(own)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_component":  # before __init__
+        if name.startswith("__") or name in ("_component", "_components", "values"):  # before __init__
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         try:
-            return getattr(self._component, name)
+            return getattr(self.values[0], name)
         except AttributeError:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
@@ -99,8 +109,22 @@ class Mirrored(ArrayLike, DistributedValues):
 
 
 def component(value: Any) -> Any:
-    """Return this process's component of a distributed value, or any other value unchanged."""
-    return value._component if isinstance(value, DistributedValues) else value
+    """Return this replica's component of a distributed value, or any other value unchanged.
+
+    Raises
+    ------
+    ValueError
+        If the value has components of several replicas, and the call does not say which.
+    """
+    if not isinstance(value, DistributedValues):
+        return value
+    components = value.values
+    if len(components) > 1 and not isinstance(value, Mirrored):
+        raise ValueError(
+            f"the value has {len(components)} components in this process, which plays one replica: use "
+            "strategy.experimental_local_results for all of them"
+        )
+    return components[0]
 
 
 def reducible(op: Any, value: Any) -> Any:

@@ -31,13 +31,13 @@ class CentralVariable(MirroredVariable):
     each_replica_writes = False
 
     def _component_with(self, value: np.ndarray) -> LocalVariable:
-        topology, device = self._engine.topology, self._engine.variable_device
+        engine, device = self._engine, self._engine.variable_device
         container = weakref.ref(self)
-        if topology.size == 1:
+        if engine.replicas.size == 1:
             return kind_on(device).copy_of(self, arrays.placed(value, device), container, 0)
         memory = self._shared_like(value)
-        topology.on_first(partial(np.copyto, memory, value))
-        memory.flags.writeable = topology.rank == 0
+        engine.topology.on_first(partial(np.copyto, memory, value))
+        memory.flags.writeable = engine.replicas.is_chief
         return LocalVariable.copy_of(self, memory, container, 0)
 
     def _shared_like(self, value: np.ndarray) -> np.ndarray:
@@ -58,7 +58,7 @@ class CentralVariable(MirroredVariable):
         return str(arrays.device_of(self._component.array))
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        if self._reduction is None and self._engine.topology.size == 1:
+        if self._reduction is None and self._engine.replicas.size == 1:
             self._write_equal(method, self._equal_on_all(value))
         else:
             self._update_combined(method, value)

@@ -29,6 +29,11 @@ class DistributedVariable(Variable, DistributedValues):
 
     _component: LocalVariable
 
+    @property
+    def values(self) -> tuple[LocalVariable, ...]:
+        """Copies of this process."""
+        return (self._component,)
+
     @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
         self._component = self._component_with(value)
@@ -43,7 +48,7 @@ class DistributedVariable(Variable, DistributedValues):
         mine = arrays.placed(value, device)
         if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:
             mine = placed_beside(mine, self._trainable)
-        return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.topology.rank)
+        return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.replicas.first)
 
     def _rules(self) -> tuple[Hashable, ...]:
         """Return what must be equal on all ranks that create the variable, beside dtype and shape."""

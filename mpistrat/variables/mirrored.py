@@ -217,7 +217,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def after_local_write(self, method: str) -> None:
         """In debug mode: raise on every replica if this write made the copies different. Collective then."""
-        topology = self._engine.topology
+        topology, replicas = self._engine.topology, self._engine.replicas
         if not topology.compares_variables:
             return
         self._agree_on_variable(method)
@@ -227,6 +227,6 @@ class MirroredVariable(DistributedVariable, Mirrored):
             usual = max(checksums, key=checksums.count)
             others = [rank for rank, checksum in enumerate(checksums) if checksum != usual]
             raise RuntimeError(
-                f"rank {topology.rank}: variable {self.name!r} differs between replicas after {method}: ranks {others} "
-                "hold another value than the rest; reduce or broadcast values before they are written"
+                f"replica {replicas.first}: variable {self.name!r} differs between replicas after {method}: ranks "
+                f"{others} hold another value than the rest; reduce or broadcast values before they are written"
             )

@@ -56,7 +56,7 @@ def test_value_context():
 
 
 @pytest.mark.parametrize("kind", [PerReplica, Mirrored, mpistrat.DistributedValues])
-def test_one_component(kind):
+def test_components(kind):
     array = np.ones(2)
     value = kind((array,))
     assert value.values[0] is array
@@ -64,11 +64,19 @@ def test_one_component(kind):
     assert component(array) is array
     assert kind([3]).values == (3,)
     assert repr(kind((3,))) == f"{kind.__name__}:{{\n  0: 3\n}}"
-    for wrong in ((), (1, 2)):
-        with pytest.raises(ValueError):
-            kind(wrong)
+    several = kind((1, 2.5))
+    assert several.values == (1, 2.5)
+    assert repr(several) == f"{kind.__name__}:{{\n  0: 1,\n  1: 2.5\n}}"
+    with pytest.raises(ValueError, match="give one"):
+        kind(())
     assert hash(value) == hash(value)
     assert len({value, value}) == 1
+
+
+def test_several_components_that_differ_are_not_one():
+    with pytest.raises(ValueError, match="2 components in this process, which plays one replica"):
+        component(PerReplica((1, 2)))
+    assert component(Mirrored((3, 3))) == 3
 
 
 def test_mirrored_behaves_as_its_value():

@@ -122,14 +122,14 @@ class _Saves:
 _saves: weakref.WeakKeyDictionary[Key, _Saves] = weakref.WeakKeyDictionary()
 
 
-def begin(topology: Topology, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
-    """Begin to write the values of replica 0. Call `finish` first: no other save may be pending."""
+def begin(topology: Topology, is_chief: bool, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
+    """Begin to write the values of the chief. Call `finish` first: no other save may be pending."""
     if not _saves:
         atexit.unregister(_tell_at_exit)
         atexit.register(_tell_at_exit)
     saves = _saves.setdefault(topology.key, _Saves())
     saves.last = pending = PendingSave(topology, path)
-    if topology.rank == 0:
+    if is_chief:
         pending._begin(values, saves.buffer)
     return pending
 

@@ -14,6 +14,7 @@ from mpistrat import context, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.ranges import ranges
@@ -75,8 +76,8 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
     >>> folder.cleanup()
     """
     named = names.named(names.as_structure(state))
-    topology = _prepared(named, "save", differing)
-    values = _values(named, topology, differing)
+    topology, replicas = _prepared(named, "save", differing)
+    values = _values(named, topology, replicas, differing)
     topology.on_first(lambda: _write(values, Path(path)))
 
 
@@ -145,8 +146,9 @@ def save_async(
     >>> folder.cleanup()
     """
     named = names.named(names.as_structure(state))
-    topology = _prepared(named, "save_async", differing)
-    return pending_save.begin(topology, _values(named, topology, differing), Path(path))
+    topology, replicas = _prepared(named, "save_async", differing)
+    values = _values(named, topology, replicas, differing)
+    return pending_save.begin(topology, replicas.is_chief, values, Path(path))
 
 
 def load(state: Any, path: str | os.PathLike[str]) -> None:
@@ -196,10 +198,12 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     """
     named = names.named(names.as_structure(state))
     names.require_fillable(named)
-    topology = _prepared(named, "load")
+    topology, replicas = _prepared(named, "load")
     sequence = topology.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        for leaf, value in zip(named.values(), _loaded(topology, _likes(named), Path(path)), strict=True):
+        for leaf, value in zip(
+            named.values(), _loaded(topology, replicas, _likes(named), Path(path)), strict=True
+        ):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except BaseException as error:
         topology.left_call("load", type(error), sequence)
@@ -241,13 +245,13 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     >>> folder.cleanup()
     """
     named = {} if like is None else names.named(like)
-    topology = _prepared(named, "load_arrays")
+    topology, replicas = _prepared(named, "load_arrays")
     sequence = topology.sequence
     try:
         if like is None:
             likes = _contents(topology, Path(path))
-            return names.nested(dict(zip(likes, _loaded(topology, likes, Path(path)), strict=True)))
-        values = _loaded(topology, _likes(named), Path(path))
+            return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, Path(path)), strict=True)))
+        values = _loaded(topology, replicas, _likes(named), Path(path))
     except BaseException as error:
         topology.left_call("load_arrays", type(error), sequence)
         raise
@@ -259,8 +263,8 @@ def _like(value: np.ndarray, leaf: Any) -> Any:
     return value.item() if type(leaf) in (bool, int, float, complex) else arrays.from_host(value, leaf)
 
 
-def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> Topology:
-    """Return the topology of variables and arrays, after it is compared and pending saves are finished."""
+def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> tuple[Topology, ReplicaGroup]:
+    """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
     if differing not in ("error", "chief"):
         raise ValueError(f"differing must be 'error' or 'chief', not {differing!r}")
     variables = [leaf for leaf in named.values() if isinstance(leaf, Variable)]
@@ -273,8 +277,10 @@ def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> 
     require_cross_replica(strategy, what, "call it outside of strategy.run")
     if strategies or not context.is_default():
         topology: Topology = strategy.extended.engine.topology
+        replicas: ReplicaGroup = strategy.extended.engine.replicas
     else:  # arrays outside of any scope: all ranks of the job
         topology = Topology.of(mpi.start().COMM_WORLD)
+        replicas = ReplicaGroup(topology)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, what, "of", tuple(named))
     kinds = tuple(
@@ -284,7 +290,7 @@ def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> 
     likes = tuple((like.dtype, like.shape) for like in _likes(named).values())
     structures.agree(topology, what, "of", likes, kinds, *([] if differing == "error" else [differing]))
     pending_save.finish(topology)
-    return topology
+    return topology, replicas
 
 
 def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -299,20 +305,22 @@ def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
-def _values(named: Mapping[str, Any], topology: Topology, differing: str) -> dict[str, np.ndarray]:
-    """Return the values to save on replica 0, as views where possible, and an empty dict on other replicas."""
+def _values(
+    named: Mapping[str, Any], topology: Topology, replicas: ReplicaGroup, differing: str
+) -> dict[str, np.ndarray]:
+    """Return the values to save on the chief, as views where possible, and an empty dict on other ranks."""
     found, own = {}, {}
-    compares = differing == "error" and topology.size > 1
+    compares = differing == "error" and replicas.size > 1
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
         value = arrays.numpy_or_cupy(leaf) if is_variable else leaf  # of some, collective
-        if topology.rank == 0 or (compares and not is_variable):
+        if replicas.is_chief or (compares and not is_variable):
             found[name] = np.asarray(arrays.to_host(value), order="C")
             if not is_variable:
                 own[name] = found[name]
     if compares and not all(isinstance(leaf, Variable) for leaf in named.values()):
         _refuse_differing(own, topology)
-    return found if topology.rank == 0 else {}
+    return found if replicas.is_chief else {}
 
 
 def _refuse_differing(own: Mapping[str, np.ndarray], topology: Topology) -> None:
@@ -343,14 +351,16 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
         write(values, path)
 
 
-def _loaded(topology: Topology, likes: Mapping[str, np.ndarray], path: Path) -> list[np.ndarray]:
+def _loaded(
+    topology: Topology, replicas: ReplicaGroup, likes: Mapping[str, np.ndarray], path: Path
+) -> list[np.ndarray]:
     """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective."""
     from mpistrat.training.checkpoint.read import read
 
-    values = SaveBuffer().arrays(likes) if topology.rank == 0 else dict(likes)
+    values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
     _of_file(topology, lambda: read(values, path))
     loaded = list(values.values())
-    return broadcast(topology, loaded, "of a checkpoint", *values) if topology.size > 1 else loaded
+    return broadcast(topology, loaded, "of a checkpoint", *values) if replicas.size > 1 else loaded
 
 
 def _contents(topology: Topology, path: Path) -> dict[str, np.ndarray]:

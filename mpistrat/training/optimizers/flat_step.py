@@ -229,7 +229,7 @@ class FlatStep:
         if len(self._messages) == 1 and buffer is not None and buffer.size:
             key = tuple(zip(self.dtypes, self.shapes, strict=True))
             self._reduction = engine.joined_all_reduce(ReduceOp.SUM, key, buffer, self.form)
-            self._is_alone = self._reduction is not None and engine.topology.size == 1
+            self._is_alone = self._reduction is not None and engine.replicas.size == 1
         self._prepared = True
 
     def _join(self, gradients: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.cluster_resolver.ranks.cross_check import asked_once
+from mpistrat.engine import Engine
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
@@ -125,11 +127,12 @@ class PreemptionCheckpointHandler:
             restore = self._keep_variables(what, Path(checkpoint_dir))
         if self._config.save_fn is not None:
             self._save_fn = self._config.save_fn
-        self._topology = (
-            Topology.of(mpi.start().COMM_WORLD)
-            if self._strategy is None
-            else self._strategy.extended.engine.topology
-        )
+        if self._strategy is None:
+            self._topology = Topology.of(mpi.start().COMM_WORLD)
+            self._replicas = ReplicaGroup(self._topology)
+        else:
+            engine: Engine = self._strategy.extended.engine
+            self._topology, self._replicas = engine.topology, engine.replicas
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
         self._notices: dict[int, Notice] | None = None  # of an end that is agreed on, during the grace period
@@ -232,7 +235,7 @@ class PreemptionCheckpointHandler:
                 self._topology.on_first(lambda: _see_that_it_is_writable(directory))
             if self._topology.on_first(path.exists):
                 load(variables, path)
-                if self._topology.rank == 0:
+                if self._replicas.is_chief:
                     _log.warning(
                         "continuing after run %d with the variables in %s", self.total_run_calls, path
                     )
@@ -265,7 +268,7 @@ class PreemptionCheckpointHandler:
     def _grace_is_over(self) -> bool:
         """Return whether the second checkpoint is due: by the clock of replica 0, or because of SIGTERM."""
         assert self._notices is not None
-        over = self._topology.rank == 0 and time.monotonic() >= self._deadline - self._times.needed
+        over = self._replicas.is_chief and time.monotonic() >= self._deadline - self._times.needed
         # If SIGTERM began the grace period, it may reach other ranks later: then it does not end the period.
         began_with_it = not all(notice.comes_back for notice in self._notices.values())
         cut_short = not began_with_it and signal.SIGTERM in self._watcher.signals
@@ -301,7 +304,7 @@ class PreemptionCheckpointHandler:
 
     def _seconds_left(self) -> float | None:
         """Return the seconds left of the job, on replica 0 only: clocks differ between nodes."""
-        return preemption_exit.seconds_left(os.environ) if self._topology.rank == 0 else None
+        return preemption_exit.seconds_left(os.environ) if self._replicas.is_chief else None
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start = time.monotonic()
@@ -314,13 +317,13 @@ class PreemptionCheckpointHandler:
         assert self._notices is not None
         notices, self._notices = self._notices, None
         comes_back = all(notice.comes_back for notice in notices.values())
-        if self._topology.rank == 0:
+        if self._replicas.is_chief:
             rank, notice = next(iter(notices.items()))
             _log.warning(
                 "rank %d was told to stop (%s): all %d ranks saved after run %d",
                 rank,
                 notice.text,
-                self._topology.size,
+                sum(self._topology.ranks_per_node),
                 self.total_run_calls,
             )
         if self._config.exit_fn is not None:
@@ -330,7 +333,7 @@ class PreemptionCheckpointHandler:
             self._times.begin_anew()
             return
         status = None
-        if self._topology.rank == 0:
+        if self._replicas.is_chief:
             status, why = preemption_exit.end(os.environ, comes_back=comes_back, progress=self._progress)
             _log.warning("%s", why)
         preemption_exit.leave(self._topology.broadcast_object(status))

@@ -1,0 +1,90 @@
+"""The replicas of a strategy, and the ranks that play them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from mpistrat.runtime.topology import Topology
+
+
+class ReplicaGroup:
+    """The replicas of a strategy, dealt to ranks in blocks of consecutive numbers.
+
+    A *rank* is a process. A *replica* is a copy of the model, and what a step counts. Code that divides a batch, a
+    mean or a sum asks this object; code that communicates asks `Topology`.
+
+    Parameters
+    ----------
+    topology : Topology
+        The ranks.
+    blocks : sequence of range, optional
+        The replicas of each rank, in the order of ranks. Ranks with equal blocks play one replica together. By default
+        each rank plays the replica of its own number.
+    generation : int
+        How often replicas have been dealt to ranks before: 0 for a job that has not lost a rank.
+
+    Attributes
+    ----------
+    size : int
+        The number of replicas: the divisor of a mean, and ``num_replicas_in_sync``.
+    local : range
+        The replicas that this rank plays.
+    first, count : int
+        The first of these, and how many they are.
+    is_chief : bool
+        Whether this rank writes files and reports: the first of those that play replica 0.
+    generation : int
+        As above.
+
+    Raises
+    ------
+    ValueError
+        If the blocks are not one for each rank, or do not make up the replicas 0, 1, 2, ... without a gap.
+
+    Examples
+    --------
+    >>> from mpistrat.runtime.topology import Alone
+    >>> group = ReplicaGroup(Alone(), [range(4)])
+    >>> group.size, group.first, group.count, group.rank_of(3)
+    (4, 0, 4, 0)
+    """
+
+    __slots__ = ("_blocks", "_groups", "count", "first", "generation", "is_chief", "local", "size")
+
+    def __init__(self, topology: Topology, blocks: Sequence[range] | None = None, generation: int = 0):
+        if blocks is None:
+            blocks = [range(rank, rank + 1) for rank in range(topology.size)]
+        if len(blocks) != topology.size:
+            raise ValueError(
+                f"{len(blocks)} blocks of replicas for {topology.size} ranks: give each rank one"
+            )
+        ranks: dict[range, list[int]] = {}
+        for rank, block in enumerate(blocks):
+            ranks.setdefault(block, []).append(rank)
+        dealt = sorted(ranks, key=lambda block: block.start)
+        if not all(dealt) or [*chain(*dealt)] != [*range(dealt[-1].stop)]:
+            raise ValueError(f"blocks must make up the replicas 0, 1, 2, ... without a gap, not {dealt}")
+        self.local = local = blocks[topology.rank]
+        self._blocks = tuple(blocks)
+        self._groups = tuple(tuple(ranks[block]) for block in dealt for _ in block)
+        self.size: int = len(self._groups)
+        self.first, self.count = local.start, len(local)
+        self.generation = generation
+        self.is_chief = topology.rank == self.rank_of(0)
+
+    def block_of(self, rank: int) -> range:
+        """Return the replicas that a rank plays."""
+        return self._blocks[rank]
+
+    def group(self, replica: int) -> tuple[int, ...]:
+        """Return the ranks that play a replica, in order."""
+        return self._groups[replica]
+
+    def rank_of(self, replica: int) -> int:
+        """Return the first rank that plays a replica: the one that sends or receives its values."""
+        return self._groups[replica][0]
+
+    def __repr__(self) -> str:
+        own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
+        return f"<ReplicaGroup: {own} of {self.size} replicas>"
