@@ -88,7 +88,7 @@ OF_DISTRIBUTE |= {
     "GradientTape": _GRADIENTS,
     "save": _SAVE,
     "load": _SAVE,
-    "train": f"{_SAVE} for checkpoints",
+    "train": "mpistrat.training, with Checkpoint, CheckpointManager and latest_checkpoint",
     "saved_model": _SAVE,
     "horovod": "mpistrat.integrations.hvd, which has Horovod's names",
     "hvd": "mpistrat.integrations.hvd, which has Horovod's names",

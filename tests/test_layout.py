@@ -119,12 +119,13 @@ def test_public_names_exist(public):
     assert {"mpistrat.Strategy", "mpistrat.Strategy.run", "mpistrat.get_strategy"} <= set(public)
 
 
-# They hand all arguments on to a function of the user's, as those of tf.distribute do.
+# They hand all arguments on to a function of the user's, as those of tf.distribute do, or take objects by names of the
+# user's own.
 FORWARDING = {
     f"mpistrat.{module}.PreemptionCheckpointHandler.{method}"
     for module in ("experimental", "training")
     for method in ("run", "save_checkpoint_if_preempted")
-} | {"mpistrat.coordinator.Executor.submit"}
+} | {"mpistrat.coordinator.Executor.submit", "mpistrat.training.Checkpoint"}
 
 
 def test_public_signatures_are_explicit(public):

@@ -1,7 +1,19 @@
 """Optimizers, metrics, checkpoints, preemption and progress of training programs."""
 
+from mpistrat.training.checkpoint.checkpoint import Checkpoint
+from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager, latest_checkpoint
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.training.checkpoint.variables import load, load_arrays, save, save_async
 from mpistrat.training.progress import progress
 
-__all__ = ["PendingSave", "load", "load_arrays", "progress", "save", "save_async"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "PendingSave",
+    "latest_checkpoint",
+    "load",
+    "load_arrays",
+    "progress",
+    "save",
+    "save_async",
+]

@@ -22,7 +22,7 @@ class DistributedValues:
     Raises
     ------
     ValueError
-        If there is no component.
+        If ``values`` is empty.
 
     Examples
     --------

@@ -89,3 +89,54 @@ def test_an_error_that_nobody_waits_for_is_logged(run):
     ended, value = run("cannot")
     ended.check().shows("at its end", "was not written, and the program did not wait for it")
     assert value == 1
+
+
+MANAGED = """
+import itertools, os, pathlib, signal, sys
+import mpistrat
+from mpistrat.training import Checkpoint, CheckpointManager
+
+folder, last = sys.argv[1], int(sys.argv[2])
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    v = mpistrat.Variable(0, name="v")
+manager = CheckpointManager(Checkpoint(v=v), folder, max_to_keep=1)
+path = manager.restore_or_initialize()
+print("found", path and os.path.basename(path), int(v), manager.checkpoint.save_counter, flush=True)
+changes = itertools.count(1)
+
+
+def killing(change):
+    def call(*arguments, **options):
+        if next(changes) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return change(*arguments, **options)
+
+    return call
+
+
+for name in ("replace", "rename", "link", "unlink"):
+    setattr(os, name, killing(getattr(os, name)))
+pathlib.Path.unlink = killing(pathlib.Path.unlink)
+for _ in range(2):
+    v.assign_add(1)
+    manager.save()
+print("at its end", flush=True)
+"""
+
+
+def test_a_manager_that_is_killed_before_each_change_of_the_directory(run_alone, tmp_path):
+    (tmp_path / "program.py").write_text(MANAGED)
+    count = 0
+    for last in range(1, 30):
+        ended = run_alone(tmp_path / "program.py", tmp_path / "kept", last)
+        found, value, counter = ended.output.partition("found ")[2].split()[:3]
+        # Whole, and the newest of those that were listed: never older than at the start before.
+        assert value == counter, str(ended)
+        assert found == ("None" if value == "0" else f"ckpt-{value}"), str(ended)
+        assert int(value) in (count, count + 1, count + 2), str(ended)
+        count = int(value)
+        if "at its end" in ended.output:
+            break
+    assert last > 4, "no change was met"
+    assert max(int(each.name[5:]) for each in (tmp_path / "kept").glob("ckpt-*")) == count + 2

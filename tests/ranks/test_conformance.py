@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.checkpoints import CHECKPOINTS
 from conformance.optimizers import OPTIMIZERS
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
 from conformance.storage import CENTRAL
@@ -13,6 +14,7 @@ import mpistrat
 
 RECORDS = Path(__file__).parents[1] / "conformance"
 EXPECTED = json.loads((RECORDS / "expected.json").read_text())
+EXPECTED_CHECKPOINTS = json.loads((RECORDS / "expected_checkpoints.json").read_text())
 EXPECTED_OPTIMIZERS = json.loads((RECORDS / "expected_optimizers.json").read_text())
 EXPECTED_STORAGE = json.loads((RECORDS / "expected_storage.json").read_text())
 
@@ -57,9 +59,34 @@ class World:
         return None
 
 
+class WithFolders(World):
+    """What a scenario of checkpoints is given."""
+
+    train = mpistrat.training
+
+    def __init__(self, path):
+        super().__init__()
+        self._path, self._folders = path, 0
+
+    def folder(self):
+        self._folders += 1
+        return str(self._path / str(self._folders))
+
+    def stored(self, folder):
+        return sorted(each.name for each in Path(folder).iterdir() if each.name != "checkpoint")
+
+    def replica(self):
+        return mpistrat.get_replica_context().replica_id_in_sync_group
+
+    def distributed(self, x):  # batches of one row, of which each replica gets the rows of another dataset
+        dataset = self.dataset(x)
+        return self.sync.distribute_datasets_from_function(lambda context: dataset)
+
+
 def test_every_answer_has_a_scenario():
     assert {*SCENARIOS, *RESOLVER_SCENARIOS} == set(EXPECTED)
     assert set(OPTIMIZERS) == set(EXPECTED_OPTIMIZERS)
+    assert set(CHECKPOINTS) == set(EXPECTED_CHECKPOINTS)
 
 
 @pytest.mark.ranks(min=2, max=2)
@@ -74,6 +101,13 @@ def test_answer(name):
 def test_answer_of_central_storage(name):
     answer = json.loads(json.dumps(CENTRAL[name](World())))
     assert answer == EXPECTED_STORAGE[name]
+
+
+@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_answer_of_a_checkpoint(name, tmp_path):
+    answer = json.loads(json.dumps(CHECKPOINTS[name](WithFolders(tmp_path))))
+    assert answer == EXPECTED_CHECKPOINTS[name]
 
 
 @pytest.mark.ranks(min=2, max=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from mpistrat import context, nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.engine import Engine
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
 from mpistrat.runtime.process import mpi
@@ -249,7 +250,8 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     sequence = topology.sequence
     try:
         if like is None:
-            likes = _contents(topology, Path(path))
+            found = contents_of(topology, Path(path))
+            likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
             return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, Path(path)), strict=True)))
         values = _loaded(topology, replicas, _likes(named), Path(path))
     except BaseException as error:
@@ -267,20 +269,7 @@ def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> 
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
     if differing not in ("error", "chief"):
         raise ValueError(f"differing must be 'error' or 'chief', not {differing!r}")
-    variables = [leaf for leaf in named.values() if isinstance(leaf, Variable)]
-    strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables}
-    if len(strategies) > 1:
-        raise ValueError(
-            f"the variables belong to {len(strategies)} strategies: save and load those of one at a time"
-        )
-    strategy = next(iter(strategies.values()), get_strategy())
-    require_cross_replica(strategy, what, "call it outside of strategy.run")
-    if strategies or not context.is_default():
-        topology: Topology = strategy.extended.engine.topology
-        replicas: ReplicaGroup = strategy.extended.engine.replicas
-    else:  # arrays outside of any scope: all ranks of the job
-        topology = Topology.of(mpi.start().COMM_WORLD)
-        replicas = ReplicaGroup(topology)
+    topology, replicas = ranks_of(named.values(), what)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, what, "of", tuple(named))
     kinds = tuple(
@@ -291,6 +280,30 @@ def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> 
     structures.agree(topology, what, "of", likes, kinds, *([] if differing == "error" else [differing]))
     pending_save.finish(topology)
     return topology, replicas
+
+
+def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
+    """Return the ranks and replicas that save these variables and arrays.
+
+    Raises
+    ------
+    ValueError
+        If the variables belong to several strategies.
+    RuntimeError
+        In a replica context, or while another strategy is current.
+    """
+    strategies = {id(v.distribute_strategy): v.distribute_strategy for v in leaves if isinstance(v, Variable)}
+    if len(strategies) > 1:
+        raise ValueError(
+            f"the variables belong to {len(strategies)} strategies: save and load those of one at a time"
+        )
+    strategy = next(iter(strategies.values()), get_strategy())
+    require_cross_replica(strategy, what, "call it outside of strategy.run")
+    if strategies or not context.is_default():
+        engine: Engine = strategy.extended.engine
+        return engine.topology, engine.replicas
+    topology = Topology.of(mpi.start().COMM_WORLD)  # arrays outside of any scope: all ranks of the job
+    return topology, ReplicaGroup(topology)
 
 
 def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -358,20 +371,20 @@ def _loaded(
     from mpistrat.training.checkpoint.read import read
 
     values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
-    _of_file(topology, lambda: read(values, path))
+    of_file(topology, lambda: read(values, path))
     loaded = list(values.values())
     return broadcast(topology, loaded, "of a checkpoint", *values) if replicas.size > 1 else loaded
 
 
-def _contents(topology: Topology, path: Path) -> dict[str, np.ndarray]:
-    """Return new arrays of the names, shapes and dtypes in a file. Collective."""
+def contents_of(topology: Topology, path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Return the names, dtypes and shapes of the arrays in a file, on every rank. Collective."""
     from mpistrat.training.checkpoint.read import contents
 
-    found = _of_file(topology, lambda: contents(path))
-    return {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
+    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = of_file(topology, lambda: contents(path))
+    return found
 
 
-def _of_file(topology: Topology, fn: Callable[[], Any]) -> Any:
+def of_file(topology: Topology, fn: Callable[[], Any]) -> Any:
     """Return what a function of rank 0 finds in a file. Raise its DataFileError or ChecksumError on every rank."""
 
     def outcome() -> tuple[Any, tuple[str, bool] | None]:

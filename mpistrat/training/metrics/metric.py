@@ -114,6 +114,10 @@ class Metric(ABC):
         """The variables that hold the counts, to be saved."""
         return list(self._variables)
 
+    def named_variables(self, name_of: Callable[[Variable], str | None]) -> dict[str, Variable]:
+        """Return `variables` by the names that they have below this metric in a `Checkpoint`."""
+        return {each.name.removeprefix(f"{self._name}/"): each for each in self._variables}
+
     def add_weight(self, name: str, shape: tuple[int, ...] = ()) -> Variable:
         """Create a float64 variable that starts at zero and is summed over the replicas when read."""
         with get_strategy().extended.engine.variables_on_host():

@@ -154,6 +154,10 @@ class Optimizer(ABC):
         self._averages = bool(use_ema)
         self._state = State(self._name)
         self._flat_steps = FlatSteps()
+        self._when_created: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_when_created": None}  # a copy is below no checkpoint
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -185,6 +189,30 @@ class Optimizer(ABC):
         """The optimizer's state, to be saved with the weights. Empty before the first step or `build`."""
         sums = [] if self._accumulation is None else self._accumulation.variables
         return self._state.variables + sums
+
+    def named_variables(self, name_of: Callable[[Variable], str | None]) -> dict[str, Variable]:
+        """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
+
+        Parameters
+        ----------
+        name_of : callable
+            Returns the name of a variable that is trained, or None: its own name then.
+
+        Raises
+        ------
+        ValueError
+            If two trained variables have one name.
+        """
+        slots = (*self.slots, AVERAGE) if self._averages else self.slots
+        named = self._state.named(slots, name_of)
+        return named if self._accumulation is None else named | self._accumulation.named(name_of)
+
+    def when_created(self, function: Callable[[], None]) -> None:
+        """Call a function after each creation of state, in cross-replica context on all ranks.
+
+        Only the last function that was given is called: that of the checkpoint that was restored last.
+        """
+        self._when_created = function
 
     @property
     def name(self) -> str:
@@ -378,11 +406,13 @@ class Optimizer(ABC):
     def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
-        rate = self._learning_rate
-        rate = float(rate(number) if callable(rate) else rate)  # may fail, so before the first collective
+        rate = self._rate(number)  # may fail, so before the first collective
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
+        if self.iterations != number:  # a checkpoint that was restored before the first step had it
+            number = self.iterations
+            rate = self._rate(number)
         if not aggregate:
             gradients = apart(gradients, places(step.changed()))
         if self._clipping is not None:
@@ -391,13 +421,21 @@ class Optimizer(ABC):
         assert self._state.iterations is not None
         strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
 
+    def _rate(self, number: int) -> float:
+        """Return the learning rate of a step after ``number`` others."""
+        rate = self._learning_rate
+        return float(rate(number) if callable(rate) else rate)
+
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
         function = getattr(self.initial_state, "__func__", None)  # of the class, or set on this object
         zeros = function is Optimizer.initial_state and not self._averages
+        known = len(self._state.slots)
         self._state.create(variables, slots, self._initial_state, are_equal=zeros)
         if self._accumulation is not None:
             self._accumulation.create(variables)
+        if self._when_created is not None and len(self._state.slots) > known:
+            self._when_created()
 
     def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         if slot == AVERAGE and self._averages:

@@ -12,6 +12,7 @@ from mpistrat.collectives import structures
 from mpistrat.variables import Variable
 
 Initial = Callable[[str, Variable], np.ndarray]
+NameOf = Callable[[Variable], "str | None"]
 
 
 class State:
@@ -44,6 +45,20 @@ class State:
         """The number of steps, then the slots of each variable."""
         own = [] if self.iterations is None else [self.iterations]
         return own + [slot for _, slots in self.slots.values() for slot in slots]
+
+    def named(self, slots: Sequence[str], name_of: NameOf) -> dict[str, Variable]:
+        """Return `variables` by slot and by the name of the variable that they belong to.
+
+        Raises
+        ------
+        ValueError
+            If two trained variables have one name.
+        """
+        named = {} if self.iterations is None else {"iterations": self.iterations}
+        for variable, of_variable in self.slots.values():
+            for slot, each in zip(slots, of_variable, strict=True):
+                add_named(named, slot, variable, each, name_of)
+        return named
 
     def create(
         self, variables: list[Variable], slots: Sequence[str], initial: Initial, are_equal: bool
@@ -80,3 +95,22 @@ class State:
                     )
         for key, variable in distinct.items():
             self.slots[key] = variable, tuple(made[key, slot] for slot in slots)
+
+
+def add_named(
+    named: dict[str, Variable], slot: str, variable: Variable, own: Variable, name_of: NameOf
+) -> None:
+    """Add what an optimizer keeps in a slot for a variable, under the name that it has in a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        If there is another variable of this name.
+    """
+    name = f"{slot}/{name_of(variable) or variable.name}"
+    if name in named:
+        raise ValueError(
+            f"an optimizer trains two variables of the name {variable.name!r}: give them to the checkpoint too, under "
+            "names of their own"
+        )
+    named[name] = own

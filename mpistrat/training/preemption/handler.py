@@ -21,6 +21,8 @@ from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica
+from mpistrat.training.checkpoint.checkpoint import Checkpoint
+from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager
 from mpistrat.training.checkpoint.names import named_variables
 from mpistrat.training.checkpoint.pending_save import finish_all
 from mpistrat.training.checkpoint.variables import load, save
@@ -64,10 +66,11 @@ class PreemptionCheckpointHandler:
     ----------
     cluster_resolver : ClusterResolver or None
         Only checked: a cluster with parameter servers raises NotImplementedError. The ranks communicate by MPI.
-    checkpoint_or_checkpoint_manager : mapping of name to Variable, iterable of Variable, manager, or callable
+    checkpoint_or_checkpoint_manager : mapping of name to Variable, iterable of Variable, Checkpoint, manager, callable
         What to save. Variables are saved to ``preemption.h5`` in ``checkpoint_dir``; the constructor loads them if
-        that file exists. A manager has a method ``save()``, and optionally ``restore_or_initialize()``, which the
-        constructor calls. Every rank calls both. A callable is called on every rank to save; the program restores.
+        that file exists. A `Checkpoint` is kept in ``checkpoint_dir`` by a `CheckpointManager`. A manager has a method
+        ``save()``, and optionally ``restore_or_initialize()``, which the constructor calls. Every rank calls both. A
+        callable is called on every rank to save; the program restores.
     checkpoint_dir : path, optional
         A directory that all runs of the program see. It is created if it does not exist.
     termination_config : TerminationConfig, optional
@@ -77,7 +80,7 @@ class PreemptionCheckpointHandler:
     TypeError
         If the second argument cannot be saved, or ``termination_config`` is not a TerminationConfig.
     ValueError
-        If variables are given without ``checkpoint_dir``, or the checkpoint does not fit the variables.
+        If variables or a Checkpoint are given without ``checkpoint_dir``, or the checkpoint does not fit the variables.
     NotImplementedError
         If the cluster has parameter servers.
     OSError
@@ -114,6 +117,12 @@ class PreemptionCheckpointHandler:
         self._runs: Any = np.zeros((), np.int64)
         restore: Callable[[], Any] | None = None
         what: Any = checkpoint_or_checkpoint_manager
+        if isinstance(what, Checkpoint):
+            if checkpoint_dir is None:
+                raise ValueError(
+                    "a Checkpoint is saved in a directory: give checkpoint_dir=, which all runs of the program see"
+                )
+            what = CheckpointManager(what, checkpoint_dir, max_to_keep=1)
         if callable(getattr(what, "save", None)):
             self._save_fn: Callable[..., Any] = what.save
             restore = getattr(what, "restore_or_initialize", None)

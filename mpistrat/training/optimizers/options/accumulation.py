@@ -10,6 +10,7 @@ import numpy as np
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
 from mpistrat.training.optimizers.gradients import Pairs, fitting
+from mpistrat.training.optimizers.state import NameOf, add_named
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.variables import LocalVariable, Variable, read_together
 
@@ -52,6 +53,13 @@ class Accumulation:
     def variables(self) -> list[Variable]:
         """The number of calls since the last step, and the sums."""
         return ([] if self._done is None else [self._done]) + [total for _, total in self._sums.values()]
+
+    def named(self, name_of: NameOf) -> dict[str, Variable]:
+        """Return `variables` by the names that they have in a checkpoint; see `State.named`."""
+        named = {} if self._done is None else {"accumulated_calls": self._done}
+        for variable, total in self._sums.values():
+            add_named(named, "gradients", variable, total, name_of)
+        return named
 
     def create(self, variables: Iterable[Variable]) -> None:
         """Create the sums of variables, in the cross-replica context of their strategy. Collective for new ones."""
@@ -117,6 +125,7 @@ class Accumulation:
         variables = [variable for _, variable in pairs]
         if not all(id(variable) in self._sums for variable in variables):
             replica.merge_call(lambda strategy: create(variables))
+            last = self._calls_of_this_step() + 1 >= self._calls  # a restored checkpoint may have had calls
         for gradient, variable in pairs:
             total = self._sums[id(variable)][1]
             (total.scatter_add if isinstance(gradient, IndexedSlices) else total.assign_add)(gradient)

@@ -1,0 +1,378 @@
+"""Checkpoints of objects, by the names of ``tf.train.Checkpoint``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.data import DataFileError
+from mpistrat.training.checkpoint.object_graph import (
+    Node,
+    Stateful,
+    as_before,
+    check,
+    graph_of,
+    packed,
+    unpacked,
+)
+from mpistrat.training.checkpoint.variables import contents_of, load, load_arrays, ranks_of, save
+
+_COUNTER = "save_counter"
+_MOST_NAMED = 5  # objects in a message
+_MOST_OF_STATES = 256 << 20  # bytes: more than any iterator has, and less than would fill a node
+_log = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """Objects that are saved to a file together, each under its path, and restored from it.
+
+    Variables, optimizers, metrics, iterators, random generators, lists, dicts, other checkpoints, arrays that can be
+    filled (of NumPy, CuPy and PyTorch), and objects with ``get_state()`` and ``set_state(state)``. The names of
+    variables play no part. Any attribute that is set later belongs to the checkpoint, too.
+
+    All methods are collective: all ranks call them in the same order, with the same paths. The chief writes.
+
+    Parameters
+    ----------
+    root : Mapping, Checkpoint or None
+        Objects that are saved as if they were given as ``objects``.
+    **objects
+        What to save, by name.
+
+    Raises
+    ------
+    TypeError
+        If an object is of another kind. The message names it.
+
+    Examples
+    --------
+    >>> import mpistrat, pathlib, tempfile
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     weights = mpistrat.Variable([1.0, 2.0])
+    ...     optimizer = mpistrat.optimizers.Adam()
+    >>> checkpoint = mpistrat.training.Checkpoint(weights=weights, optimizer=optimizer)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = checkpoint.save(pathlib.Path(folder.name) / "model")
+    >>> pathlib.Path(path).name
+    'model-1'
+    >>> _ = weights.assign([0.0, 0.0])
+    >>> _ = checkpoint.restore(path).assert_consumed()
+    >>> weights.read_value()
+    array([1., 2.])
+    >>> folder.cleanup()
+
+    Notes
+    -----
+    The file is that of `mpistrat.training.save`: any HDF5 program reads it, and every array has checksums. The state
+    of an iterator or a generator is text in JSON. If it differs between ranks, the file has the state of each, and
+    only as many ranks can restore it.
+
+    What the objects have but the file lacks keeps its value. What the file has but the objects lack waits: for an
+    attribute that is set later, and for the variables that an optimizer creates at its first step.
+    """
+
+    def __init__(self, root: Mapping[str, Any] | Checkpoint | None = None, **objects: Any):
+        self._objects: dict[str, Any] = {}
+        self._saves = 0
+        self._waiting: _Waiting | None = None
+        if root is not None:
+            objects = {**(root.tracked() if isinstance(root, Node) else root), **objects}
+        for name, each in objects.items():
+            setattr(self, name, each)
+
+    def tracked(self) -> Mapping[str, Any]:
+        """Return the objects of this checkpoint, by name."""
+        return self._objects
+
+    def leaves(self) -> list[Any]:
+        """Return the variables and arrays of all objects, which say the ranks that save them."""
+        return [*graph_of(self).leaves.values()]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        if hasattr(type(self), name):
+            raise ValueError(f"{name!r} is a name of Checkpoint itself: give the object another name")
+        check(name, value)
+        self._objects[name] = value
+        if self._waiting is not None:
+            self._waiting.restore()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._objects:
+            raise AttributeError(f"this Checkpoint has no object {name!r}")
+        return self._objects[name]
+
+    @property
+    def save_counter(self) -> int:
+        """The number of calls of `save`, which `restore` sets to the number in the file."""
+        return self._saves
+
+    def save(self, file_prefix: str | os.PathLike[str], number: int | None = None) -> str:
+        """Save the objects to the file ``prefix-N``, where N is the new `save_counter`, and return its path.
+
+        Parameters
+        ----------
+        file_prefix : path
+            The directory is created if it does not exist.
+        number : int, optional
+            N, in place of the counter.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if the ranks give different paths, or an array differs between ranks.
+        MismatchError
+            On every rank, if the ranks have different objects.
+        TypeError
+            On every rank, if the state of an object is not of numbers, texts, arrays, lists and dicts.
+        OSError
+            On every rank, if the file cannot be written. The counter is unchanged then.
+        """
+        count = self._saves + 1
+        path = f"{os.fspath(file_prefix)}-{count if number is None else number}"
+        self._write(path, {_COUNTER: np.int64(count)})
+        self._saves = count
+        return path
+
+    def write(self, file_prefix: str | os.PathLike[str]) -> str:
+        """Save the objects to a file of just this name, without the counter, and return its path.
+
+        Raises
+        ------
+        ValueError
+            If there are no objects, and as `save`.
+        MismatchError, TypeError, OSError
+            As `save`.
+        """
+        path = os.fspath(file_prefix)
+        self._write(path, {})
+        return path
+
+    def _write(self, path: str, more: Mapping[str, Any]) -> None:
+        graph = graph_of(self)
+        if not (graph.leaves or graph.states or more):
+            raise ValueError(
+                "this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)"
+            )
+        topology, _ = ranks_of(graph.leaves.values(), "Checkpoint.save")
+        structures.agree(topology, "Checkpoint.save", "to", path, "of", tuple(graph.states))
+        texts = {}
+        if graph.states:
+            with structures.refusals("Checkpoint.save", topology):
+                own = [packed(state.get()) for state in graph.states.values()]
+            for name, of_ranks in zip(
+                graph.states, zip(*topology.all_gather_object(own), strict=True), strict=True
+            ):
+                different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
+                texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
+        save({**graph.leaves, **texts, **more}, path)
+
+    def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
+        """Set the objects to their values in a file of `save`, and return what was found.
+
+        Parameters
+        ----------
+        save_path : path or None
+            What `save` returned. With None nothing is restored.
+
+        Raises
+        ------
+        FileNotFoundError
+            On every rank, if the file does not exist.
+        ValueError
+            On every rank, if an object has another shape or dtype in the file. Nothing is changed then.
+        DataFileError, ChecksumError
+            On every rank, if the file is damaged. Nothing is changed then.
+        """
+        if self._waiting is not None:
+            self._waiting.over = True  # an earlier file has nothing to say any more
+        self._waiting = None
+        if save_path is None:
+            return Status(None)
+        waiting = _Waiting(self, Path(save_path))
+        counter = waiting.restore()
+        if counter is not None:
+            self._saves = counter
+        self._waiting = waiting
+        return Status(waiting)
+
+    def read(self, save_path: str | os.PathLike[str]) -> Status:
+        """Set the objects to their values in a file of `write`, as `restore`. The counter keeps its value.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError, DataFileError, ChecksumError
+            As `restore`.
+        """
+        saves = self._saves
+        status = self.restore(save_path)
+        self._saves = saves
+        return status
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of {', '.join(self._objects) or 'nothing'}>"
+
+
+class _Waiting:
+    """A file from which a checkpoint is restored, and the names in it that no object has had yet.
+
+    Attributes
+    ----------
+    matched : set of str
+        The names of the file that objects have had.
+    over : bool
+        Whether another file was restored since.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, path: Path):
+        self._checkpoint, self._path = checkpoint, path
+        topology, replicas = ranks_of(graph_of(checkpoint).leaves.values(), "Checkpoint.restore")
+        self._contents = contents_of(topology, path)
+        self._first, self._ranks = replicas.first, replicas.size
+        self.matched: set[str] = set()
+        self.over = False
+        self._unmatched = _Unmatched(str(path), {*self._contents}, is_expected=not replicas.is_chief)
+        weakref.finalize(self, self._unmatched.warn)
+
+    @property
+    def unmatched(self) -> set[str]:
+        """The names of the file that no object has had."""
+        return self._unmatched.names
+
+    def lacking(self) -> list[str]:
+        """Return the names of the objects that the file lacks."""
+        graph = graph_of(self._checkpoint)
+        return [name for name in (*graph.leaves, *graph.states) if name not in self._contents]
+
+    def expect_partial(self) -> None:
+        """Warn of nothing when the program ends."""
+        self._unmatched.is_expected = True
+
+    def restore(self) -> int | None:
+        """Restore the objects that were not there before. Return the counter, if it is read now. Collective."""
+        if self.over or not self.unmatched:
+            return None
+        graph = graph_of(self._checkpoint)
+        leaves = {name: leaf for name, leaf in graph.leaves.items() if name in self.unmatched}
+        states = {name: each for name, each in graph.states.items() if name in self.unmatched}
+        found = self._read([*states, *self.unmatched & {_COUNTER}])
+        # All that may be wrong in the file comes before the first change.
+        own = {name: self._own_state(name, found[name], each) for name, each in states.items()}
+        if leaves:
+            load(leaves, self._path)
+        for name, each in states.items():
+            each.set(own[name])
+        self.matched |= {*leaves, *found}
+        self.unmatched.difference_update(self.matched)
+        for creator in graph.growing:
+            creator.when_created(self._restore_created)
+        return int(found[_COUNTER]) if _COUNTER in found else None
+
+    def _restore_created(self) -> None:
+        self.restore()
+
+    def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return the arrays of the file that are not those of objects: states, and the counter. Collective."""
+        likes = {}
+        for name in names:
+            dtype, shape = self._contents[name]
+            expected = (np.dtype(np.int64), 0) if name == _COUNTER else (np.dtype(np.uint8), 1)
+            if (dtype, len(shape)) != expected or math.prod(shape) > _MOST_OF_STATES:
+                self._refuse(name, f"it is {dtype} of shape {shape}, which no checkpoint has there")
+            likes[name] = np.empty(shape, dtype)
+        return load_arrays(self._path, likes) if likes else {}
+
+    def _own_state(self, name: str, text: np.ndarray, state: Stateful) -> Any:
+        """Return this rank's state in the text of all."""
+        try:
+            states = unpacked(text.tobytes())
+        except (ValueError, TypeError, KeyError) as error:
+            self._refuse(name, f"it is not a state ({error})")
+        if not isinstance(states, list) or not states:
+            self._refuse(name, "it is not a list of states")
+        if len(states) not in (1, self._ranks):
+            raise ValueError(
+                f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
+                f"there are {self._ranks} ranks now: restore with as many, or leave {name.rpartition('/')[0]!r} out"
+            )
+        return as_before(states[self._first if len(states) > 1 else 0], state.get())
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        raise DataFileError(
+            f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint"
+        )
+
+
+class _Unmatched:
+    """The names in a file that no object has had, of which the program is told at its end."""
+
+    def __init__(self, path: str, names: set[str], is_expected: bool):
+        self.path, self.names, self.is_expected = path, names, is_expected
+
+    def warn(self) -> None:
+        if self.names and not self.is_expected:
+            _log.warning(
+                "%s was restored in part: nothing took %s; if that is meant, call expect_partial() of what restore() "
+                "returned",
+                self.path,
+                _few(self.names),
+            )
+
+
+class Status:
+    """What `Checkpoint.restore` found. The methods return this object, and raise on every rank alike.
+
+    They are collective: lists and dicts may have grown, and their new objects are restored first.
+    """
+
+    def __init__(self, waiting: _Waiting | None):
+        self._waiting = waiting
+
+    def _restored(self) -> _Waiting:
+        if self._waiting is None:
+            raise AssertionError("nothing was restored: the path is None")
+        self._waiting.restore()
+        return self._waiting
+
+    def assert_consumed(self) -> Status:
+        """Raise AssertionError unless each object was in the file, and each name of the file is that of an object."""
+        waiting = self._restored()
+        if waiting.unmatched:
+            raise AssertionError(
+                f"the file has {_few(waiting.unmatched)}, and no object below the checkpoint does"
+            )
+        return self.assert_existing_objects_matched()
+
+    def assert_existing_objects_matched(self) -> Status:
+        """Raise AssertionError unless each object was in the file."""
+        lacking = self._restored().lacking()
+        if lacking:
+            raise AssertionError(f"the file lacks {_few(lacking)}")
+        return self
+
+    def assert_nontrivial_match(self) -> Status:
+        """Raise AssertionError unless some name of the file was found."""
+        if not self._restored().matched:
+            raise AssertionError("nothing in the file is the name of an object below the checkpoint")
+        return self
+
+    def expect_partial(self) -> Status:
+        """Warn of nothing when the program ends: the file has more than this program takes."""
+        if self._waiting is not None:
+            self._waiting.expect_partial()
+        return self
+
+
+def _few(names: Iterable[str]) -> str:
+    named = sorted(names)
+    return ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")

@@ -1,0 +1,287 @@
+"""Which checkpoints of a directory are kept, by the names of ``tf.train.CheckpointManager``.
+
+The list is the file ``checkpoint`` in the directory. A checkpoint is whole and has its name before the list names it,
+and the list is on the disk before a checkpoint is deleted: a program that is killed between two of these leaves a
+newest checkpoint that can be restored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpistrat.data import DataFileError
+from mpistrat.runtime.atomic_file import appearing
+from mpistrat.training.checkpoint.checkpoint import Checkpoint
+from mpistrat.training.checkpoint.variables import of_file, ranks_of
+
+_LIST = "checkpoint"
+_MOST_OF_LIST = 16 << 20  # bytes, of a hundred thousand checkpoints
+_NAME = re.compile(r"[^/\0]+-\d+")
+_HOUR = 3600.0
+
+
+class _Kept(NamedTuple):
+    """The checkpoints of a directory that a manager keeps: names and times, the oldest first."""
+
+    names: list[str]
+    times: list[float]
+    last_preserved: float
+
+
+class CheckpointManager:
+    """Saves a `Checkpoint` to numbered files of a directory, and keeps the newest.
+
+    All methods and properties give the same answer on every rank. The methods and the constructor are collective; the
+    chief writes and deletes.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    directory : path
+        Created if it does not exist. It may be moved: the list in it has relative names.
+    max_to_keep : int or None
+        How many checkpoints are kept. None keeps all.
+    keep_checkpoint_every_n_hours : float, optional
+        A checkpoint that would be deleted stays on disk if it is so much newer than the one that stayed before.
+    checkpoint_name : str
+        The part of the files' names before the number.
+    step_counter : Variable, optional
+        What `checkpoint_interval` counts.
+    checkpoint_interval : int, optional
+        The fewest steps between two checkpoints.
+    init_fn : callable, optional
+        Called without arguments by `restore_or_initialize`, if the directory has no checkpoint.
+
+    Raises
+    ------
+    ValueError
+        If ``max_to_keep`` is below 1, ``checkpoint_name`` is not a plain name, or there is an interval without
+        ``step_counter``.
+    TypeError
+        If ``checkpoint`` is not a Checkpoint.
+    DataFileError
+        On every rank, if the list in the directory is damaged.
+    OSError
+        On every rank, if the directory cannot be created or read.
+
+    Examples
+    --------
+    >>> import mpistrat, tempfile
+    >>> with mpistrat.MultiWorkerMirroredStrategy().scope():
+    ...     v = mpistrat.Variable(0.0)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> manager = CheckpointManager(Checkpoint(v=v), folder.name, max_to_keep=2)
+    >>> for step in range(3):
+    ...     _ = v.assign(step)
+    ...     _ = manager.save()
+    >>> [os.path.basename(path) for path in manager.checkpoints]
+    ['ckpt-2', 'ckpt-3']
+    >>> _ = v.assign(-1.0)
+    >>> _ = manager.restore_or_initialize()
+    >>> float(v)
+    2.0
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], object] | None = None,
+    ):
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"checkpoint must be a mpistrat.training.Checkpoint, not {checkpoint!r}")
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(f"max_to_keep must be at least 1, or None to keep all, not {max_to_keep!r}")
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError(
+                "checkpoint_interval counts steps: give step_counter, the variable that has them"
+            )
+        if not _NAME.fullmatch(f"{checkpoint_name}-1"):
+            raise ValueError(f"checkpoint_name must be a name without '/', not {checkpoint_name!r}")
+        self._checkpoint, self._directory = checkpoint, Path(directory)
+        self._name, self._most = checkpoint_name, max_to_keep
+        self._preserving = (
+            math.inf if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR
+        )
+        self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
+        self._last_step: int | None = None
+
+        def begin() -> _Kept:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            now = time.time()
+            found = _read_list(self._directory) or _Kept([], [], now - 1)
+            there = [i for i, name in enumerate(found.names) if (self._directory / name).is_file()]
+            last = min(found.last_preserved, now)  # of a clock that was set back
+            return _Kept([found.names[i] for i in there], [found.times[i] for i in there], last)
+
+        self._kept: _Kept = self._on_chief(begin)
+
+    def _on_chief(self, function: Callable[[], Any]) -> Any:
+        return of_file(ranks_of(self._checkpoint.leaves(), "CheckpointManager")[0], function)
+
+    @property
+    def directory(self) -> str:
+        """The directory."""
+        return str(self._directory)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """The fewest steps between two checkpoints."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are kept, the oldest first."""
+        return [str(self._directory / name) for name in self._kept.names]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, None without one."""
+        return self.checkpoints[-1] if self._kept.names else None
+
+    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
+        """Save the checkpoint, forget those that are too many, and return the path.
+
+        Parameters
+        ----------
+        checkpoint_number : int, optional
+            The number in the file's name; by default that of this call of `save`.
+        check_interval : bool
+            Whether to save only if `checkpoint_interval` steps have passed. Without any step since the last
+            checkpoint nothing is saved in either case.
+
+        Returns
+        -------
+        str or None
+            None if nothing was saved.
+
+        Raises
+        ------
+        ValueError, MismatchError, TypeError, OSError
+            As `Checkpoint.save`.
+        """
+        step = None if self._interval is None else int(self._steps)
+        if step is not None and self._last_step is not None:
+            assert self._interval is not None
+            if step == self._last_step or (check_interval and step < self._last_step + self._interval):
+                return None
+        path = self._checkpoint.save(self._directory / self._name, checkpoint_number)
+        self._kept = self._on_chief(lambda: self._keep(Path(path).name))
+        self._last_step = step
+        return path
+
+    def _keep(self, name: str) -> _Kept:
+        """Write the list with a new checkpoint in it, and delete those that are too many. On the chief."""
+        kept = [(each, when) for each, when in zip(*self._kept[:2], strict=True) if each != name]
+        kept.append((name, time.time()))
+        last_preserved = self._kept.last_preserved
+        leaving = []
+        while self._most is not None and len(kept) > self._most:
+            oldest, when = kept.pop(0)
+            if when >= last_preserved + self._preserving:
+                last_preserved = when
+            else:
+                leaving.append(oldest)
+        new = _Kept([each for each, _ in kept], [when for _, when in kept], last_preserved)
+        _write_list(self._directory, new)
+        for each in leaving:
+            (self._directory / each).unlink(missing_ok=True)
+        return new
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint and return its path. Without one, call ``init_fn`` and return None.
+
+        Raises
+        ------
+        ValueError, DataFileError, ChecksumError
+            As `Checkpoint.restore`.
+        """
+        path = self.latest_checkpoint
+        if path is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self._checkpoint.restore(path)
+        if self._steps is not None:
+            self._last_step = int(self._steps)
+        return path
+
+    def __repr__(self) -> str:
+        return f"<CheckpointManager of {len(self._kept.names)} checkpoints in {self.directory!r}>"
+
+
+def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
+    """Return the path of the newest checkpoint of a directory by its list, None without one. Collective.
+
+    Raises
+    ------
+    DataFileError
+        On every rank, if the list is damaged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(latest_checkpoint(folder))
+    None
+    """
+    directory = Path(checkpoint_dir)
+    found = of_file(ranks_of((), "latest_checkpoint")[0], lambda: _read_list(directory))
+    return str(directory / found.names[-1]) if found is not None and found.names else None
+
+
+def _read_list(directory: Path) -> _Kept | None:
+    """Return the checkpoints in the list of a directory, None without a list.
+
+    Raises
+    ------
+    DataFileError
+        If the list is damaged, or has names of files elsewhere.
+    """
+    path = directory / _LIST
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_OF_LIST + 1)
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        names = [str(name) for name in found["all_model_checkpoint_paths"]]
+        times = [float(when) for when in found["all_model_checkpoint_timestamps"]]
+        if len(names) != len(times) or not all(map(_NAME.fullmatch, names)):
+            raise ValueError("its names are not those of checkpoints beside it")
+        return _Kept(names, times, float(found["last_preserved_timestamp"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFileError(
+            f"file {str(path)!r}: it is not a list of checkpoints ({error}); fix: remove it, and name the checkpoint "
+            "to Checkpoint.restore"
+        ) from None
+
+
+def _write_list(directory: Path, kept: _Kept) -> None:
+    text = {
+        "model_checkpoint_path": kept.names[-1],
+        "all_model_checkpoint_paths": kept.names,
+        "all_model_checkpoint_timestamps": kept.times,
+        "last_preserved_timestamp": kept.last_preserved,
+    }
+    with appearing(directory / _LIST, replace=True) as temporary:
+        temporary.write_text(json.dumps(text, indent=1) + "\n")

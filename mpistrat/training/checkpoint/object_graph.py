@@ -1,0 +1,220 @@
+"""The objects below a checkpoint: what of each is saved, under which name.
+
+A name is the path to an object, with "/" between its parts: attributes, keys and positions. The names of variables play
+no part, so a program that makes its variables in another order finds them again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from mpistrat.runtime import arrays
+from mpistrat.strategy import Variable
+
+_STATE = ".state"  # the last part of the name of a state, which no attribute has
+# Methods that give and take the state of an object: of generators of torch and NumPy, and of datasets.
+_METHODS = (("get_state", "set_state"), ("state", "restore"))
+
+
+class Stateful(NamedTuple):
+    """An object whose state is not an array: an iterator, or a random generator."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+
+
+NameOf = Callable[[Variable], "str | None"]
+
+
+@runtime_checkable
+class HasVariables(Protocol):
+    """An object that names its variables: an optimizer or a metric."""
+
+    def named_variables(self, name_of: NameOf) -> Mapping[str, Variable]:
+        """Return the variables by name. ``name_of`` gives the name of a variable that they belong to, if it has one."""
+
+
+@runtime_checkable
+class CreatesVariables(HasVariables, Protocol):
+    """An object that may create variables later: an optimizer, at its first step."""
+
+    def when_created(self, function: Callable[[], None]) -> None:
+        """Call a function each time that variables were created, in cross-replica context on all ranks."""
+
+
+@runtime_checkable
+class Node(Protocol):
+    """An object that names the objects below it: a `Checkpoint`."""
+
+    def tracked(self) -> Mapping[str, Any]:
+        """Return the objects below this one, by name."""
+
+
+class Graph(NamedTuple):
+    """What is saved of the objects below a checkpoint, by name, in the order of names.
+
+    Attributes
+    ----------
+    leaves : dict
+        Variables, and arrays that can be filled.
+    states : dict
+        Objects with a state.
+    growing : list
+        Objects that may create variables later.
+    """
+
+    leaves: dict[str, Any]
+    states: dict[str, Stateful]
+    growing: list[CreatesVariables]
+
+
+def graph_of(root: Node) -> Graph:
+    """Return what is saved of the objects below ``root``. One that is met again keeps its first name.
+
+    Raises
+    ------
+    TypeError
+        If an object is not of a kind that can be saved; the message names it.
+    """
+    graph = Graph({}, {}, [])
+    met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
+    owners: list[tuple[str, HasVariables]] = []
+    _walk("", root, graph, met, owners)
+    # After all others: the slots of an optimizer are named after the variables that they belong to.
+    names = {id(leaf): name for name, leaf in graph.leaves.items()}
+    for name, owner in owners:
+        for part, variable in owner.named_variables(lambda variable: names.get(id(variable))).items():
+            _add(graph, met, _below(name, part), variable)
+    return Graph(dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items())), graph.growing)
+
+
+def check(name: str, thing: Any) -> None:
+    """Raise TypeError if an object is not of a kind that can be saved, or one below it. The message names it."""
+    _walk(name, thing, Graph({}, {}, []), {}, [])
+
+
+def _walk(
+    name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]
+) -> None:
+    if id(thing) in met:
+        return
+    if isinstance(thing, Variable) or arrays.can_be_filled(thing):
+        _add(graph, met, name, thing)
+        return
+    met[id(thing)] = thing
+    if isinstance(thing, HasVariables):
+        owners.append((name, thing))
+        if isinstance(thing, CreatesVariables):
+            graph.growing.append(thing)
+        return
+    children = _children(thing)
+    if children is None:
+        graph.states[_below(name, _STATE)] = _stateful(thing, name)
+        return
+    for part, child in children:
+        _walk(_below(name, _escaped(part)), child, graph, met, owners)
+
+
+def _below(name: str, part: str) -> str:
+    return f"{name}/{part}" if name else part
+
+
+def _add(graph: Graph, met: dict[int, Any], name: str, leaf: Any) -> None:
+    if id(leaf) not in met:
+        met[id(leaf)] = leaf
+        graph.leaves[name] = leaf
+
+
+def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:
+    """Return the objects below one, by the part of the name that each has; None if it is not a structure."""
+    if isinstance(thing, Node):
+        return iter(thing.tracked().items())
+    if isinstance(thing, Mapping):
+        return ((str(key), each) for key, each in thing.items())
+    if isinstance(thing, (list, tuple)):
+        return ((str(i), each) for i, each in enumerate(thing))
+    return None
+
+
+def _stateful(thing: Any, name: str) -> Stateful:
+    bits = getattr(thing, "bit_generator", None)
+    if isinstance(bits, np.random.BitGenerator):
+        return Stateful(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    for get, set_ in _METHODS:
+        if callable(getattr(thing, get, None)) and callable(getattr(thing, set_, None)):
+            return Stateful(getattr(thing, get), getattr(thing, set_))
+    kind = type(thing).__name__
+    raise TypeError(
+        f"{name}: a checkpoint cannot keep {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}: give variables, arrays, "
+        "optimizers, metrics, iterators, random generators, lists, dicts and checkpoints of these, or an object with "
+        "get_state() and set_state(state)"
+    )
+
+
+def _escaped(part: str) -> str:
+    """Return a part of a name in which "/" is not a separator, and "." is not the group itself for HDF5."""
+    return part.replace("%", "%25").replace("/", "%2F") if part not in ("", ".", "..") else f"%{part}"
+
+
+# --- states as bytes -----------------------------------------------------------------
+
+
+def packed(state: Any) -> bytes:
+    """Return a state of numbers, texts, arrays and structures of these as JSON.
+
+    Raises
+    ------
+    TypeError
+        If it holds something else.
+    """
+    return json.dumps(state, default=_array_as_json, separators=(",", ":")).encode()
+
+
+def unpacked(text: bytes) -> Any:
+    """Return what was `packed`, with lists for tuples, and NumPy's arrays for those of other libraries.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a state, as in a damaged file.
+    """
+    return json.loads(text, object_hook=_array_of_json)
+
+
+def _array_as_json(value: Any) -> Any:
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return value.item()
+    if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
+        array = np.ascontiguousarray(arrays.to_host(value))
+        if array.dtype.kind in "biufc":
+            data = base64.b64encode(array.tobytes()).decode()
+            return {"array": data, "dtype": array.dtype.str, "shape": list(array.shape)}
+    raise TypeError(
+        f"a state in a checkpoint must be of numbers, texts, arrays, lists and dicts, not {value!r}"
+    )
+
+
+def _array_of_json(found: dict[str, Any]) -> Any:
+    if found.keys() != {"array", "dtype", "shape"}:
+        return found
+    dtype = np.dtype(found["dtype"])
+    if dtype.kind not in "biufc":
+        raise ValueError(f"a state has an array of {dtype}")
+    data = base64.b64decode(found["array"], validate=True)
+    return np.frombuffer(bytearray(data), dtype).reshape(found["shape"])
+
+
+def as_before(value: Any, like: Any) -> Any:
+    """Return an unpacked state with the types of another one: its tuples, and arrays of its libraries."""
+    if isinstance(value, np.ndarray):
+        return value if like is None or isinstance(like, np.ndarray) else arrays.from_host(value, like)
+    if isinstance(value, dict) and isinstance(like, Mapping):
+        return {key: as_before(each, like.get(key)) for key, each in value.items()}
+    if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
+        return type(like)([as_before(*each) for each in zip(value, like, strict=True)])
+    return value
