@@ -5,7 +5,10 @@ Keras' `fit` computes gradients from the rows that it is given, and knows of no 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.abc
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +28,40 @@ _REMEDY = (
 def watch() -> None:
     """Let models of Keras that are made, compiled or trained in a scope of several replicas raise at `fit`.
 
-    Does nothing before the program has imported Keras.
+    If the program has not imported Keras, its models are watched when it does: TensorFlow imports Keras at the first
+    use of ``tf.keras``, which may be inside the scope.
     """
     keras = sys.modules.get("keras")
+    if keras is not None:
+        _watch_models(keras)
+    elif _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _KerasFinder(importlib.abc.MetaPathFinder):
+    """Lets the import of Keras end with `_watch_models`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "keras":
+            return None
+        with contextlib.suppress(ValueError):  # another thread has removed it
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_watch(module: Any) -> None:
+                load(module)
+                _watch_models(module)
+
+            spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _KerasFinder()
+
+
+def _watch_models(keras: Any) -> None:
     model = getattr(keras, "Model", None)
     if model is None or hasattr(model, _MADE_HERE):
         return
