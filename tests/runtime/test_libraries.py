@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mpistrat
+from mpistrat.data import Dataset
 from mpistrat.runtime.arrays import copied, dtype_and_shape, from_host, to_host
 
 
@@ -100,6 +101,14 @@ class TestPandas:
         series = pandas.Series([1, 2], index=["x", "y"], name="s")
         total = mpistrat.MultiWorkerMirroredStrategy().reduce("SUM", series, axis=None)
         pandas.testing.assert_series_equal(total, series)
+
+    def test_columns_that_may_lack_values_have_one_dtype(self, pandas):
+        """Batches without a missing value were of integers, and the others of floats."""
+        column = pandas.array([1, 2, None, 4], dtype="Int64")
+        for rows in (column, pandas.Series(column)):
+            first, second = Dataset.from_sequence(rows).batch(2)
+            assert first.dtype == second.dtype == np.float64
+            np.testing.assert_array_equal([*first, *second], [1, 2, np.nan, 4])
 
     def test_frames_of_objects_are_refused(self, pandas):
         with pytest.raises(TypeError, match="expected an array"):
