@@ -5,13 +5,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.data.hdf5.signatures import told
+from mpistrat.runtime.local_path import local_path
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
 
 
@@ -43,11 +42,7 @@ class FileList:
         for each in files:
             if not isinstance(each, (str, bytes, os.PathLike)):
                 raise TypeError(f"files are named by strings or paths, not {each!r}")
-            if _URL.match(os.fsdecode(each)):
-                raise ValueError(
-                    f"{os.fsdecode(each)!r} is a URL, and files are read from file systems: copy it to one, or mount it"
-                )
-            self.given.append(os.path.abspath(os.fsdecode(each)))
+            self.given.append(os.path.abspath(local_path(each)))
         if not self.given:
             raise ValueError("a dataset needs at least one file, but the list of files is empty")
         self._found: Sequence[str] | None = None

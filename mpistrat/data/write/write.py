@@ -28,6 +28,7 @@ from mpistrat.data.write.writable import (
 )
 from mpistrat.runtime.arrays import as_numpy
 from mpistrat.runtime.atomic_file import appearing_together
+from mpistrat.runtime.local_path import local_path
 from mpistrat.runtime.process import mpi
 
 
@@ -101,7 +102,7 @@ def write_hdf5(
     [array([0, 1, 2, 3, 4])]
     >>> folder.cleanup()
     """
-    targets = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    targets = [local_path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if strategy is not None:
         prepare = partial(_checked, targets, rows, by, chunk, compress, overwrite)
         write_together(strategy.extended.engine.topology, prepare)

@@ -17,6 +17,7 @@ from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.engine import Engine
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
+from mpistrat.runtime.local_path import local_path
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.ranges import ranges
 from mpistrat.runtime.record import flight_record
@@ -53,8 +54,8 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
     Raises
     ------
     ValueError
-        If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
-        replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
+        If there are no variables, two have the same name, one has no single value (ON_READ with NONE), or the path is
+        a URL. On every replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
     TypeError
         If an element is neither a Variable, an array of numbers nor a number.
     RuntimeError
@@ -76,10 +77,11 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
     array([1., 2.])
     >>> folder.cleanup()
     """
+    file = local_path(path)
     named = names.named(names.as_structure(state))
     topology, replicas = _prepared(named, "save", differing)
     values = _values(named, topology, replicas, differing)
-    topology.on_first(lambda: _write(values, Path(path)))
+    topology.on_first(lambda: _write(values, file))
 
 
 def save_async(
@@ -122,8 +124,8 @@ def save_async(
     Raises
     ------
     ValueError
-        If there are no variables, two have the same name, or one has no single value (ON_READ with NONE). On every
-        replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
+        If there are no variables, two have the same name, one has no single value (ON_READ with NONE), or the path is
+        a URL. On every replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
     TypeError
         If an element is neither a Variable, an array of numbers nor a number.
     RuntimeError
@@ -146,10 +148,11 @@ def save_async(
     array([1., 2.])
     >>> folder.cleanup()
     """
+    file = local_path(path)
     named = names.named(names.as_structure(state))
     topology, replicas = _prepared(named, "save_async", differing)
     values = _values(named, topology, replicas, differing)
-    return pending_save.begin(topology, replicas.is_chief, values, Path(path))
+    return pending_save.begin(topology, replicas.is_chief, values, file)
 
 
 def load(state: Any, path: str | os.PathLike[str]) -> None:
@@ -197,13 +200,14 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     array([1., 2.])
     >>> folder.cleanup()
     """
+    file = local_path(path)
     named = names.named(names.as_structure(state))
     names.require_fillable(named)
     topology, replicas = _prepared(named, "load")
     sequence = topology.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         for leaf, value in zip(
-            named.values(), _loaded(topology, replicas, _likes(named), Path(path)), strict=True
+            named.values(), _loaded(topology, replicas, _likes(named), file), strict=True
         ):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except BaseException as error:
@@ -245,15 +249,16 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     {'dense': {'kernel': array([1., 1.])}, 'steps': (3, 4)}
     >>> folder.cleanup()
     """
+    file = local_path(path)
     named = {} if like is None else names.named(like)
     topology, replicas = _prepared(named, "load_arrays")
     sequence = topology.sequence
     try:
         if like is None:
-            found = contents_of(topology, Path(path))
+            found = contents_of(topology, file)
             likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
-            return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, Path(path)), strict=True)))
-        values = _loaded(topology, replicas, _likes(named), Path(path))
+            return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, file), strict=True)))
+        values = _loaded(topology, replicas, _likes(named), file)
     except BaseException as error:
         topology.left_call("load_arrays", type(error), sequence)
         raise

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from mpistrat.data import DataFileError, Dataset
+from mpistrat.data import DataFileError, Dataset, write_hdf5
 from tests.data.formats.conftest import FORMATS
 
 READERS = {"hdf5": "from_hdf5", "npy": "from_npy", "parquet": "from_parquet", "zarr": "from_zarr"}
@@ -61,6 +61,8 @@ def test_a_negative_shape(tmp_path, shape):
 def test_urls(url):
     with pytest.raises(ValueError, match="is a URL"):
         Dataset.from_hdf5(["a.h5", url], "x")
+    with pytest.raises(ValueError, match="is a URL"):
+        write_hdf5(url, {"x": np.ones(3)})
 
 
 @pytest.mark.parametrize("read", ["hdf5", "npy", "csv", "netcdf"])

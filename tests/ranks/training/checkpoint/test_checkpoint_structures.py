@@ -191,3 +191,14 @@ def test_bytes_can_be_saved_and_strings_not(strategy, tmp_path):
     for state in [*refused, np.array(["a"]), np.array(["2020"], "M8[s]"), "text"]:
         with pytest.raises(TypeError, match=r"'x' is .*astype"):
             save({"x": state}, tmp_path / "b.h5")
+
+
+def test_a_url_is_not_a_path(strategy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = {"x": np.ones(3)}
+    for call in (save, save_async, load):
+        with pytest.raises(ValueError, match=r"'s3://bucket/a\.h5' is a URL"):
+            call(state, "s3://bucket/a.h5")
+    with pytest.raises(ValueError, match="is a URL"):
+        load_arrays("s3://bucket/a.h5")
+    assert not os.listdir(tmp_path)
