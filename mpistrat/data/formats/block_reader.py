@@ -86,13 +86,11 @@ class BlockReader:
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         with self._lock:
             self._check(path, record)
-            for number in blocks[np.diff(blocks, prepend=-1) > 0].tolist():
-                if (path, number) in self._kept:  # else a block of these rows would make room for another one
-                    self._kept.move_to_end((path, number))
-            for mine, places in zip(np.split(rows, cuts), np.split(where, cuts), strict=True):
-                if not len(mine):
-                    continue
-                number = int(layout.starts.searchsorted(mine[0], side="right")) - 1
+            parts = zip(np.split(rows, cuts), np.split(where, cuts), np.split(blocks, cuts), strict=True)
+            needed = [(int(number[0]), mine, places) for mine, places, number in parts if len(number)]
+            # Kept blocks first: another one would make room by dropping one of them, and the next rows need that one.
+            needed.sort(key=lambda part: (path, part[0]) not in self._kept)
+            for number, mine, places in needed:
                 for values, block in zip(out, self._block(path, record, number), strict=True):
                     values[places] = block[mine - layout.starts[number]]
             self._check(path, record)

@@ -98,7 +98,7 @@ class Blocks(NamedTuple):
 
 
 def decoded_bytes(memory: int) -> int:
-    """Return the size of the cache of decoded chunks, of the bytes that a rank may take for a shuffle."""
+    """Return the size of the cache of decoded chunks of a rank, of the bytes that a node may take for a shuffle."""
     return min(MOST_DECODED, 2 * memory // OF_MEMORY)
 
 

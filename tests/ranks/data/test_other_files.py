@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
+from mpistrat.data.formats.zarr import Zarr
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (13, 4, 7, 20)
@@ -84,3 +85,21 @@ def test_a_bad_file_is_an_error_on_all_ranks(strategy, comm, files, form, tmp_pa
     with pytest.raises(DataFileError, match=rf"9\.{form[0]}"):
         strategy.experimental_distribute_dataset(form[2](files).batch(6))
     assert strategy.reduce("SUM", 1, axis=None) == SIZE
+
+
+@pytest.mark.parametrize("batch", [256, 1560])
+def test_each_rank_decodes_a_chunk_once(strategy, comm, tmp_path, monkeypatch, batch):
+    """Also where a window of chunks is as large as this rank's part of the memory for the shuffle."""
+    zarr = pytest.importorskip("zarr")
+    path, rows, numbers, block = tmp_path / "a.zarr", 61 * 3900 + 12, [], Zarr.block
+    if comm.rank == 0:
+        zarr.open(path, mode="w", shape=(rows, 16), chunks=(3900, 16), dtype="f4")[:] = 1
+    comm.Barrier()
+    monkeypatch.setattr(Zarr, "block", lambda form, *at: numbers.append(at[-1]) or block(form, *at))
+    options = Options()
+    options.shuffle_memory = 10 << 20
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    dataset = Dataset.from_zarr(path).shuffle(seed=1).with_options(options).batch(batch)
+    own = sum(len(piece) for piece in strategy.experimental_distribute_dataset(dataset))
+    assert comm.allreduce(own) == rows
+    assert sorted(numbers) == sorted(set(numbers))
