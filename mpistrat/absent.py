@@ -69,8 +69,33 @@ OF_DATA = {
     "CsvDataset": "mpistrat.data.Dataset.from_csv()",
     "FixedLengthRecordDataset": "mpistrat.data.Dataset.from_sequence() of a numpy.memmap",
     "Iterator": "iter() of a dataset",
+    "NumpyIterator": "iter() of a dataset",
+    "IteratorSpec": "mpistrat.data.Dataset.element_spec",
+    "DatasetSpec": "mpistrat.data.Dataset.element_spec",
+    "ThreadingOptions": "mpistrat.data.Dataset.map() with num_parallel_calls=",
+    "experimental": "mpistrat.data itself, which has AutoShardPolicy and the formats of files",
     "DataLoader": "mpistrat.data.Dataset",
     "TensorDataset": "mpistrat.data.Dataset.from_arrays()",
+    "IterDataPipe": "mpistrat.data.Dataset.from_iterable()",
+    "MapDataPipe": "mpistrat.data.Dataset.from_sequence()",
+    "DataChunk": "mpistrat.data.Dataset.batch()",
+    "StackDataset": "mpistrat.data.Dataset.zip()",
+    "ConcatDataset": "mpistrat.data.Dataset.concatenate()",
+    "ChainDataset": "mpistrat.data.Dataset.concatenate()",
+    "Subset": "mpistrat.data.Dataset.skip() and take()",
+    "random_split": "mpistrat.data.Dataset.shuffle() with a seed, then take() and skip()",
+    "get_worker_info": "nothing: functions of map() run in threads of their rank",
+    "default_collate": "mpistrat.data.Dataset.batch()",
+    "default_convert": "mpistrat.data.Dataset.map()",
+    **dict.fromkeys(("Sampler", "SequentialSampler", "BatchSampler"), "mpistrat.data.Dataset.batch()"),
+    **dict.fromkeys(("RandomSampler", "SubsetRandomSampler"), "mpistrat.data.Dataset.shuffle()"),
+    "WeightedRandomSampler": "mpistrat.data.Dataset.sample_from_datasets() with weights",
+    "DistributedSampler": "strategy.experimental_distribute_dataset()",
+}
+# A name of tf.distribute.experimental -> what to use.
+OF_EXPERIMENTAL = {
+    "TPUStrategy": OF_DISTRIBUTE["TPUStrategy"],
+    "rpc": "mpistrat.coordinator.Executor, or mpistrat.Server and a coordinator",
 }
 
 _LOOP = "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, args=(batch,))"
@@ -149,6 +174,8 @@ OF_STRATEGY = {
     "shutdown": _END,
     "experimental_run": "strategy.run()",
     "make_input_fn_iterator": "strategy.distribute_datasets_from_function()",
+    "make_dataset_iterator": "iter(strategy.experimental_distribute_dataset(dataset))",
+    "experimental_make_numpy_dataset": "mpistrat.data.Dataset.from_tensor_slices()",
     "configure": "nothing: there is no session; leave it out",
     "update_config_proto": "nothing: there is no session; leave it out",
 }

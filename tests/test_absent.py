@@ -11,12 +11,13 @@ import sys
 import pytest
 
 import mpistrat
-from mpistrat import absent, data, metrics, optimizers
+from mpistrat import absent, data, experimental, metrics, optimizers
 from mpistrat.data import Dataset
 
 ADVICE = [
     *((mpistrat, name, advice) for name, advice in absent.OF_DISTRIBUTE.items()),
     *((data, name, advice) for name, advice in absent.OF_DATA.items()),
+    *((experimental, name, advice) for name, advice in absent.OF_EXPERIMENTAL.items()),
     *((metrics, name, advice) for name, advice in absent.OF_METRICS.items()),
     *((optimizers, name, advice) for name, advice in absent.OF_OPTIMIZERS.items()),
 ]
@@ -102,7 +103,7 @@ def test_an_error_inside_a_property_stays_what_it_is():
         operator.attrgetter("mine")(Own())
 
 
-@pytest.mark.parametrize("module", [mpistrat, data, metrics, optimizers])
+@pytest.mark.parametrize("module", [mpistrat, data, experimental, metrics, optimizers])
 def test_a_name_that_no_library_has(module):
     with pytest.raises(AttributeError, match=f"^{module.__name__} has no 'Bicycle'$"):
         operator.attrgetter("Bicycle")(module)

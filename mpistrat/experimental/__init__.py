@@ -1,5 +1,6 @@
 """The names of ``tf.distribute.experimental``."""
 
+from mpistrat import absent
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from mpistrat.experimental import coordinator, partitioners
 from mpistrat.experimental.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -31,3 +32,5 @@ __all__ = [
     "step",
     "trace",
 ]
+
+__getattr__ = absent.explained(__name__, absent.nothing, absent.OF_EXPERIMENTAL)
