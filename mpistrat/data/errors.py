@@ -224,6 +224,28 @@ def naming(where: str) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def naming_damage(path: str) -> Iterator[None]:
+    """Raise any error of a library that does not expect a damaged file as a `DataFileError` that names the file.
+
+    Examples
+    --------
+    >>> try:
+    ...     with naming_damage("a.zarr"):
+    ...         raise ZeroDivisionError("chunks of 0 rows")
+    ... except DataFileError as error:
+    ...     print(error)
+    file 'a.zarr': it cannot be described (ZeroDivisionError: chunks of 0 rows); fix: copy or write it again
+    """
+    try:
+        yield
+    except (*_OWN, OSError, ImportError):
+        raise
+    except Exception as error:
+        what = f"it cannot be described ({type(error).__name__}: {error}); fix: copy or write it again"
+        raise DataFileError.of_file(path, what) from error
+
+
 def reason_of(error: BaseException) -> str:
     """Return what HDF5 says is the reason, which h5py puts in parentheses."""
     text = str(error.args[0]) if error.args else type(error).__name__

@@ -223,6 +223,12 @@ class Options:
     contact_seconds : float
         How long a coordinator waits for its workers and parameter servers, and these for it. Also how long the other
         ranks of a task of several ranks may run after it has failed on one.
+    data_block_bytes : int
+        The most bytes of a row, of a decoded chunk, or of a line of CSV, in a data file.
+    data_blocks : int
+        The most chunks of a dataset in a data file.
+    data_root : str
+        The folder in which all data files must lie, also those that other files name; empty for any folder.
     debug : frozenset of str
         What the ranks compare in addition. ``"collectives"``: the lines that call collectives. ``"variables"``: which
         variable is written, and its copies afterwards. Read once for each communicator, by its first strategy.
@@ -265,6 +271,9 @@ class Options:
 
     all_reduce = Option("auto", _word, "auto or the name of an algorithm")
     contact_seconds = Option(600.0, _positive, "a number of seconds above 0", same=False)
+    data_block_bytes = Option(4 << 30, _bytes, "a number of bytes above 0", same=False)
+    data_blocks = Option(1 << 24, _bytes, "a number above 0", same=False)
+    data_root = Option("", _folder, "a directory", same=False)
     debug = Option[frozenset[str]](
         frozenset(), _some_of("collectives", "variables"), "collectives, variables, or both with a comma"
     )

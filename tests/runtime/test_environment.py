@@ -20,6 +20,9 @@ ATTRIBUTES = [option.attribute for option in environment.options()]
 CASES = {
     "all_reduce": ("Ordered", "ordered", "mpi", None),
     "contact_seconds": ("2.5", 2.5, 10.0, "0"),
+    "data_block_bytes": ("1000000", 1000000, 500000, "0"),
+    "data_blocks": ("1000000", 1000000, 500000, "0"),
+    "data_root": ("here", "here", "there", None),
     "debug": ("variables,collectives", {"variables", "collectives"}, {"variables"}, "variable"),
     "device": ("cuda:1", "cuda:1", "auto", "moon"),
     "gpu_direct": ("ON", "on", "off", "perhaps"),
@@ -106,7 +109,9 @@ def test_an_algorithm_that_there_is_not(monkeypatch):
 
 def test_an_unknown_attribute():
     for use in (lambda: mpistrat.rc.devise, lambda: setattr(mpistrat.rc, "devise", "cpu")):
-        with pytest.raises(AttributeError, match="'devise': it has all_reduce, contact_seconds, debug"):
+        with pytest.raises(
+            AttributeError, match="'devise': it has all_reduce, contact_seconds, data_block_bytes"
+        ):
             use()
     assert not hasattr(mpistrat.rc, "devise")
 

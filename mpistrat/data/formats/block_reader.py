@@ -13,8 +13,7 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.reader import without_times
-from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json, without_times
 from mpistrat.data.rows.byte_order import native
 
 

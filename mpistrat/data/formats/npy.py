@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from mpistrat.data.hdf5.records import Column, Contiguous, Extent, FileRecord
 from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import native
 
+_MOST_HEADER = 64 << 10  # NumPy takes 10,000 characters
+
 
 class Npy(Format):
     """Files that ``numpy.save`` wrote: one column."""
@@ -28,8 +31,9 @@ class Npy(Format):
         try:
             with open(path, "rb") as file:
                 found = os.fstat(file.fileno())
-                shape, columns_first, dtype = _header(file)
-                begin = file.tell()
+                head = io.BytesIO(file.read(_MOST_HEADER))
+            shape, columns_first, dtype = _header(head)
+            begin = head.tell()
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
         except ValueError as error:

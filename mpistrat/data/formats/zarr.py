@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from mpistrat.data import limits, named_files
 from mpistrat.data.errors import DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.extra import needed
@@ -41,8 +44,13 @@ class Zarr(BlockFormat):
                 "equally long"
             )
         largest = max(arrays, key=lambda each: each.nbytes)
-        step = max(1, (getattr(largest, "shards", None) or largest.chunks)[0])
-        layout = InBlocks(np.array([*range(0, rows, step), rows], np.int64), np.empty(0, np.int64))
+        step = max(1, _stored_chunk(largest)[0])
+        for array in arrays:
+            files = math.prod(
+                -(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True)
+            )
+            limits.check_blocks(files, f"store {path!r}")
+        layout = InBlocks(np.append(np.arange(0, rows, step), rows), np.empty(0, np.int64))
         columns = [
             column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
             for name, array in zip(names, arrays, strict=True)
@@ -55,10 +63,27 @@ class Zarr(BlockFormat):
         refuse_code(path, [column.name for column in record.columns])
         store = _opened(path)
         first, last = blocks_of(record).starts[number : number + 2].tolist()
-        return [
-            in_native_order(as_numpy(_array(store, path, column.name)[first:last]))
-            for column in record.columns
-        ]
+        arrays = [(_array(store, path, column.name), column.name) for column in record.columns]
+        for array, name in arrays:
+            for file in _chunk_files(array, first, last):
+                named_files.check(os.path.join(path, name, file), f"store {path!r}, array {name!r}")
+        return [in_native_order(as_numpy(array[first:last])) for array, _ in arrays]
+
+
+def _stored_chunk(array: Any) -> tuple[int, ...]:
+    """Return the shape of what has a file of its own."""
+    return getattr(array, "shards", None) or array.chunks
+
+
+def _chunk_files(array: Any, first: int, last: int) -> Iterator[str]:
+    """Yield the names of the files of an array that have some rows."""
+    step, *steps = _stored_chunk(array)
+    across = (range(-(-size // chunk)) for size, chunk in zip(array.shape[1:], steps, strict=True))
+    for place in itertools.product(range(first // step, -(-last // step)), *across):
+        if hasattr(array, "metadata"):
+            yield array.metadata.encode_chunk_key(place)
+        else:  # zarr 2 does not say in public which of these
+            yield from (separator.join(map(str, place)) for separator in "./")
 
 
 def _opened(path: str) -> Any:

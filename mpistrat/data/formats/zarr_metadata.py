@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mpistrat.data import named_files
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5.signatures import not_of_format
 
@@ -42,6 +43,7 @@ def refuse_code(path: str, names: Sequence[str]) -> None:
 
 
 def _refuse_in(store: str, path: str) -> None:
+    named_files.check(path, f"store {store!r}")
     try:
         with open(path, "rb") as file:
             text = file.read(_LARGEST + 1)

@@ -6,14 +6,17 @@ lies at the places it names for rows. Most damage contradicts the shape of the d
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
+from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5.codecs import SHUFFLE
+from mpistrat.runtime.environment import rc
 
 
 class ChunkIndex(NamedTuple):
@@ -43,8 +46,9 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
     """
     shape, chunk = np.array(dataset.shape, np.uint64), np.array(dataset.chunks, np.uint64)
     grid = -(-np.array(dataset.shape) // dataset.chunks)
-    possible = int(np.prod(grid))
-    found = _chunks(dataset, possible)
+    possible = math.prod(grid.tolist())
+    found = _chunks(dataset, min(possible, rc.data_blocks))
+    limits.check_blocks(min(len(found), possible), where)
     if len(found) > possible:
         raise _damaged(where, f"it has more than the {possible} chunks that shape {dataset.shape} allows")
     corners, (masks, offsets, sizes) = found[:, : len(grid)], found[:, len(grid) :].T
@@ -124,7 +128,7 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
             where, f"it has a chunk that skips filters which the dataset, with {len(filters)}, lacks"
         )
     element = dataset.id.get_type().get_size()
-    whole = int(np.prod(dataset.chunks)) * element
+    whole = math.prod(dataset.chunks) * element
     wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
     if len(wrong) and not dataset.dtype.hasobject:  # a string of variable length has another size in the file
         raise _damaged(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
-import numpy as np
 
 from mpistrat.data.errors import (
     DataFileError,
@@ -20,6 +20,7 @@ from mpistrat.data.errors import (
     reason_of,
 )
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.locate import Locator
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import Chunked as Chunked
@@ -91,7 +92,7 @@ def _column(
         shape=tuple(found.shape[1:]) + tuple(inner),
         dtype=native(stored),
         chunk_rows=chunks[0] if chunks else 0,
-        chunk_bytes=int(np.prod(chunks)) * dtype.itemsize if chunks else 0,
+        chunk_bytes=math.prod(chunks) * dtype.itemsize if chunks else 0,
         filtered=filtered,
         checksum=checksum,
         stored=stored,
@@ -102,6 +103,7 @@ def _column(
 
 
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
+    links.check(file, name, f"file {path!r}, dataset {name!r}")
     try:
         found = file[name]
     except Exception as error:  # RuntimeError: links form a circle. A damaged file: any class

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import h5py
 import numpy as np
 
+from mpistrat.data import named_files
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5 import virtual as virtual_hdf5
@@ -80,6 +82,7 @@ class Locator:
             if start == nbytes:
                 break
             path = _external_path(dataset.file.filename, os.fsdecode(name))
+            named_files.check(path, where)
             if not os.path.exists(path):
                 raise DataFileError(
                     f"{where}: its rows lie in {os.fsdecode(name)!r}, which does not exist; "
@@ -120,11 +123,12 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
     index = chunk_index(dataset, where)
     shift = _shift(home, dataset, index)
     check_places(where, index._replace(offsets=index.offsets + np.uint64(shift or 0)), os.path.getsize(home))
-    count = int(np.prod(grid))
+    count = math.prod(grid.tolist())
     if len(index.numbers) < count:
-        missing = np.setdiff1d(np.arange(count), index.numbers)[0] // np.prod(grid[1:], dtype=np.int64)
-        first = int(missing * chunk[0])
-        last = min(first + int(chunk[0]), dataset.shape[0]) - 1
+        gaps = np.flatnonzero(index.numbers != np.arange(len(index.numbers)))
+        missing = int(gaps[0]) if len(gaps) else len(index.numbers)
+        first = missing // math.prod(grid[1:].tolist()) * dataset.chunks[0]
+        last = min(first + dataset.chunks[0], dataset.shape[0]) - 1
         return never_written(
             plist, where, f"some of its rows were never written, rows {first} to {last} first"
         )

@@ -22,10 +22,11 @@ from mpistrat.data.errors import (
     DatasetMismatchError,
     EmptyDatasetError,
     FilterUnavailableError,
+    naming_damage,
 )
 from mpistrat.data.hdf5 import manifest_file
 from mpistrat.data.hdf5.file_list import FileList
-from mpistrat.data.hdf5.records import varying
+from mpistrat.data.hdf5.records import check_limits, varying
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.data.rows.contracts import Peers
 
@@ -245,12 +246,21 @@ class Manifests:
 
             self._describer = describe
         if number not in self._known:
-            self._known[number] = self._describer(self.files.paths()[number], self._names)
+            path = self.files.paths()[number]
+            with naming_damage(path):
+                record = self._describer(path, self._names)
+                check_limits(path, record)
+            self._known[number] = record
         return self._known[number]
 
     def _check(self, number: int, records: Sequence[FileRecord]) -> None:
         assert self._kept_in is not None
-        manifest_file.check(self._kept_in, self.files.paths()[number], records[number])
+        path, record = self.files.paths()[number], records[number]
+        with naming_damage(self._kept_in):
+            check_limits(path, record)
+        manifest_file.check(self._kept_in, path, record)
+        if any(column.others for column in record.columns):  # else the manifest could name any file
+            manifest_file.check_same(self._kept_in, path, record, self._describe(number))
 
     def _kept(self) -> list[FileRecord] | None:
         if self._kept_in is None:

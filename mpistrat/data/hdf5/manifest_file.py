@@ -60,7 +60,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
             f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
         )
         raise OSError(error.errno, what, path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
     if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:
         raise DataFileError(
@@ -69,7 +69,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
     try:
         datasets, then = kept["datasets"], [each["name"] for each in kept["files"]]
         records = [from_json(each["record"]) for each in kept["files"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
     if datasets != list(names):
         raise _stale(path, f"it describes the datasets {datasets}, but these are {list(names)}")
@@ -100,6 +100,20 @@ def check(path: str, file: str, record: FileRecord) -> None:
             raise _stale(path, f"file {name!r} had {size} bytes, and has {found.st_size} now")
         if found.st_mtime_ns != mtime_ns:
             raise _stale(path, f"file {name!r} has been written to, or copied, since then")
+
+
+def check_same(path: str, file: str, record: FileRecord, found: FileRecord) -> None:
+    """Check that a record of the manifest is that of its file, but for times of writing.
+
+    Raises
+    ------
+    DataFileError
+        If not.
+    """
+    from mpistrat.data.hdf5.records import to_json, without_times
+
+    if to_json(without_times(record)) != to_json(without_times(found)):
+        raise _stale(path, f"file {file!r} has another description now")
 
 
 def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:

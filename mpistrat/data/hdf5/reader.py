@@ -14,7 +14,7 @@ from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Descriptors
 from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
 from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
-from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json
+from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json, without_times
 from mpistrat.data.rows.blocks import MOST_DECODED
 
 _LAYOUTS_KEPT = 256
@@ -222,12 +222,3 @@ class _Files:
             return self._path, self._record.size, self._record.mtime_ns
         other = self._column.others[number - 1]
         return joined_path(self._path, other.path), other.size, other.mtime_ns
-
-
-def without_times(record: FileRecord) -> FileRecord:
-    """Return a record without the times of writing."""
-    columns = [
-        column._replace(others=tuple(other._replace(mtime_ns=0) for other in column.others))
-        for column in record.columns
-    ]
-    return record._replace(mtime_ns=0, columns=tuple(columns))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.data import limits
 from mpistrat.data.rows.blocks import WholeChunks
 
 
@@ -226,6 +227,32 @@ def _decoded(
     elif isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != shape):
         across = math.prod(-(-size // step) for size, step in zip(shape, layout.chunk[1:], strict=True))
         yield WholeChunks(layout.chunk[0], math.prod(layout.chunk) * across * itemsize)
+
+
+def without_times(record: FileRecord) -> FileRecord:
+    """Return a record without the times of writing."""
+    columns = [
+        column._replace(others=tuple(other._replace(mtime_ns=0) for other in column.others))
+        for column in record.columns
+    ]
+    return record._replace(mtime_ns=0, columns=tuple(columns))
+
+
+def check_limits(path: str, record: FileRecord) -> None:
+    """Refuse rows, or chunks that are decoded as wholes, that take too much memory.
+
+    Raises
+    ------
+    DataFileError
+        If one is larger than ``mpistrat.rc.data_block_bytes``.
+    """
+    for column in record.columns:
+        where = f"file {path!r}, dataset {column.name!r}"
+        limits.check_bytes(column.row_bytes, where, "a row")
+        if isinstance(column.layout, Chunked):
+            limits.check_blocks(column.layout.chunks, where)
+        for each in column.decoded:
+            limits.check_bytes(each.nbytes, where, f"a block of {each.rows} rows")
 
 
 def joined_path(path: str, other: str) -> str:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import h5py
 import numpy as np
 
+from mpistrat.data import limits, named_files
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
+from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import InBlocks, Joined, Layout, Part, ThroughHdf5
 from mpistrat.data.hdf5.unwritten import never_written
@@ -77,7 +79,9 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
             raise DataFileError(
                 f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back"
             )
+        named_files.check(path, where)
         with opened(path) as file:
+            links.check(file, mapping.dataset, where)
             source = file.get(mapping.dataset)
             if not isinstance(source, h5py.Dataset):
                 raise DatasetNotFoundError(
@@ -114,7 +118,7 @@ def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
         into, of_source = plist.get_virtual_vspace(i), plist.get_virtual_srcspace(i)
         out_of = _selected(of_source)
         if _is_pattern(file) or _is_pattern(name):
-            blocks = _blocks(into, dataset)
+            blocks = _blocks(into, dataset, where)
             found += [
                 _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of, block.size)
                 for number, block in enumerate(blocks)
@@ -179,7 +183,7 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
         )
 
 
-def _blocks(into: Any, dataset: h5py.Dataset) -> list[_Box]:
+def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
     """Return the blocks of an endless selection that lie in the dataset at its present size."""
     start, stride, count, block = (np.array(each, np.uint64) for each in into.get_regular_hyperslab())
     endless = count == h5py.h5s.UNLIMITED
@@ -188,6 +192,7 @@ def _blocks(into: Any, dataset: h5py.Dataset) -> list[_Box]:
     if endless.any():
         length = dataset.shape[axis] - int(start[axis])
         number = -(-length // int(stride[axis])) if length > 0 else 0
+    limits.check_blocks(number, where)
     size = np.where(np.arange(len(start)) == axis, block, count * block).astype(np.int64)
     found = []
     for i in range(number):

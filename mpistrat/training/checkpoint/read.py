@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.describe import opened
 from mpistrat.runtime.arrays import as_bytes
 from mpistrat.training.checkpoint.format import (
@@ -169,6 +170,8 @@ def _format(path: Path, file: h5py.File) -> _Format | None:
 
 def _find(path: Path, file: h5py.File, name: str) -> _Found:
     try:
+        if not links.is_plain(file, name):
+            raise ValueError("it is a link, which no checkpoint has")
         dataset = file.get(name)
         if isinstance(dataset, h5py.Dataset):
             return _look_at(dataset)
@@ -180,7 +183,9 @@ def _find(path: Path, file: h5py.File, name: str) -> _Found:
 
 def _look_at(dataset: h5py.Dataset) -> _Found:
     layout = dataset.id.get_create_plist()
-    contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS and not layout.get_external_count()
+    if dataset.is_virtual or layout.get_external_count():
+        raise ValueError("its values lie in other files, which no checkpoint names")
+    contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS
     checksums = _attribute(dataset, CHECKSUMS)
     kind, dtype = dataset.dtype, _attribute(dataset, DTYPE)
     return _Found(

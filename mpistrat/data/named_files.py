@@ -1,0 +1,39 @@
+"""Files that are read because a data file names them, or because they lie in a folder that is searched.
+
+A data file may name any file of the system. Opening a FIFO waits for ever, and a device may have no end. So each file
+is looked at before a library opens it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from mpistrat.data.errors import DataFileError
+from mpistrat.runtime.environment import rc
+
+
+def check(path: str, where: str = "") -> None:
+    """Check that a path, if it exists, is a regular file or a folder, and lies in ``mpistrat.rc.data_root``.
+
+    Raises
+    ------
+    DataFileError
+        If not. The message begins with ``where``, or names the file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # the code that opens it has a better message
+        return
+    where = where or f"file {path!r}"
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataFileError(f"{where}: {path!r} is not a regular file; fix: check where it is from")
+    root = rc.data_root
+    if root and not _is_inside(os.path.realpath(path), os.path.realpath(root)):
+        raise DataFileError(
+            f"{where}: {path!r} is outside of MPISTRAT_DATA_ROOT={root}; fix: move it there, or name another folder"
+        )
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
