@@ -176,6 +176,8 @@ class _Mpich:
     def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
         yield Setting("HYDRA_LAUNCHER", "fork", "this machine only: no ssh, no scheduler")
         yield Setting("HYDRA_RMK", "user", "this machine only, even inside a batch job")
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        yield Setting("UCX_NET_DEVICES", loopback, "this machine only: ranks listen on no other interface")
         if ranks > machine.cores:
             yield Setting(
                 "MPIR_CVAR_POLLS_BEFORE_YIELD",

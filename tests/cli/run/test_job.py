@@ -97,6 +97,10 @@ def test_stays_on_this_machine(launcher):
     assert expected[launcher] in settings(launcher)
 
 
+def test_ranks_of_mpich_listen_on_no_interface_but_the_loopback():
+    assert settings(MPICH)["UCX_NET_DEVICES"].startswith("lo")
+
+
 @pytest.mark.parametrize("launcher", [OPEN_MPI_5, OPEN_MPI_4])
 def test_no_second_is_slept_for_a_fabric(launcher):
     assert settings(launcher)["OMPI_MCA_btl"] == "^ofi"
