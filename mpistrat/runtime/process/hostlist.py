@@ -14,6 +14,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 _MOST_HOSTS = 2**20
 MOST_TASKS = 2**24
+_MOST_SHOWN = 10_000  # characters of a list, in errors
 _NAME = re.compile(r"[^\[\],\s]+")
 _RANGE = re.compile(r"([0-9]{1,99})(?:-([0-9]{1,99}))?")
 _COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
@@ -158,4 +159,5 @@ def _bracket(text: str, opening: int) -> tuple[list[str], int]:
 def _error(
     text: str, position: int, what: str, wanted: str = "a list of hosts such as 'n[1-3,7]'"
 ) -> ValueError:
-    return ValueError(f"{text!r} is not {wanted}: {what}, at position {position}")
+    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return ValueError(f"{shown!r} is not {wanted}: {what}, at position {position}")
