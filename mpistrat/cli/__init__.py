@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -34,6 +35,16 @@ COMMANDS = {
 
 class _Commands(click.Group):
     """The group of all commands. It imports the file of a command only when that command is used."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            from mpistrat.cli.table import printable
+
+            if type(error) is not click.ClickException:  # of the command line
+                raise
+            raise click.ClickException(printable(error.message)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mpistrat.cli import COMMANDS as ALL
 from mpistrat.cli import commands
 
 PLANTED = "import os\nos.write(2, b'PLANTED\\n')\nraise SystemExit(9)\n"
@@ -24,6 +25,11 @@ COMMANDS = [
     "info",
     "hosts",
     "bench allreduce -n 2 --sizes 1KiB --repetitions 1",
+    "top --last",
+    "data {program}",
+    "shard {program} out -n 2",
+    "trace . --summary",
+    "completion bash",
 ]
 
 
@@ -34,6 +40,10 @@ def folder(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(PLANTED)
     return folder
+
+
+def test_each_command_is_here():
+    assert {command.split()[0] for command in COMMANDS} == set(ALL)
 
 
 @pytest.mark.full
@@ -59,7 +69,8 @@ def test_names_in_files_do_not_command_the_terminal(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x\x1b[2J\x07\x9b31m"] = np.zeros(3)
     (tmp_path / "b\x1b]0;title\x07.h5").write_bytes(b"no HDF5")
-    for words in (["a.h5"], ["a.h5", "b\x1b]0;title\x07.h5"]):
+    (tmp_path / "c\x1b[2J").mkdir()
+    for words in (["a.h5"], ["a.h5", "b\x1b]0;title\x07.h5"], ["c\x1b[2J"]):
         ended = CliRunner().invoke(commands, ["data", *(str(tmp_path / word) for word in words)])
-        assert "x?[2J??31m" in ended.output or "b?]0;title?.h5" in ended.output or "\\x1b" in ended.output
+        assert "x?[2J??31m" in ended.output or "c?[2J" in ended.output or "\\x1b" in ended.output
         assert all(each.isprintable() or each in "\n\t" for each in ended.output)

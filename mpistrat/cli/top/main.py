@@ -138,7 +138,7 @@ def _show_stacks(job: tuple[str, ...], here: bool) -> None:
         seen = view.look(records)
         hosts = ", ".join(sorted({each.host for each in records}))
         elsewhere = [f"on {hosts}:", *report.classes(seen, report.waits_in(seen))]
-    click.echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
+    echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
 
 
 def _show_last(given: tuple[str, ...], as_json: bool) -> None:

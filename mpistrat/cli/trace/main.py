@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from mpistrat.cli.table import echo
 from mpistrat.cli.trace import chrome, files, picture, spans, summary
 from mpistrat.cli.trace.files import Trace
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -69,7 +70,7 @@ def command(
         click.echo(json.dumps(told))
     elif summarize:
         for line in (_title(told), "", *summary.lines(told)):
-            click.echo(line)
+            echo(line)
     if png:
         _draw(Path(png), tracks, told)
 
@@ -84,7 +85,7 @@ def _draw(path: Path, tracks: Sequence[Any], told: dict[str, Any]) -> None:
 
 
 def _warn(text: str) -> None:
-    click.echo(f"warning: {text}", err=True)
+    echo(f"warning: {text}", err=True)
 
 
 def _chosen(jobs: list[list[Trace]], number: int | None, directory: Path) -> list[Trace]:
