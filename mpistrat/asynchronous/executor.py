@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import itertools
 import threading
@@ -20,7 +19,8 @@ from mpistrat.asynchronous.task import Task
 from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments
-from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.process import mpi, program_end
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
 
@@ -105,9 +105,9 @@ class Executor(concurrent.futures.Executor):
                 self._dispatcher = Dispatcher(self._contact)
             else:
                 self._dispatcher = dispatcher_of(self._contact)
-            atexit.register(self._end)
+            program_end.register(EndStep.EXECUTORS, self._end)
         elif self._strategy is None:
-            atexit.register(self._serve_at_end)
+            program_end.register(EndStep.EXECUTORS, self._serve)
 
     def __enter__(self) -> Executor | None:  # type: ignore[override]  # None on the ranks that serve
         if self._closed:
@@ -119,15 +119,11 @@ class Executor(concurrent.futures.Executor):
         return None
 
     def _serve(self) -> None:
+        """Serve rank 0, which may wait for results: at the end of a program that did not enter the block, too."""
         self._closed = True
-        atexit.unregister(self._serve_at_end)
+        program_end.unregister(EndStep.EXECUTORS, self._serve)
         serve(self._contact)
         self._contact.post.close()
-
-    def _serve_at_end(self) -> None:
-        """Serve if the program did not enter the block: rank 0 may wait for results."""
-        if mpi.running() and not failure.pending():
-            self._serve()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if not self._serves:
@@ -331,12 +327,11 @@ class Executor(concurrent.futures.Executor):
             if self._strategy is None and not self._contact.post.closed:
                 say_goodbye(self._contact)
                 self._contact.post.close()
-            atexit.unregister(self._end)
+            program_end.unregister(EndStep.EXECUTORS, self._end)
 
     def _end(self) -> None:
         """Wait for all calls at the end of the program, as other executors do."""
-        if mpi.running() and not failure.pending():
-            end_with(self.shutdown)
+        end_with(self.shutdown)
 
     def _drive(self) -> None:
         """Make progress while calls are open. If that fails, such as after an interrupted message, they fail too."""

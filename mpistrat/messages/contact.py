@@ -6,7 +6,6 @@ which can be polled with a limit, before the first collective.
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,7 +19,8 @@ from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.process import failure, mpi, program_end
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology
 
@@ -115,7 +115,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
     world = mpi.start().COMM_WORLD
     others = [rank for rank in range(world.size) if rank != world.rank]
     if others and not _called:
-        atexit.register(_let_go, world)
+        program_end.register(EndStep.SERVERS, _let_go)
         _called.extend(world.isend(None, rank, _CALL) for rank in others)
 
     def all_present() -> bool:
@@ -129,7 +129,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
         raise TimeoutError(_not_there(resolver, sorted({*others} - _present)))
     for rank in others:
         world.send(jobs, rank, _GO)
-    atexit.unregister(_let_go)
+    program_end.unregister(EndStep.SERVERS, _let_go)
     return _meet(world, resolver, jobs)
 
 
@@ -145,7 +145,7 @@ def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Conta
     neighbors = frozenset(node) - {post.rank}
     _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs), neighbors)
     if post.rank in _contact.clients:
-        atexit.register(_let_go, world)  # runs before the topology's handler, which waits for the other ranks
+        program_end.register(EndStep.SERVERS, _let_go)
     return _contact
 
 
@@ -233,11 +233,10 @@ def meet_on(comm: Any) -> Contact:
     return Contact(post, roles, FunctionSender(post), deque(), (0,))
 
 
-def _let_go(world: Any) -> None:
+def _let_go() -> None:
     """Tell the ranks that serve this one, at the end of its program, that they may end too."""
-    if failure.pending() or not mpi.running():
-        return  # an error ends the whole job
     if _contact is None:
+        world = mpi.start().COMM_WORLD
         for rank in range(world.size):
             if rank != world.rank:
                 world.isend((), rank, _GO).Free()

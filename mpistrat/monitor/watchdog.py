@@ -6,7 +6,6 @@ the report, also for other nodes.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import logging
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING
 from mpistrat.monitor import main_thread
 from mpistrat.runtime import topology
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process import exit_status
+from mpistrat.runtime.process import exit_status, program_end
 from mpistrat.runtime.process.launchers import LAUNCHERS, MPIRUN
 from mpistrat.runtime.process.patience import within
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.record import flight_record, read
 from mpistrat.runtime.record.flight_record import FlightRecord
 
@@ -256,7 +256,7 @@ class Watchdog(threading.Thread):
             if key is None:
                 key = f"{max(own.memberships, key=lambda each: each.size).token:x}"
             self._notices = Notices(key, own.rank)
-            atexit.register(self._notices.leave)
+            program_end.register(EndStep.NOTICES, self._notices.leave)
         return self._notices
 
     def _compare_speeds(self) -> None:

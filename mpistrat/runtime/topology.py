@@ -7,7 +7,6 @@ local rank 0.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import logging
@@ -27,7 +26,8 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.object_collectives import ObjectCollectives
-from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.process import failure, mpi, program_end
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.recording import creation, start_record
@@ -43,7 +43,6 @@ Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
-_before_goodbyes: list[Callable[[], object]] = []
 _Slot = TypeVar("_Slot", bound=Slot)
 _log = logging.getLogger(__name__)
 
@@ -59,11 +58,6 @@ def alone(activity: str) -> Iterator[None]:
         yield
     finally:
         _alone = before
-
-
-def before_goodbyes(function: Callable[[], object]) -> None:
-    """Call a function at the end of the program, before a topology waits there for the other ranks."""
-    _before_goodbyes.append(function)
 
 
 class Key:
@@ -139,7 +133,6 @@ class Topology(ObjectCollectives):
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
-        self._process = os.getpid()
         self.key = Key()
         self._slots: dict[type[Slot], Slot] = {}
         if self.size > 1:
@@ -208,7 +201,7 @@ class Topology(ObjectCollectives):
             for comm in (self.world, self.node, self.rail):
                 failure.revoke_at_end(comm)
         elif self.size > 1:
-            atexit.register(self._say_goodbye)
+            program_end.register(EndStep.GOODBYES, self._say_goodbye)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
         between_nodes = len(self.nodes) > 1
@@ -255,10 +248,8 @@ class Topology(ObjectCollectives):
 
     def _say_goodbye(self) -> None:
         """Tell ranks that still wait in a collective that this rank's program has ended."""
-        if os.getpid() != self._process or failure.pending() or not mpi.running() or not self.world:
+        if not self.world:
             return
-        while _before_goodbyes:
-            _before_goodbyes.pop()()
         if not self._left:
             for each in self._slots.values():
                 each.finish()
@@ -285,7 +276,7 @@ class Topology(ObjectCollectives):
 
     def free(self) -> None:
         """Give the private communicators back. Collective."""
-        atexit.unregister(self._say_goodbye)
+        program_end.unregister(EndStep.GOODBYES, self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
         self._given_up = "on a communicator that was freed: make a strategy on one that is not"
         if self.flight is not None and self.size > 1:

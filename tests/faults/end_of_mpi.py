@@ -9,7 +9,16 @@ import threading
 import mpi4py
 import numpy as np
 
-BY_LIBRARY = ("started", "not_finalized", "one_level", "one_raises", "one_exits", "forks", "finalizes_itself")
+BY_LIBRARY = (
+    "started",
+    "not_finalized",
+    "one_level",
+    "one_raises",
+    "one_exits",
+    "forks",
+    "coordinator_forks",
+    "finalizes_itself",
+)
 if sys.argv[1] in BY_LIBRARY:
     mpi4py.rc.initialize = False
 
@@ -90,6 +99,18 @@ def forks():
     if child:
         say("child:", os.waitpid(child, 0)[1])
         say("sum", strategy.reduce("SUM", 1, axis=None))
+
+
+def coordinator_forks():
+    """The child does not end the calls of its parent, nor let the workers of it go."""
+    comm = mpistrat.MultiWorkerMirroredStrategy().comm
+    executor = mpistrat.coordinator.Executor(comm)
+    if comm.rank == 0:
+        say("before", executor.submit(pow, 2, 3).result())
+        child = os.fork()
+        if child:
+            say("child:", os.waitpid(child, 0)[1])
+            say("after", executor.submit(pow, 2, 4).result())
 
 
 # --- use after the end ---------------------------------------------------------------------------------

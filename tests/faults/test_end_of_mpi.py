@@ -37,6 +37,12 @@ def test_forked_child_leaves_mpi_to_its_parent(run_ranks):
     assert ended.output.count("child: 0") == ended.output.count("sum 2") == 2
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_forked_child_leaves_workers_to_its_parent(run_ranks, n):
+    ended = run_ranks(n, PROGRAM, "coordinator_forks", limit=60).check()
+    ended.shows("before 8", "child: 0", "after 16")
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_use_after_the_end_is_an_error(run_ranks, n):
     """A single replica goes on, where nothing is sent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
@@ -16,6 +15,8 @@ from typing import Any, TypeAlias
 from mpistrat import context
 from mpistrat.data.pipeline.optional import NextAsOptional
 from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.process import program_end
+from mpistrat.runtime.process.program_end import EndStep
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
@@ -170,7 +171,8 @@ class _HandOver:
         """Start the thread. It ends with ``owner``, and with the program."""
         self._give_room()
         self.thread = threading.Thread(target=self.make_all, name="mpistrat-read", daemon=True)
-        _end_with_program(self)
+        _running.add(self)
+        program_end.register(EndStep.READERS, _end_all)
         weakref.finalize(owner, self.close).atexit = False
         self.thread.start()
 
@@ -267,13 +269,6 @@ class _HandOver:
 
 
 _running: weakref.WeakSet[_HandOver] = weakref.WeakSet()  # a thread keeps its own alive
-
-
-def _end_with_program(hand_over: _HandOver) -> None:
-    if not _running:
-        atexit.unregister(_end_all)
-        atexit.register(_end_all)  # anew, so that it runs before exit functions of modules imported since
-    _running.add(hand_over)
 
 
 def _end_all() -> None:

@@ -5,15 +5,13 @@ A rank that ends tells all others, by messages without content on a communicator
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime.process import failure, mpi
-from mpistrat.runtime.topology import before_goodbyes
+from mpistrat.runtime.process import mpi, program_end
+from mpistrat.runtime.process.program_end import EndStep
 
 _TAG = 0
 _PROBES = 2  # the first may only make progress, without reporting a message that came long ago
@@ -31,16 +29,13 @@ class Goodbyes:
 
     def __init__(self, world: Any):
         self._comm = world.Dup()
-        self._process = os.getpid()
         self._ended: set[int] = set()
         self._sent: list[Any] = []
-        before_goodbyes(self._say)
-        atexit.register(self._say)  # also where no topology says goodbye
+        program_end.register(EndStep.TORCH, self._say)
 
     def _say(self) -> None:
-        if os.getpid() == self._process and mpi.running() and not failure.pending() and not self._sent:
-            others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-            self._sent = [self._comm.Isend(np.empty(0, np.uint8), rank, _TAG) for rank in others]
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        self._sent = [self._comm.Isend(np.empty(0, np.uint8), rank, _TAG) for rank in others]
 
     def came_from(self, ranks: set[int]) -> bool:
         """Return whether all of these ranks have said goodbye."""

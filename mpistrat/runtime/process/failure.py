@@ -55,7 +55,7 @@ def arm(rank: int, size: int) -> None:
             elif previous is sys.__excepthook__:
                 flush()
                 lines = traceback.format_exception(kind, error, trace)
-                _write("".join([f"\n{_name} failed, which ends the job:\n", *lines]))
+                write("".join([f"\n{_name} failed, which ends the job:\n", *lines]))
             else:
                 flush()
                 previous(kind, error, trace)
@@ -98,7 +98,7 @@ def end_job(text: str) -> None:
     _tell()
     flush()
     if text:
-        _write(f"\n{text}\n")
+        write(f"\n{text}\n")
     MPI.COMM_WORLD.Abort(1)
 
 
@@ -135,7 +135,7 @@ def flush() -> None:
             stream.flush()
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
     """Write a text to standard error in one call, so that output of other ranks does not split it."""
     with contextlib.suppress(Exception):
         sys.stderr.write(text)

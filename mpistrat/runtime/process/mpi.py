@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import logging
@@ -13,14 +12,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mpistrat.runtime.process import failure, launch, log
+from mpistrat.runtime.process import failure, launch, log, program_end
+from mpistrat.runtime.process.program_end import EndStep
 
 _ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for each rank
 _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
 
 _mpi: Any = None
-_leaver = -1  # id of the process that ends without finalizing it
-_starter = -1  # id of the process in which this library started MPI and must finalize it
 _around_start: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 _starting = threading.RLock()  # other threads run while MPI starts
 _NO = (False, "no")  # as mpi4py reads its options
@@ -73,7 +71,7 @@ def end_job_on_early_error() -> None:
 
 
 def _start() -> None:
-    global _mpi, _starter
+    global _mpi
     from mpi4py import rc
 
     finalizes = "mpi4py.MPI" not in sys.modules and rc.initialize not in _NO and rc.finalize not in _NO
@@ -84,7 +82,7 @@ def _start() -> None:
         with _around_start():
             _initialize(MPI, rc)
         if not finalizes and rc.finalize not in _NO:  # mpi4py.rc.initialize = False
-            _starter = os.getpid()
+            program_end.register(EndStep.MPI, MPI.Finalize)
     launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
     _mpi = MPI
     world = MPI.COMM_WORLD
@@ -174,8 +172,13 @@ def leave_without_finalize() -> None:
 
     After a loss ``MPI_Finalize`` of Open MPI 5.0 waits for ever for the lost ranks, if there are several nodes.
     """
-    global _leaver
-    _leaver = os.getpid()
+    program_end.register(EndStep.MPI, _leave)
+
+
+def _leave() -> None:
+    logging.shutdown()
+    failure.flush()
+    os._exit(0)  # a program with another status has failed
 
 
 def among_several() -> bool:
@@ -184,16 +187,3 @@ def among_several() -> bool:
         return bool(start().COMM_WORLD.size > 1)
     started = launch.started_tasks(os.environ)
     return started is not None and started.tasks > 1
-
-
-@atexit.register  # Registered before any strategy, so it runs after the handlers of strategies.
-def _finalize() -> None:
-    """Finalize MPI if this library started it: mpi4py finalizes only if mpi4py started MPI."""
-    if not running() or failure.pending():
-        return
-    if os.getpid() == _leaver:
-        logging.shutdown()
-        failure.flush()
-        os._exit(0)  # a program with another status has failed
-    if os.getpid() == _starter:
-        _mpi.Finalize()

@@ -5,7 +5,6 @@ An entry costs about 2 us. Nothing here communicates, waits or raises.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import math
@@ -18,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from mpistrat.runtime.process import failure, private_file, process_facts
+from mpistrat.runtime.process import failure, private_file, process_facts, program_end
 from mpistrat.runtime.process.launch_key import hashed, key_of
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.record import end_mark, layout, observers, read
 from mpistrat.runtime.record.layout import Phase, Word
 from mpistrat.runtime.record.writers import Flight, Texts, writers
@@ -252,7 +252,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         step = _record.step
         read.remove_old(_KEPT)
         _record.answer(stack_signal)
-        atexit.register(_record.close)
+        program_end.register(EndStep.RECORD, _record.close)
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
         end_mark.keep_open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import weakref
@@ -12,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.runtime.process import program_end
+from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.topology import Key, Topology
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 
@@ -124,9 +125,7 @@ _saves: weakref.WeakKeyDictionary[Key, _Saves] = weakref.WeakKeyDictionary()
 
 def begin(topology: Topology, is_chief: bool, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
     """Begin to write the values of the chief. Call `finish` first: no other save may be pending."""
-    if not _saves:
-        atexit.unregister(_tell_at_exit)
-        atexit.register(_tell_at_exit)
+    program_end.register(EndStep.SAVES, _tell_at_exit)
     saves = _saves.setdefault(topology.key, _Saves())
     saves.last = pending = PendingSave(topology, path)
     if is_chief:

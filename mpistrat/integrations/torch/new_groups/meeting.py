@@ -9,9 +9,7 @@ too, and its next attempt is in step.
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -19,7 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.new_groups.attempts import Attempt, Attempts
 from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
-from mpistrat.runtime.process import failure, mpi
+from mpistrat.runtime.process import mpi, program_end
+from mpistrat.runtime.process.program_end import EndStep
 
 _TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag
 _LOOK = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
@@ -47,6 +46,7 @@ def prepare(world: Any) -> None:
     global _comm
     if _comm is None:
         _comm = world.Dup()
+        program_end.register(EndStep.UNREAD, _read_the_rest)
     _attempts.begin_era()
 
 
@@ -261,13 +261,7 @@ def _read(tag: int) -> Iterator[tuple[int, Any]]:
         yield rank, _comm.recv(source=rank, tag=tag)
 
 
-_process = os.getpid()
-
-
-# Registered before the goodbye of the ranks, so called after it: MPICH ends a job with an error if messages are left.
-@atexit.register
 def _read_the_rest() -> None:
-    if _comm is not None and os.getpid() == _process and mpi.running() and not failure.pending():
-        for tag in (_TO_FIRST, _FROM_FIRST):
-            for _ in _read(tag):
-                pass
+    for tag in (_TO_FIRST, _FROM_FIRST):
+        for _ in _read(tag):
+            pass
