@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mpistrat.runtime.process import failure, launch, log, program_end
+from mpistrat.runtime.process import failure, launch, program_end
 from mpistrat.runtime.process.program_end import EndStep
 
 _ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for each rank
@@ -86,11 +86,23 @@ def _start() -> None:
     launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
     _mpi = MPI
     world = MPI.COMM_WORLD
-    log.set_rank(world.rank, world.size)
+    _add_rank_to_logs(world.rank, world.size)
     if world.size > 1:
         failure.arm(world.rank, world.size)
         if survives_losses():
             failure.revoke_at_end(world)
+
+
+def _add_rank_to_logs(rank: int, size: int) -> None:
+    """Add the attributes ``rank`` and ``size`` to all later log records, for ``%(rank)d`` in a format."""
+    previous = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = previous(*args, **kwargs)
+        record.rank, record.size = rank, size
+        return record
+
+    logging.setLogRecordFactory(factory)
 
 
 def _loaded(rc: Any) -> Any:
