@@ -340,6 +340,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", f"ranks(min=1, max={SIZES[-1]}): the numbers of ranks it can run under"
     )
+    config.addinivalue_line("markers", "four_ranks: four ranks meet what three do not: layouts of nodes")
     config.pluginmanager.register(Ranks(config.getoption("--patience")), "ranks")
     if RANK > 0:
         # The terminal reporter, made between this and the next function, takes what is standard output now.
@@ -357,12 +358,15 @@ def pytest_report_header(config):
     return f"ranks: {SIZE}, {MPI.Get_library_version().splitlines()[0].rstrip(chr(0))}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
     for item in items:
         for mark in item.iter_markers("ranks"):
             least, most = mark.kwargs.get("min", SIZES[0]), mark.kwargs.get("max", SIZES[-1])
             if mark.args or not set(mark.kwargs) <= {"min", "max"} or not least <= most <= SIZES[-1]:
                 raise pytest.UsageError(f"{item.nodeid}: no launch of the suite runs {mark}")
+            if least == SIZES[-1]:
+                item.add_marker("four_ranks")
             if not least <= SIZE <= most:
                 sizes = f"{least} to {most}" if least < most else f"{least}"
                 item.add_marker(pytest.mark.skip(reason=f"for {sizes} ranks, this run has {SIZE}"))

@@ -17,6 +17,8 @@ from mpistrat.runtime.memory import shared as shared_memory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
 
+pytestmark = pytest.mark.four_ranks
+
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
 DTYPES = [np.dtype(each) for each in ("f4", "f8", "i4", "i1", "u2", "f2", ml_dtypes.bfloat16, "c8", ">f4")]

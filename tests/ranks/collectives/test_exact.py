@@ -17,6 +17,8 @@ from mpistrat import metrics
 from mpistrat.collectives import CollectiveAllReduce, exact_over_axis
 from mpistrat.collectives.algorithms import exact
 
+pytestmark = pytest.mark.four_ranks
+
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 EXACT = mpistrat.experimental.CommunicationOptions(implementation="exact")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -13,6 +13,8 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.values import ReduceOp
 
+pytestmark = pytest.mark.four_ranks
+
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 ARRAYS = {

@@ -18,6 +18,8 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
+pytestmark = pytest.mark.four_ranks
+
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
 SLOT_BYTES = 10_000

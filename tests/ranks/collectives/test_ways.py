@@ -15,6 +15,8 @@ from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.collectives.asynchronous import InFlight
 from mpistrat.experimental import CommunicationOptions
 
+pytestmark = pytest.mark.four_ranks
+
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 LAYOUTS = layouts("0000", "0011", "0001", "0101", "0123")
 

@@ -68,6 +68,7 @@ def all_of(comm, mine):
     return sorted(row for theirs in comm.allgather(mine) for row in theirs)
 
 
+@pytest.mark.four_ranks
 @pytest.mark.parametrize("layout", layouts("0000", "0011", "0101"))
 @pytest.mark.parametrize("policy", ["DATA", "FILE", "OFF"])
 def test_a_node_reads_its_files_once(comm, files, loaded, layout, policy):

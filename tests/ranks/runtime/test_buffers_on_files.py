@@ -34,6 +34,7 @@ def make():
         os.close(descriptor)
 
 
+@pytest.mark.four_ranks
 @pytest.mark.parametrize("layout", layouts("0000", "0011", "0101", "0123"))
 @pytest.mark.parametrize("count", COUNTS)
 def test_contents_are_reduced_where_they_are(layout, count, make):

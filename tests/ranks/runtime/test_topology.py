@@ -16,6 +16,8 @@ from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Alone, Topology
 
+pytestmark = pytest.mark.four_ranks
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 

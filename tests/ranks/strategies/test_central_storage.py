@@ -90,6 +90,7 @@ class TestWhatItIs:
             CentralStorageStrategy(None, "cuda:9")
         assert central.agree(True)
 
+    @pytest.mark.four_ranks
     @pytest.mark.parametrize("layout", layouts("0111", "0012", "0123"))
     def test_several_nodes(self, layout):
         comm = on_nodes(layout)

@@ -11,6 +11,8 @@ import mpistrat
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 
+pytestmark = pytest.mark.four_ranks
+
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 LAST = SIZE - 1
 ORACLES = {"MAX": np.max, "MIN": np.min, "PROD": np.prod}
