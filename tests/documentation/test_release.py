@@ -6,6 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mpistrat
 
@@ -53,6 +55,29 @@ def test_lowest_versions_are_those_of_the_claims():
     for name, version in claims.items():
         # "1.26" and "1.26.0" are one version. Some claims begin with a first release like 1.5.1.
         assert f"{lowest[name.lower()]}.".startswith(f"{version}."), name
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_known_versions_keep_the_claims(python):
+    """``packaging/known.txt`` has one version of each library of setup.cfg for each Python, and none is too low."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    texts = [
+        setup["options"]["install_requires"],
+        *(extras[name] for name in {*extras} - {"cuda12", "cuda13"}),
+    ]
+    claims = [Requirement(line) for line in "\n".join(texts).splitlines() if line]
+    lines = (ROOT / "packaging" / "known.txt").read_text().splitlines()
+    known = [Requirement(line) for line in lines if not line.startswith("#")]
+    here = {"python_version": python, "python_full_version": f"{python}.9"}
+    known = [each for each in known if each.marker is None or each.marker.evaluate(here)]
+    versions = {each.name: str(each.specifier).removeprefix("==") for each in known}
+    assert len(versions) == len(known)
+    assert "numpy" in {claim.name for claim in claims}
+    for claim in claims:
+        if (claim.name, python) != ("torch", "3.10"):  # torch is tested with a later Python
+            assert claim.specifier.contains(versions[canonicalize_name(claim.name)]), claim
 
 
 def test_text_does_not_ask_for_a_package_on_an_index():
