@@ -17,7 +17,7 @@ from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.packing import Key, Message, unpack
-from mpistrat.collectives.reduction import Reduction, Steps, keep, prepared
+from mpistrat.collectives.reduction import Reduction, Steps, prepared
 from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
@@ -166,7 +166,7 @@ def all_reduce_async(
     if found is None:
         with structures.refusals("all_reduce_async", topology, timeout_seconds):
             found = _reduction(topology, op, key, bytes_per_pack, form)
-        keep(reductions, ("asynchronous", op, form, bytes_per_pack, key), found)
+        reductions.keep(("asynchronous", op, form, bytes_per_pack, key), found)
     return found.run((values, rebuild), timeout_seconds)
 
 

@@ -19,6 +19,7 @@ from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 from mpistrat.runtime.trace import ring as trace
@@ -209,7 +210,7 @@ class Reduction:
         return give_back(done)
 
 
-class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):
+class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
     """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for."""
 
     def close(self) -> None:
@@ -218,14 +219,6 @@ class Reductions(dict[float | None, dict[Hashable, Reduction]], Slot):
         self.clear()
 
 
-def prepared(topology: Topology) -> dict[Hashable, Reduction]:
-    """Return the dictionary of the reductions that were prepared for these ranks."""
-    return topology.slot(Reductions).setdefault(topology.timeout_seconds, {})
-
-
-def keep(reductions: dict[Hashable, Reduction], key: Hashable, reduction: Reduction) -> Reduction:
-    """Keep a reduction for further calls, and return it."""
-    if len(reductions) > _MOST:
-        reductions.clear()
-    reductions[key] = reduction
-    return reduction
+def prepared(topology: Topology) -> Cache[Hashable, Reduction]:
+    """Return the cache of the reductions that were prepared for these ranks."""
+    return topology.slot(Reductions).setdefault(topology.timeout_seconds, Cache(_MOST))

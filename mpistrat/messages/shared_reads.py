@@ -10,6 +10,7 @@ import numpy as np
 from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.memory.published import Place, Reader, View
 
@@ -35,7 +36,7 @@ class SharedReads:
         servers = enumerate(contact.roles.parameter_servers)
         self._ranks = {server: rank for server, rank in servers if rank in contact.neighbors}
         self._readers: dict[int, Reader] = {}
-        self._views: dict[int, View | None] = {}  # None: not published, or not for this rank
+        self._views = Cache[int, View | None](_MOST)  # None: not published, or not for this rank
 
     def replies(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
         """Return the replies to reads that need no message, and None for other requests.
@@ -80,10 +81,7 @@ class SharedReads:
             rank = self._ranks[server]
             places = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
             for key, place in zip(missing, places, strict=True):
-                found[key] = None if place is None else self._mapped(server, place)
-            if len(self._views) > _MOST:
-                self._views.clear()
-            self._views |= found
+                found[key] = self._views.keep(key, None if place is None else self._mapped(server, place))
         return [found[key] for key in keys]
 
     def _mapped(self, server: int, place: Place) -> View | None:

@@ -161,7 +161,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             except (TypeError, ValueError, NotImplementedError) as error:
                 structures.refuse("all_reduce", topology, error, options.timeout_seconds)
                 raise
-            reduction.keep(self._reductions, key, found)
+            self._reductions.keep(key, found)
         return found.run(values, options.timeout_seconds)
 
     def _reduce_in_place(
@@ -194,7 +194,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         with structures.refusals("all_reduce", topology, options.timeout_seconds):
             algorithm = self._algorithm or options.algorithm
             found = reduction_in_place(topology, self._choice, op, home, values, algorithm, form)
-        reduction.keep(self._reductions, key, found)
+        self._reductions.keep(key, found)
         return found.run(values, options.timeout_seconds)
 
     @whole_all_reduce
@@ -261,7 +261,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             found = gpu_all_reduce.reduction_on_gpu(
                 self._ranks, op, values, device, self._bytes_per_pack(values, options), route, form
             )
-            reduction.keep(self._reductions, key, found)
+            self._reductions.keep(key, found)
         for i, total in zip(where, found.run(values, options.timeout_seconds), strict=True):
             out[i] = arrays.from_cupy(total, out[i])
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpistrat.data.pipeline.prefetch import MakingLock
+from mpistrat.runtime.cache import Cache
 
 _DRAWS = 4096
 _BLOCKS_KEPT = 8
@@ -63,7 +63,7 @@ class Choices:
         self._before = [np.zeros(len(lengths), np.int64)]
         self._over = False
         self._lock = MakingLock()  # datasets made of one mixture may be read ahead at the same time
-        self._made: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._made = Cache[int, np.ndarray](_BLOCKS_KEPT)
         used = [length for length, weight in zip(lengths, weights, strict=True) if weight]
         finite = [each for each in used if each is not None]
         self._endless = not finite if stop else len(finite) < len(used)
@@ -112,11 +112,8 @@ class Choices:
         self._before.append(self._before[-1] + np.bincount(chosen, minlength=len(self._lengths)))
 
     def _block(self, block: int) -> np.ndarray:
-        if block not in self._made:
-            while len(self._made) >= _BLOCKS_KEPT:
-                self._made.popitem(last=False)
-            self._made[block] = self._cut(block)[0]
-        return self._made[block]
+        found = self._made.get(block)
+        return self._made.keep(block, self._cut(block)[0]) if found is None else found
 
     def _cut(self, block: int) -> tuple[np.ndarray, bool]:
         """Return the choices of a block that have a row, and whether no rows follow."""

@@ -16,6 +16,7 @@ from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
 from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
 from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json, without_times
 from mpistrat.data.rows.blocks import MOST_DECODED
+from mpistrat.runtime.cache import Cache
 
 _LAYOUTS_KEPT = 256
 
@@ -51,7 +52,7 @@ class Reader:
         self._descriptors = Descriptors(self._most_open)
         self._decoded = DecodedChunks(self._most_decoded)
         self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
-        self._rows: dict[tuple[str, int], RowReader] = {}
+        self._rows = Cache[tuple[str, int], RowReader](_LAYOUTS_KEPT)
         self._written: dict[str, int] = {}
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
@@ -115,9 +116,7 @@ class Reader:
     def _rows_of(self, path: str, record: FileRecord, number: int) -> RowReader:
         key = path, number
         if key not in self._rows:
-            if len(self._rows) >= _LAYOUTS_KEPT:
-                self._rows.clear()
-            self._rows[key] = rows_of(record.columns[number], record.rows, key, self._decoded)
+            self._rows.keep(key, rows_of(record.columns[number], record.rows, key, self._decoded))
         return self._rows[key]
 
     def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:

@@ -15,6 +15,7 @@ from mpistrat.data.pipeline.readahead import Advice
 from mpistrat.data.pipeline.transforms import Batch, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
+from mpistrat.runtime.cache import Cache
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024
@@ -75,7 +76,7 @@ class PipelinePlan:
         self._rows = Order(source.length, rows, source.blocks())
         self._row_maps = [each for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
-        self._ahead: dict[int, _Ahead] = {}
+        self._ahead = Cache[int, _Ahead](_ITERATIONS_KEPT)
         self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
@@ -108,10 +109,7 @@ class PipelinePlan:
         """
         ahead = self._ahead.get(iteration)
         if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
-            ahead = self._look_ahead(k, iteration, cut)
-            if len(self._ahead) >= _ITERATIONS_KEPT:
-                self._ahead.pop(next(iter(list(self._ahead))), None)
-            self._ahead[iteration] = ahead
+            ahead = self._ahead.keep(iteration, self._look_ahead(k, iteration, cut))
         if self._advice is not None and ahead.ends:
             self._advice.reached(*ahead.ends[k - ahead.first])
         return ahead.rows[k - ahead.first]

@@ -23,6 +23,7 @@ from mpistrat.data.pipeline.transforms import (
 )
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
+from mpistrat.runtime.cache import Cache
 
 _OPEN_AT_ONCE = 2
 
@@ -45,7 +46,7 @@ class StreamPlan:
         self.batch: Any = transforms[at] if at < len(transforms) else None
         self._row_maps = [each for each in transforms[:at] if isinstance(each, Map)]
         self._batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
-        self._open: dict[int, _Pass] = {}
+        self._open = Cache[int, _Pass](_OPEN_AT_ONCE)
         self._empty: Any = None
         self._shared = shared
         self._first: Any = None
@@ -55,9 +56,7 @@ class StreamPlan:
         """Return the rows of element ``k`` before ``map``, or None after the last."""
         reading = self._open.get(iteration)
         if reading is None or reading.number > k:
-            while len(self._open) >= _OPEN_AT_ONCE:
-                del self._open[next(iter(self._open))]
-            reading = self._open[iteration] = _Pass(self._streamed(iteration))
+            reading = self._open.keep(iteration, _Pass(self._streamed(iteration)))
         return reading.element(k)
 
     def read(self, rows: list[Any]) -> Any:

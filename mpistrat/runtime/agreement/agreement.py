@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import mpi
 
 PAYLOAD_BYTES = 1 << 20  # the largest payload of a message between leaders
 _DISAGREED = -1
+_MOST_EXCHANGES = 1024
 _TAG = 0
 _HEADER = 16  # bytes of a message before its payload
 
@@ -94,7 +96,7 @@ class TwoTierAgreement(Agreement):
     def __init__(self, memory: NodeMemory, leaders: Any):
         self._memory = memory
         self._leaders = leaders
-        self._exchanges: dict[Any, Exchange] = {}
+        self._exchanges = Cache[Any, Exchange](_MOST_EXCHANGES)
         if leaders is not None:
             self._steps = _steps(leaders.rank, leaders.size)
             self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
@@ -115,9 +117,7 @@ class TwoTierAgreement(Agreement):
         key = payload.dtype, payload.length, payload.combine
         exchange = self._exchanges.get(key)
         if exchange is None:
-            if len(self._exchanges) > 1024:
-                self._exchanges.clear()
-            exchange = self._exchanges[key] = self._exchange(*key)
+            exchange = self._exchanges.keep(key, self._exchange(*key))
         return partial(self._lead, payload.fill, exchange)
 
     def _follow(self, word: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.device import cupy_for
 
 _THREADS = 256
@@ -130,7 +131,7 @@ class EachElement:
         self.reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
         self._lists = list(dict.fromkeys([*reads, *writes]))
         self._kernels: dict[str, Any] = {}
-        self._tables: dict[tuple[int, int, bytes], Any] = {}
+        self._tables = Cache[tuple[int, int, bytes], Any](_MOST_TABLES)
 
     def extended(
         self,
@@ -192,9 +193,7 @@ class EachElement:
         key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
         found = self._tables.get(key)
         if found is None:
-            if len(self._tables) >= _MOST_TABLES:
-                self._tables.clear()
-            found = self._tables[key] = cupy.asarray(numbers)
+            found = self._tables.keep(key, cupy.asarray(numbers))
         return found
 
     def _source(self, dtype: np.dtype) -> str:

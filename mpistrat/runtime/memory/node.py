@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.memory.shared import share
 from mpistrat.runtime.trace.layout import Kind
 from mpistrat.runtime.trace.ring import timed
 
 _HEADER = 8  # bytes of a rank's word
+_MOST_VIEWS = 1024
 _LINE = 64  # bytes of a cache line
 
 _Key = tuple[int, np.dtype, int, int]  # generation, dtype, length, place
@@ -55,8 +57,8 @@ class NodeMemory:
         said = memoryview(shared.common.data)[results:]
         self._said = said[:headers].cast("q"), said[headers : 2 * headers].cast("q")
         self.verdict = said[2 * headers : 2 * headers + _HEADER].cast("q")
-        self._views: dict[_Key, tuple[np.ndarray, list[np.ndarray]]] = {}
-        self._totals: dict[tuple[np.dtype, int], np.ndarray] = {}
+        self._views = Cache[_Key, tuple[np.ndarray, list[np.ndarray]]](_MOST_VIEWS)
+        self._totals = Cache[tuple[np.dtype, int], np.ndarray](_MOST_VIEWS)
         self.generation = 0
         self.meetings = 0
         self._barrier = node.Barrier
@@ -71,20 +73,15 @@ class NodeMemory:
         return self._views.get(key) or self._views_at(key, 0)
 
     def _views_at(self, key: _Key, start: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        if len(self._views) > 1024:
-            self._views.clear()
         generation, dtype, count, _ = key
         rows = [row[start : start + count * dtype.itemsize].view(dtype) for row in self._slots[generation]]
-        found = self._views[key] = rows[self.rank], rows
-        return found
+        return self._views.keep(key, (rows[self.rank], rows))
 
     def total(self, dtype: np.dtype, count: int) -> np.ndarray:
         """Return the beginning of `result` as an array of ``count`` elements."""
         found = self._totals.get((dtype, count))
         if found is None:
-            if len(self._totals) > 1024:
-                self._totals.clear()
-            found = self._totals[dtype, count] = self.result[: count * dtype.itemsize].view(dtype)
+            found = self._totals.keep((dtype, count), self.result[: count * dtype.itemsize].view(dtype))
         return found
 
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.trace import clock, layout
 from mpistrat.runtime.trace.clock import Sample
 from mpistrat.runtime.trace.layout import HeaderWord, Kind
@@ -75,7 +76,7 @@ class TraceRing:
         self._seconds = seconds = memoryview(self._memory).cast("d")
         self._tokens: dict[int, int] = {}
         self._texts: dict[str, int] = {}
-        self._of_record: dict[int, int] = {}
+        self._of_record = Cache[int, int](_MOST_KNOWN)
         self._lock = threading.RLock()  # not a Lock: a signal handler may come here again
         words[HeaderWord.VERSION] = layout.VERSION
         words[HeaderWord.PID] = process
@@ -111,9 +112,7 @@ class TraceRing:
         """Return the number in this trace of a text of the flight record; 0 if the file is full."""
         found = self._of_record.get(number)
         if found is None:
-            if len(self._of_record) >= _MOST_KNOWN:
-                self._of_record.clear()
-            found = self._of_record[number] = self._add(text_of(number))
+            found = self._of_record.keep(number, self._add(text_of(number)))
         return found
 
     def _add(self, text: str) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.cache import Cache
 from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mpistrat.engine import Engine
     from mpistrat.strategy import StrategyExtended
 
+_MOST = 64  # steps that are kept
 _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -268,7 +270,7 @@ class FlatStep:
         return [found[i] for i in range(len(found))]
 
 
-class FlatSteps(dict[Hashable, FlatStep]):
+class FlatSteps(Cache[Hashable, FlatStep]):
     """Steps by their strategies and variables. A copy of an optimizer prepares its own.
 
     Attributes
@@ -282,7 +284,7 @@ class FlatSteps(dict[Hashable, FlatStep]):
     __slots__ = ("last", "owner")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_MOST)
         self.last: FlatStep | None = None
         self.owner: StrategyExtended | None = None
 

@@ -31,7 +31,6 @@ from mpistrat.variables import LocalVariable, Variable
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
-_MOST_FLAT_STEPS = 64
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
 
@@ -381,9 +380,7 @@ class Optimizer(ABC):
             dtypes = [gradient.dtype for gradient in gradients]
             least_alone = extended.engine.topology.limits.alone_bytes
             flat = FlatStep(variables, slots, dtypes, names_of(given), self._state.iterations, least_alone)
-            if len(self._flat_steps) >= _MOST_FLAT_STEPS:
-                self._flat_steps.clear()
-            self._flat_steps[key] = flat
+            self._flat_steps.keep(key, flat)
         if len(pairs) == len(given):
             self._flat_steps.owner, self._flat_steps.last = extended, flat
         return flat, gradients
