@@ -13,11 +13,11 @@ from typing import Any
 from mpistrat.asynchronous.decisions import Decisions
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.asynchronous.task import Task
-from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.messages.losses import LostRankError
 from mpistrat.messages.pickling import Packed, unpack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure
 

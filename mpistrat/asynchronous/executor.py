@@ -16,9 +16,9 @@ from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.statistics import Statistics
 from mpistrat.asynchronous.task import Task
-from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi, program_end
 from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.strategies.parameter_server import ParameterServerStrategy

@@ -14,12 +14,12 @@ from typing import Any
 from mpistrat import context, nest
 from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.time_limit import time_limit
-from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.memory.published import Memory, PrivateMemory, PublishedMemory
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.record import flight_record

@@ -19,6 +19,7 @@ from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, prepared
 from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -26,7 +27,7 @@ from mpistrat.runtime.trace.layout import Kind
 from mpistrat.runtime.trace.ring import timed
 
 _REQUEST_BYTES = 1 << 30  # in one request; older MPI libraries cannot count beyond 2^31
-_LONGEST_NAP = 0.001
+_LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 
 
 class PendingAllReduce:
@@ -93,7 +94,7 @@ class PendingAllReduce:
         _wait_all(self._requests)
 
     def _wait_for(self, seconds: float) -> None:
-        deadline, nap = time.monotonic() + seconds, 0.0
+        deadline, backoff = time.monotonic() + seconds, Backoff(_LONGEST_PAUSE)
         while not self.test():
             if time.monotonic() > deadline:
                 topology = self._topology
@@ -104,8 +105,7 @@ class PendingAllReduce:
                 )
                 topology.give_up("after a time-out", text)
                 raise TimedOutError(f"{text}; fix: see what these do, or allow more by timeout_seconds")
-            time.sleep(nap)
-            nap = min(_LONGEST_NAP, nap + 1e-5)
+            backoff.pause()
 
     def _complete(self) -> None:
         if self._completing:  # finish() works in place and cannot run twice

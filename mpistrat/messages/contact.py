@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from mpistrat.cluster_resolver import ClusterResolver
 from mpistrat.cluster_resolver.ranks.agreed_roles import agreed_roles
 from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
-from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import failure, mpi, program_end
 from mpistrat.runtime.process.program_end import EndStep

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.messages.backoff import Backoff
 from mpistrat.messages.failures import Failure, failure_of
 from mpistrat.messages.losses import Losses
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.process import mpi
 

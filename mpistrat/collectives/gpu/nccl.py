@@ -13,6 +13,7 @@ from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.runtime.agreement.operation import ranks_in_words
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.device import cupy_for, gpu_count
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -34,7 +35,6 @@ _OPERATIONS: dict[Any, str] = {
     np.maximum: "NCCL_MAX",
     np.minimum: "NCCL_MIN",
 }
-_LONGEST_NAP = 0.001
 
 # NcclError is a RuntimeError. CuPy raises a KeyError instead for a status that it does not know.
 _ERRORS = (RuntimeError, KeyError)
@@ -159,7 +159,7 @@ class NcclRoute(Route):
 
 def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) -> None:
     """Wait for the stream, and abort the communicator after ``seconds``: NCCL cannot be interrupted otherwise."""
-    deadline, nap = time.monotonic() + seconds, 0.0
+    deadline, backoff = time.monotonic() + seconds, Backoff()
     while not stream.done:
         _check(topology, communicator)
         if time.monotonic() > deadline:
@@ -168,8 +168,7 @@ def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) ->
             raise TimeoutError(
                 f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds"
             )
-        time.sleep(nap)
-        nap = min(_LONGEST_NAP, nap + 1e-5)
+        backoff.pause()
     _check(topology, communicator)
 
 

@@ -16,12 +16,12 @@ import torch
 
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.runtime.agreement.operation import TimedOutError
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.recording import creation
 
 _OWNER = 0
 _TAG = 0
-_LONGEST_NAP = 0.001
 _PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
 
 
@@ -215,7 +215,7 @@ class MpiStore(torch.distributed.Store):
     ) -> None:
         """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
         start = time.monotonic()
-        nap, look, ended = 0.0, _PATIENCE, False
+        backoff, look, ended = Backoff(), _PATIENCE, False
         while not done():
             waited = time.monotonic() - start
             if waited > limit:
@@ -226,8 +226,7 @@ class MpiStore(torch.distributed.Store):
                         f"{self._speaker} {what()} before these ranks ended their programs: {ranks}"
                     )
                 ended, look = goodbyes.have_ended(self._in_job[rank] for rank in ranks), waited + _PATIENCE
-            nap = min(_LONGEST_NAP, nap + 1e-5)
-            time.sleep(nap)
+            backoff.pause()
 
     @property
     def _speaker(self) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from mpistrat.runtime.agreement.operation import TimedOutError
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi
 
-_LONGEST_NAP = 0.001
+_LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 _PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
-_BUSY = 0.0002  # seconds in which a wait polls without naps: most messages of a node have come by then
 
 
 class Done(torch.distributed.Work):
@@ -143,7 +143,7 @@ class InFlight(torch.distributed.Work):
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         seconds = seconds if seconds > 0 else self._seconds
         start = time.monotonic()
-        nap, look, ended = 0.0, _PATIENCE, False
+        backoff, look, ended = Backoff(_LONGEST_PAUSE), _PATIENCE, False
         while not self.is_completed():
             waited = time.monotonic() - start
             if waited > seconds:
@@ -152,9 +152,7 @@ class InFlight(torch.distributed.Work):
                 if ended:  # since the last look: what it sent before has come
                     raise RuntimeError(f"{self._what} cannot complete: the other side has ended its program")
                 ended, look = self._ended(), waited + _PATIENCE
-            if waited > _BUSY:
-                nap = min(_LONGEST_NAP, nap + 1e-5)
-                time.sleep(nap)
+            backoff.pause()
         if self._error is not None:
             raise self._error
         return True

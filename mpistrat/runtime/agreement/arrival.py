@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.runtime.backoff import Backoff
+
 _COME, _GO = 1, 2  # tags
 _ALL_HERE, _TIME_IS_UP = -1, -2
 _GRACE = 1.0  # seconds that rank 0 may take to answer
-_LONGEST_NAP = 0.001
 _PROBES = 16  # one probe may only make progress, without reporting a message that came long ago
 
 
@@ -44,20 +45,19 @@ def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
 def _as_first(world: Any, sequence: int, deadline: float) -> None:
     here = {0}
     late = False
-    nap = 0.0
+    backoff = Backoff()
     while True:
         heard = _hear(world, sequence)
         if heard is None:
             # Decide only after all messages are read: a rank that arrived may have given up since.
             if late or len(here) == world.size or time.monotonic() > deadline:
                 break
-            time.sleep(nap)
-            nap = min(_LONGEST_NAP, nap + 1e-5)
+            backoff.pause()
         else:
             rank, gave_up = heard
             here.add(rank)
             late = late or gave_up
-            nap = 0.0
+            backoff.reset()
     missing = sorted(set(range(world.size)) - here)
     if late and not missing:
         missing = [0]
@@ -85,7 +85,7 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
 
     world.Isend(np.array([sequence, 0], np.int64), 0, _COME).Wait()
     answer = np.empty(world.size + 1, np.int64)
-    asked, naps, nap = False, 0.0, 0.0
+    asked, slept, backoff = False, 0.0, Backoff()
     while True:
         status = MPI.Status()
         if world.Iprobe(0, _GO, status):
@@ -97,11 +97,13 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
                 return
             raise LateError(tuple(ranks))
         if asked:
-            naps += nap  # not the time: all processes of a machine may have been stopped meanwhile
-            if naps > _GRACE:
+            if slept > _GRACE:
                 raise LateError((0,))
+            slept += (
+                backoff.pause()
+            )  # not the time: all processes of a machine may have been stopped meanwhile
         elif time.monotonic() > deadline:
             asked = True
             world.Isend(np.array([sequence, 1], np.int64), 0, _COME).Wait()
-        time.sleep(nap)
-        nap = min(_LONGEST_NAP, nap + 1e-5)
+        else:
+            backoff.pause()

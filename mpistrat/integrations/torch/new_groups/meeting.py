@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.new_groups.attempts import Attempt, Attempts
 from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
+from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi, program_end
 from mpistrat.runtime.process.program_end import EndStep
 
 _TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag
 _LOOK = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
-_LONGEST_NAP = 0.001
 _attempts = Attempts()
 _comm: Any = None  # of all ranks, for this file alone
 _here: dict[int, Attempt] = {}  # by rank: of members whose first one this rank is
@@ -203,7 +203,7 @@ class _Meeting:
         """
         start = time.monotonic()
         every = min(_LOOK, self._seconds / 4)
-        nap, next_look = 0.0, every
+        backoff, next_look = Backoff(), every
         ended: list[int] = []
         while not done():
             waited = time.monotonic() - start
@@ -220,8 +220,7 @@ class _Meeting:
                     f"{ranks_in_words(missing())} did not make it within {self._seconds:g} s (`timeout` of new_group "
                     "sets the limit)"
                 )
-            nap = min(_LONGEST_NAP, nap + 1e-5)
-            time.sleep(nap)
+            backoff.pause()
 
     def _look_for_other_groups(self) -> None:
         for rank in self._ranks:

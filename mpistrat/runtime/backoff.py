@@ -18,23 +18,33 @@ class Backoff:
 
     The first pauses are short, because an answer is usually near. Later ones are a tenth of the time waited, up to
     2 ms. After a second they grow to 10 ms, as a 500th of the time waited.
+
+    Parameters
+    ----------
+    longest : float
+        The longest pause, in seconds. Shorter where the poll itself lets MPI send the next piece of a message.
     """
 
-    __slots__ = ("_start",)
+    __slots__ = ("_longest", "_start")
 
-    def __init__(self) -> None:
-        self._start = 0.0
+    def __init__(self, longest: float = _LONGEST) -> None:
+        self._start, self._longest = 0.0, longest
 
-    def pause(self, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Pause before the next poll. ``sleep`` waits for some seconds, or less where there is news."""
+    def pause(self, sleep: Callable[[float], object] = time.sleep) -> float:
+        """Pause before the next poll, and return the seconds for which this rank asked to sleep.
+
+        ``sleep`` waits for some seconds, or less where there is news.
+        """
         now = time.perf_counter()
         if not self._start:
             self._start = now
         waited = now - self._start
         if waited < _SPIN:
             _give_way()
-        else:
-            sleep(min(waited / 10, max(_SHORT, waited / 500), _LONGEST))
+            return 0.0
+        seconds = min(waited / 10, max(_SHORT, waited / 500), self._longest)
+        sleep(seconds)
+        return seconds
 
     def reset(self) -> None:
         """Begin again with short pauses: something arrived."""
