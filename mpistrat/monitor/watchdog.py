@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from mpistrat.monitor import main_thread
 from mpistrat.runtime import topology
+from mpistrat.runtime.atomic_file import write_all
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process import exit_status, program_end
 from mpistrat.runtime.process.launchers import LAUNCHERS, MPIRUN
@@ -349,11 +350,5 @@ def say(text: str) -> None:
 
     A pipe that is full and whose reader does not read is given up after a while: the job may still have to be ended.
     """
-
-    def write() -> None:
-        rest = text.encode(errors="replace")
-        while rest:
-            rest = rest[os.write(2, rest) :]
-
     with contextlib.suppress(OSError):
-        within(_PATIENCE, write)
+        within(_PATIENCE, partial(write_all, 2, text.encode(errors="replace")))

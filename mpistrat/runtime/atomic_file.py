@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, and writes that are complete."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import select
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -86,8 +87,31 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write bytes to an open file from ``offset`` on: one call of the system may write only a part."""
-    while len(data):
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
+def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write bytes: one call of the system may write only a part. Wait while a pipe is full.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of a file, a pipe or a terminal.
+    data : bytes or memoryview
+        A view of bytes.
+    offset : int, optional
+        Where to write in a file; by default behind what was written before.
+
+    Raises
+    ------
+    OSError
+        If the disk is full, or the reader has ended.
+    """
+    written, data = 0, memoryview(data)
+    while written < len(data):
+        rest = data[written:]
+        try:
+            written += (
+                os.write(descriptor, rest)
+                if offset is None
+                else os.pwrite(descriptor, rest, offset + written)
+            )
+        except BlockingIOError:
+            select.select([], [descriptor], [])

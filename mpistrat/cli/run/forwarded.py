@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 from mpistrat.cli.run.banners import Banner, Filter
-from mpistrat.cli.run.write_all import write_all
+from mpistrat.runtime.atomic_file import write_all
 
 _PATIENCE = 0.5  # seconds for which a text may be held back
 _BLOCK = 1 << 16
@@ -78,9 +78,9 @@ class Forwarded:
     def _write(self, data: bytes) -> None:
         if data:
             self.line_ended = data.endswith(b"\n")
-        if (
-            self.write_error is None
-        ):  # what follows an error is read all the same, so that the launcher can end
-            self.write_error = write_all(self._target, data)
-            if self.write_error is not None:
+        if self.write_error is None:
+            try:
+                write_all(self._target, data)
+            except OSError as error:  # what follows is read all the same, so that the launcher can end
+                self.write_error = error
                 self._at_write_error()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from mpistrat.cli.run.write_all import write_all
+from mpistrat.runtime.atomic_file import write_all
 
 _BLOCK = 1 << 16
 _MOST_BLOCKS = 16  # that a pipe holds
@@ -93,7 +93,11 @@ class TaggedLines:
 
     def _write(self, target: int, tag: bytes, lines: list[bytes]) -> None:
         data = b"".join(b"%s%s\n" % (tag, line) for line in lines)
-        if target not in self._broken and (error := write_all(target, data)) is not None:
+        if target in self._broken:
+            return
+        try:
+            write_all(target, data)
+        except OSError as error:
             self._broken[target] = error  # what follows is read all the same, so that the ranks can end
             self._at_write_error()
 

@@ -13,7 +13,7 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import all_gather, broadcast
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank, require_rank
-from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_all, write_bytes
+from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_bytes, write_each
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
@@ -40,7 +40,7 @@ class Moves:
             hosts = [host_array(tensor) for tensor in tensors]
         found = broadcast.broadcast(self.topology, hosts, root=root)
         if self.topology.rank != root:
-            write_all(tensors, found)
+            write_each(tensors, found)
 
     @_collective
     def all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
@@ -65,7 +65,7 @@ class Moves:
             lengths = [output.numel() for output in outputs]
         if set(lengths) == {len(flat)}:
             rows = all_gather.all_gather(self.topology, flat.reshape(1, -1), 0)
-            write_all(outputs, list(rows))
+            write_each(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
         # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
@@ -77,7 +77,7 @@ class Moves:
                 f"{told[:, :-1].tolist()} (a list for each rank)"
             )
         joined = all_gather.all_gather(self.topology, flat, 0)
-        write_all(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
+        write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
     def gather(self, parts: list[Tensor], tensor: Tensor, root: int) -> None:
         """Gather a tensor of each rank in a list of the rank ``root``."""

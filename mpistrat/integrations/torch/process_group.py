@@ -19,7 +19,7 @@ from mpistrat.integrations.torch.new_groups.communicators import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
 from mpistrat.integrations.torch.reduce_ops import op_of
 from mpistrat.integrations.torch.reductions import Reductions
-from mpistrat.integrations.torch.tensors import write_all
+from mpistrat.integrations.torch.tensors import write_each
 from mpistrat.integrations.torch.work import Done, InFlight
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -162,11 +162,11 @@ class ProcessGroup(DescribedGroup):
             require_rank("reduce", opts.rootRank, self.size())
         totals = self._reductions.combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
         if self.rank() == opts.rootRank:
-            write_all(tensors, totals)
+            write_each(tensors, totals)
         return Done(list(tensors))
 
     def _all_reduce(self, name: str, tensors: list[Tensor], op: Any) -> Done:
-        write_all(tensors, self._open_reductions().combined(name, tensors, op, in_place=True))
+        write_each(tensors, self._open_reductions().combined(name, tensors, op, in_place=True))
         return Done(tensors)
 
     def reduce_scatter(

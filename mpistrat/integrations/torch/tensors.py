@@ -73,7 +73,7 @@ def write(tensor: torch.Tensor, result: np.ndarray) -> None:
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
 
 
-def write_all(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray]) -> None:
+def write_each(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray]) -> None:
     """Write each result into its tensor."""
     for tensor, result in zip(tensors, results, strict=True):
         write(tensor, result)
