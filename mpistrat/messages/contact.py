@@ -114,15 +114,15 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
         return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     others = [rank for rank in range(world.size) if rank != world.rank]
+    any_source, status = mpi.start().ANY_SOURCE, mpi.start().Status()
     if others and not _called:
         program_end.register(EndStep.SERVERS, _let_go)
         _called.extend(world.isend(None, rank, _CALL) for rank in others)
 
     def all_present() -> bool:
-        for rank in others:
-            if rank not in _present and world.iprobe(source=rank, tag=_PRESENT):
-                world.recv(source=rank, tag=_PRESENT)
-                _present.add(rank)
+        while mpi.has_come(world, any_source, _PRESENT, status):
+            world.recv(source=status.source, tag=_PRESENT)
+            _present.add(status.source)
         return len(_present) == len(others)
 
     if not _poll(all_present, rc.contact_seconds):
@@ -185,7 +185,7 @@ def be_reached(resolver: ClusterResolver) -> Contact | None:
         return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     any_source, status = mpi.start().ANY_SOURCE, mpi.start().Status()
-    if not _poll(lambda: world.iprobe(source=any_source, tag=_CALL, status=status), rc.contact_seconds):
+    if not _poll(lambda: mpi.has_come(world, any_source, _CALL, status), rc.contact_seconds):
         raise TimeoutError(
             f"rank {world.rank}, {resolver.task_type} {resolver.task_id}, waited {rc.contact_seconds:g} s for the "
             "coordinator, which must create a ParameterServerStrategy. Create it earlier, or raise "
@@ -194,7 +194,7 @@ def be_reached(resolver: ClusterResolver) -> Contact | None:
     coordinator = status.Get_source()
     world.recv(source=coordinator, tag=_CALL)
     world.send(None, coordinator, _PRESENT)
-    _poll(lambda: world.iprobe(source=coordinator, tag=_GO), None)
+    _poll(lambda: mpi.has_come(world, coordinator, _GO), None)
     clients = world.recv(source=coordinator, tag=_GO)
     return _meet(world, resolver, clients) if clients else None
 

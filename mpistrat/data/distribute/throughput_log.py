@@ -16,6 +16,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.rows.contracts import Peers
+from mpistrat.runtime.process import mpi
 
 _log = logging.getLogger("mpistrat.data")
 _TAG = 7301
@@ -102,11 +103,12 @@ class Mailbox:
         return found
 
     def _take(self) -> None:
-        for rank in range(1, self._comm.size):
-            while self._comm.Iprobe(rank, _TAG):
-                figures = np.empty(6, np.float64)
-                self._comm.Recv(figures, rank, _TAG)
-                self._received.setdefault((int(figures[0]), int(figures[1])), {})[rank] = figures
+        MPI = mpi.start()
+        status = MPI.Status()
+        while mpi.has_come(self._comm, MPI.ANY_SOURCE, _TAG, status):
+            figures = np.empty(6, np.float64)
+            self._comm.Recv(figures, status.source, _TAG)
+            self._received.setdefault((int(figures[0]), int(figures[1])), {})[status.source] = figures
 
 
 def _tell(epoch: int, figures: dict[int, np.ndarray], replicas: int) -> None:

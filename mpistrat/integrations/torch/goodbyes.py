@@ -14,7 +14,6 @@ from mpistrat.runtime.process import mpi, program_end
 from mpistrat.runtime.process.program_end import EndStep
 
 _TAG = 0
-_PROBES = 2  # the first may only make progress, without reporting a message that came long ago
 _goodbyes: Goodbyes | None = None
 
 
@@ -41,7 +40,7 @@ class Goodbyes:
         """Return whether all of these ranks have said goodbye."""
         MPI = mpi.start()
         status = MPI.Status()
-        while any(self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status) for _ in range(_PROBES)):
+        while mpi.has_come(self._comm, MPI.ANY_SOURCE, _TAG, status):
             self._comm.Recv(np.empty(0, np.uint8), status.source, _TAG)
             self._ended.add(status.source)
         return ranks <= self._ended

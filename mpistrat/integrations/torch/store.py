@@ -158,8 +158,7 @@ class MpiStore(torch.distributed.Store):
     def _read(self) -> None:
         """Read all messages that have come."""
         status = self._MPI.Status()
-        # The second probe: the first may only make progress, without reporting a message that came long ago.
-        while any(self._comm.Iprobe(self._MPI.ANY_SOURCE, _TAG, status) for _ in range(2)):
+        while mpi.has_come(self._comm, self._MPI.ANY_SOURCE, _TAG, status):
             data = bytearray(status.Get_count(self._MPI.BYTE))
             self._comm.Recv([data, self._MPI.BYTE], status.source, _TAG)
             kind, *content = self._MPI.pickle.loads(data)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime.backoff import Backoff
+from mpistrat.runtime.process import mpi
 
 _COME, _GO = 1, 2  # tags
 _ALL_HERE, _TIME_IS_UP = -1, -2
 _GRACE = 1.0  # seconds that rank 0 may take to answer
-_PROBES = 16  # one probe may only make progress, without reporting a message that came long ago
 
 
 class LateError(Exception):
@@ -73,7 +73,7 @@ def _hear(world: Any, sequence: int) -> tuple[int, bool] | None:
     from mpi4py import MPI
 
     status, word = MPI.Status(), np.empty(2, np.int64)
-    while any(world.Iprobe(MPI.ANY_SOURCE, _COME, status) for _ in range(_PROBES)):
+    while mpi.has_come(world, MPI.ANY_SOURCE, _COME, status):
         world.Recv(word, status.source, _COME)
         if word[0] == sequence:  # other numbers belong to earlier calls
             return status.source, bool(word[1])
@@ -88,7 +88,7 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
     asked, slept, backoff = False, 0.0, Backoff()
     while True:
         status = MPI.Status()
-        if world.Iprobe(0, _GO, status):
+        if mpi.has_come(world, 0, _GO, status):
             world.Recv(answer, 0, _GO)
             if answer[0] != sequence:
                 continue

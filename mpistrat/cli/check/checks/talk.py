@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.runtime.process import mpi
+
 _TAG = 23
 
 
@@ -79,7 +81,7 @@ class Talk:
         status = MPI.Status()
         end = time.monotonic() + self.limit
         while len(values) < self.size:
-            if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
+            if mpi.has_come(self.comm, MPI.ANY_SOURCE, _TAG, status):
                 data = self.receive(status.source, status.Get_count(MPI.BYTE))
                 values[status.source] = json.loads(data)
             elif time.monotonic() > end:

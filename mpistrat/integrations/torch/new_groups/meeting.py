@@ -157,7 +157,7 @@ class _Meeting:
 
         def decided() -> bool:
             nonlocal stays
-            while _comm.iprobe(self._first, _FROM_FIRST):
+            while mpi.has_come(_comm, self._first, _FROM_FIRST):
                 told = _comm.recv(source=self._first, tag=_FROM_FIRST)
                 if told.attempt != self._attempt:
                     continue  # this rank has left that attempt
@@ -255,7 +255,7 @@ def _read(tag: int) -> Iterator[tuple[int, Any]]:
     """Read all messages that have come, and yield their ranks and contents."""
     MPI = mpi.start()
     status = MPI.Status()
-    while _comm.iprobe(MPI.ANY_SOURCE, tag, status):
+    while mpi.has_come(_comm, MPI.ANY_SOURCE, tag, status):
         rank = status.source
         yield rank, _comm.recv(source=rank, tag=tag)
 
