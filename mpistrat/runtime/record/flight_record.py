@@ -22,7 +22,7 @@ from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.record import end_mark, layout, observers, read
 from mpistrat.runtime.record.layout import Phase, Word
-from mpistrat.runtime.record.writers import Flight, Texts, writers
+from mpistrat.runtime.record.writers import Flight, Texts, Writer
 from mpistrat.runtime.trace import ring as trace
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
@@ -42,7 +42,7 @@ class FlightRecord:
     path : str or None
         The file, None if other processes cannot read the record.
     join, step, phase : callable
-        As of `Writers`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
+        As of `Writer`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
     """
 
     def __init__(self, rank: int, size: int):
@@ -65,7 +65,8 @@ class FlightRecord:
         self._texts.write(layout.PROGRAM, " ".join(arguments[:4]))
         self._texts.write(layout.JOB, process_facts.batch_job())
         self._note_launch(size)
-        self.join, self.step, self.phase, self._move = writers(self._memory, self._texts)
+        self._writer = Writer(self._memory, self._texts)
+        self.join, self.step, self.phase = self._writer.join, self._writer.step, self._writer.phase
         self._stacks = descriptor
         words[Word.MAGIC] = layout.MAGIC
 
@@ -208,7 +209,7 @@ class FlightRecord:
         self._memory = memory = mmap.mmap(-1, layout.STACKS)
         self._words, self._seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
         self._texts.move(memory)
-        self._move(memory)
+        self._writer.move(memory)
 
 
 def _find_main_thread() -> None:

@@ -1,7 +1,7 @@
-"""The functions that write the entries of a flight record, and the texts that entries name.
+"""What writes the entries of a flight record, and the texts that entries name.
 
-The functions are closures, which read a name in half the time of an attribute. Totals are kept in names, too: reading
-them back from the memory takes longer.
+`Flight.enter`, `meet` and `leave` together take 0.9 us. So they read names of this file instead of `layout` and `Word`,
+and what several of them need lies in slots.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 from mpistrat.runtime.process.own_files import is_own
 from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import Phase, Word
 from mpistrat.runtime.trace import ring as trace
 from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
+
+_now, _frame_of = time.monotonic, sys._getframe
+_pack_entry, _pack_step = struct.Struct("=5q3d").pack_into, struct.Struct("=4d").pack_into
+_RING, _ENTRIES, _ENTRY_BYTES = layout.RING, layout.RING_ENTRIES, layout.ENTRY_WORDS * 8
+_STEPS, _MOST_STEPS, _STEP_BYTES = layout.STEPS, layout.RING_STEPS, layout.STEP_WORDS * 8
+_AT_ENTRIES, _AT_BYTES = int(Word.ENTRIES), int(Word.BYTES)  # a number: an enum takes 30 ns more as an index
+_AT_STEPS, _AT_STEP_SINCE = int(Word.STEPS), int(Word.STEP_SINCE)
+_AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
+_MET, _LEFT = layout.MET, layout.LEFT
+_TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
 
 
 class Described(Protocol):
@@ -93,101 +103,208 @@ class Texts:
         return bytes(self._bytes[at + 16 : at + 16 + self._words[at // 8 + 1]]).decode(errors="replace")
 
 
-class Flight:
-    """The entries of one communicator.
+class Sites:
+    """The lines of the program that call operations, as texts of the record.
 
     Attributes
     ----------
-    enter : callable
-        ``enter(operation, number)`` notes that this rank is in a collective.
-    meet : callable
-        Note that all ranks are in it.
-    leave : callable
-        Note that this rank has left it, also by an error.
-    end : callable
-        Remove the communicator from the record.
+    forgotten : int
+        How many lines have given their texts to others: what an operation keeps of its line is valid until then.
     """
 
-    __slots__ = ("end", "enter", "leave", "meet")
+    __slots__ = ("_numbers", "_ours", "_texts", "forgotten")
 
-    def __init__(
-        self,
-        enter: Callable[[Any, int], None],
-        meet: Callable[[], None],
-        leave: Callable[[], None],
-        end: Callable[[], None],
-    ):
-        self.enter, self.meet, self.leave, self.end = enter, meet, leave, end
+    def __init__(self, texts: Texts):
+        self.forgotten = 0
+        self._texts = texts
+        self._ours = _OwnFiles()
+        self._numbers: dict[int, int] = {}
 
+    def find(self, operation: Any) -> int:
+        """Return the number of the line that calls what calls this, and let the operation keep how it was found.
 
-class Writers(NamedTuple):
-    """The functions of a record that note what the process does.
+        The line is that of the first frame outside of the package.
+        """
+        depth, frame, inner = 2, sys._getframe(2), sys._getframe(1)
+        while self._ours[frame.f_code.co_filename] and frame.f_back is not None:
+            depth, frame, inner = depth + 1, frame.f_back, frame
+        number = self._number(frame)
+        operation.site = depth - 1, frame.f_code, frame.f_lasti, inner.f_code, number, self.forgotten
+        return number
 
-    Attributes
-    ----------
-    join : callable
-        ``join(token, size, rank)`` adds a communicator whose ranks share a random number. Returns a `Flight`, or None
-        if there are too many communicators.
-    step : callable
-        ``step(unit)`` notes the end of a step. Only the largest unit so far counts.
-    phase : callable
-        ``phase(Phase)`` begins a phase, and returns the former one.
-    move : callable
-        ``move(memory)`` writes to other memory from now on.
-    """
-
-    join: Callable[[int, int, int], Flight | None]
-    step: Callable[[int], None]
-    phase: Callable[[int], int]
-    move: Callable[[mmap.mmap], None]
-
-
-def writers(memory: mmap.mmap, texts: Texts) -> Writers:
-    """Return the functions that write to the memory of a record."""
-    words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
-    now, next_entry, frame_of = time.monotonic, itertools.count().__next__, sys._getframe
-    pack_entry, pack_step = struct.Struct("=5q3d").pack_into, struct.Struct("=4d").pack_into
-    ours = _OwnFiles()
-    places: dict[int, int] = {}
-    operation_text, add_text, text_of = texts.add_operation, texts.add, texts.of
-    traced_phases = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
-    end_phase, phase_event, no_communicator = None, 0, NO_COMMUNICATOR
-    ring, entry_bytes, entries = layout.RING, layout.ENTRY_WORDS * 8, layout.RING_ENTRIES
-    first_step, step_bytes, most_steps = layout.STEPS, layout.STEP_WORDS * 8, layout.RING_STEPS
-    word = {each.name: int(each) for each in Word}
-    at_steps, at_step_since, at_phase, at_phase_since = (
-        word[name] for name in ("STEPS", "STEP_SINCE", "PHASE", "PHASE_SINCE")
-    )
-    at_bytes, at_entries = word["BYTES"], word["ENTRIES"]
-    in_collectives, in_phase, total_bytes = 0.0, [0.0] * len(Phase), 0
-    before = 0.0, 0.0, 0.0, 0.0  # time, in collectives, in input, in saving: when the last step ended
-    unit = count = 0
-    forgotten = 0  # places that gave their texts to others
-
-    def place_of(frame: Any) -> int:
+    def _number(self, frame: FrameType) -> int:
         code = frame.f_code
         key = (id(code) << 20) + frame.f_lasti
-        found = places.get(key)
+        found = self._numbers.get(key)
         if found is None:
 
             def forget(_: CodeType = code) -> None:  # keeps the code alive: another one could get its id
-                nonlocal forgotten
-                places.pop(key, None)
-                forgotten += 1
+                self._numbers.pop(key, None)
+                self.forgotten += 1
 
             text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-            found = places[key] = add_text(text, forget)
+            found = self._numbers[key] = self._texts.add(text, forget)
         return found
 
-    def find_site(operation: Any) -> int:
-        depth, frame, inner = 2, frame_of(2), frame_of(1)
-        while ours[frame.f_code.co_filename] and frame.f_back is not None:
-            depth, frame, inner = depth + 1, frame.f_back, frame
-        place = place_of(frame)
-        operation.site = depth - 1, frame.f_code, frame.f_lasti, inner.f_code, place, forgotten
-        return place
 
-    def join(token: int, size: int, rank: int) -> Flight | None:
+class Flight:
+    """The entries of one communicator.
+
+    Parameters
+    ----------
+    writer : Writer
+    index : int
+        Its place in the table of communicators.
+    token, size, rank : int
+        As of `Writer.join`.
+    """
+
+    __slots__ = (
+        "_at",
+        "_communicator",
+        "_entered",
+        "_event",
+        "_home",
+        "_index",
+        "_inside",
+        "_met",
+        "_nbytes",
+        "_ring",
+        "_writer",
+    )
+
+    def __init__(self, writer: Writer, index: int, token: int, size: int, rank: int):
+        self._writer, self._index, self._communicator = writer, index, (token, size, rank)
+        self._home = layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS + 3
+        self._at, self._inside = layout.RING, False
+        self._entered, self._met, self._nbytes = 0.0, 0.0, 0
+        self._ring: trace.TraceRing | None = None  # with the event of this entry
+        self._event = 0
+
+    def enter(self, operation: Any, number: int) -> None:
+        """Note that this rank is in a collective."""
+        writer = self._writer
+        # The line of the program that called the package is that of the last such operation, mostly. Each frame that
+        # is looked at costs 0.1 us.
+        try:
+            depth, code, last, inner, place, known = operation.site
+            frame = _frame_of(depth)
+            is_same = (
+                frame.f_code is code
+                and frame.f_lasti == last
+                and _frame_of(depth - 1).f_code is inner
+                and known == writer.sites.forgotten
+            )
+        except ValueError:  # the stack is not as deep, or there was no such operation
+            is_same = False
+        if not is_same:
+            place = writer.sites.find(operation)
+        entry = writer.next_entry()
+        self._at = at = _RING + entry % _ENTRIES * _ENTRY_BYTES
+        self._nbytes = nbytes = operation.nbytes
+        self._entered = entered = _now()
+        text = operation.record or writer.texts.add_operation(operation)
+        _pack_entry(writer.memory, at, number, self._index, text, place, nbytes, entered, 0.0, 0.0)
+        words = writer.words
+        words[self._home] = words[_AT_ENTRIES] = entry + 1
+        self._inside, self._met = True, 0.0
+        if (ring := trace.ring) is not None:
+            whose, text_of = ring.communicator(*self._communicator), writer.texts.of
+            what, where = ring.text(text, text_of), ring.text(place, text_of)
+            self._event = ring.begin(Kind.COLLECTIVE, whose, number, what, where, nbytes, entered)
+            self._ring = ring
+
+    def meet(self) -> None:
+        """Note that all ranks are in it."""
+        if self._inside and not self._met:  # later meetings are part of the work
+            self._writer.seconds[(self._at >> 3) + _MET] = self._met = _now()
+
+    def leave(self) -> None:
+        """Note that this rank has left it, also by an error."""
+        if self._inside:
+            self._inside = False
+            writer, time = self._writer, _now()
+            writer.seconds[(self._at >> 3) + _LEFT] = time
+            writer.in_collectives += time - self._entered
+            writer.total_bytes = total = writer.total_bytes + self._nbytes
+            writer.words[_AT_BYTES] = total
+            if self._ring is not None:
+                self._ring.end(self._event, self._met, time)
+                self._ring = None
+
+    def end(self) -> None:
+        """Remove the communicator from the record."""
+        self._writer.words[self._home - 3] = 0
+
+
+class Writer:
+    """What a process writes to the memory of its record while it runs.
+
+    Parameters
+    ----------
+    memory : mmap.mmap
+    texts : Texts
+
+    Attributes
+    ----------
+    memory : mmap.mmap
+    words, seconds : memoryview
+        Of the memory.
+    texts : Texts
+    sites : Sites
+    next_entry : callable
+        Returns the number of a new entry: a different one for each thread.
+    in_collectives : float
+        The seconds of this process in collectives. Totals are kept here, too: reading them from the memory takes
+        longer.
+    total_bytes : int
+        That collectives were given.
+    """
+
+    __slots__ = (
+        "_before",
+        "_in_phase",
+        "_phase_event",
+        "_phase_ring",
+        "_steps",
+        "_unit",
+        "in_collectives",
+        "memory",
+        "next_entry",
+        "seconds",
+        "sites",
+        "texts",
+        "total_bytes",
+        "words",
+    )
+
+    def __init__(self, memory: mmap.mmap, texts: Texts):
+        self.texts, self.sites = texts, Sites(texts)
+        self.next_entry = itertools.count().__next__
+        self.in_collectives, self.total_bytes = 0.0, 0
+        self._in_phase = [0.0] * len(Phase)
+        self._before = (
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )  # time, in collectives, in input, in saving: when the last step ended
+        self._unit = self._steps = 0
+        self._phase_ring: trace.TraceRing | None = None  # with the event of the present phase
+        self._phase_event = 0
+        self.move(memory)
+
+    def move(self, memory: mmap.mmap) -> None:
+        """Write to other memory from now on."""
+        self.memory, self.words, self.seconds = (
+            memory,
+            memoryview(memory).cast("q"),
+            memoryview(memory).cast("d"),
+        )
+
+    def join(self, token: int, size: int, rank: int) -> Flight | None:
+        """Add a communicator whose ranks share a random number. Return None if there are too many communicators."""
+        words = self.words
         for index in range(layout.MOST_COMMUNICATORS):
             home = layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS
             if not words[home]:
@@ -198,105 +315,53 @@ def writers(memory: mmap.mmap, texts: Texts) -> Writers:
         words[home] = token
         if trace.ring is not None:
             trace.ring.communicator(token, size, rank)
-        at, inside = ring, False
-        entered, met, nbytes = 0.0, 0.0, 0
-        end_event, event = None, 0  # of the trace, if there is one
+        return Flight(self, index, token, size, rank)
 
-        def enter(operation: Any, number: int) -> None:
-            nonlocal at, inside, entered, met, nbytes, end_event, event
-            # The line of the program that called the package is that of the last such operation, mostly. Each
-            # frame that is looked at costs 0.1 us.
-            try:
-                depth, code, last, inner, place, known = operation.site
-                frame = frame_of(depth)
-                is_same = (
-                    frame.f_code is code
-                    and frame.f_lasti == last
-                    and frame_of(depth - 1).f_code is inner
-                    and known == forgotten
-                )
-            except ValueError:  # the stack is not as deep, or there was no such operation
-                is_same = False
-            if not is_same:
-                place = find_site(operation)
-            entry = next_entry()
-            at = ring + entry % entries * entry_bytes
-            nbytes, entered = operation.nbytes, now()
-            text = operation.record or operation_text(operation)
-            pack_entry(memory, at, number, index, text, place, nbytes, entered, 0.0, 0.0)
-            words[home + 3] = words[at_entries] = entry + 1
-            inside, met = True, 0.0
-            if (ring_of_trace := trace.ring) is not None:
-                whose = ring_of_trace.communicator(token, size, rank)
-                what, where = ring_of_trace.text(text, text_of), ring_of_trace.text(place, text_of)
-                event = ring_of_trace.begin(0, whose, number, what, where, nbytes, entered)
-                end_event = ring_of_trace.end
-
-        def meet() -> None:
-            nonlocal met
-            if inside and not met:  # later meetings are part of the work
-                seconds[(at >> 3) + 6] = met = now()
-
-        def leave() -> None:
-            nonlocal inside, in_collectives, total_bytes, end_event
-            if inside:
-                inside = False
-                seconds[(at >> 3) + 7] = time = now()
-                in_collectives += time - entered
-                total_bytes += nbytes
-                words[at_bytes] = total_bytes
-                if end_event is not None:
-                    end_event(event, met, time)
-                    end_event = None
-
-        def end() -> None:
-            words[home] = 0
-
-        return Flight(enter, meet, leave, end)
-
-    def step(of: int) -> None:
-        nonlocal unit, count, before
-        if of != unit:
-            if of < unit:
+    def step(self, unit: int) -> None:
+        """Note the end of a step. Only the largest unit so far counts."""
+        if unit != self._unit:
+            if unit < self._unit:
                 return
-            unit, count, before = of, 0, (0.0, 0.0, 0.0, 0.0)
-            words[at_steps] = 0  # steps of the smaller unit do not count any more
-        began, collectives, input, saving = before
-        before = now(), in_collectives, in_phase[1], in_phase[2]
+            self._unit, self._steps, self._before = unit, 0, (0.0, 0.0, 0.0, 0.0)
+            self.words[Word.STEPS] = 0  # steps of the smaller unit do not count any more
+        began, collectives, input, saving = self._before
+        in_phase = self._in_phase
+        ends = now, in_collectives, in_input, in_saving = (
+            _now(),
+            self.in_collectives,
+            in_phase[1],
+            in_phase[2],
+        )
+        self._before = ends
         if began:
-            to = first_step + count % most_steps * step_bytes
-            pack_step(
-                memory,
-                to,
-                before[0] - began,
+            at = _STEPS + self._steps % _MOST_STEPS * _STEP_BYTES
+            _pack_step(
+                self.memory,
+                at,
+                now - began,
                 in_collectives - collectives,
-                before[2] - input,
-                before[3] - saving,
+                in_input - input,
+                in_saving - saving,
             )
-            count += 1
-            words[at_steps] = count
-        seconds[at_step_since] = before[0]
+            self._steps += 1
+            self.words[_AT_STEPS] = self._steps
+        self.seconds[_AT_STEP_SINCE] = now
         if trace.ring is not None:
-            trace.ring.begin(Kind.STEP, no_communicator, count, 0, 0, 0, before[0])
+            trace.ring.begin(Kind.STEP, NO_COMMUNICATOR, self._steps, 0, 0, 0, now)
 
-    def phase(of: int) -> int:
-        nonlocal end_phase, phase_event
-        last, time = words[at_phase], now()
-        if end_phase is not None:
-            end_phase(phase_event, 0.0, time)
-            end_phase = None
-        if trace.ring is not None and of in traced_phases:
-            phase_event = trace.ring.begin(traced_phases[of], no_communicator, 0, 0, 0, 0, time)
-            end_phase = trace.ring.end
-        in_phase[last] += time - seconds[at_phase_since]
-        words[at_phase], seconds[at_phase_since] = of, time
+    def phase(self, phase: int) -> int:
+        """Begin a phase, and return the former one."""
+        last, now = self.words[_AT_PHASE], _now()
+        if self._phase_ring is not None:
+            self._phase_ring.end(self._phase_event, 0.0, now)
+            self._phase_ring = None
+        if trace.ring is not None and phase in _TRACED_PHASES:
+            kind = _TRACED_PHASES[phase]
+            self._phase_event = trace.ring.begin(kind, NO_COMMUNICATOR, 0, 0, 0, 0, now)
+            self._phase_ring = trace.ring
+        self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
+        self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
         return last
-
-    def move(other: mmap.mmap) -> None:
-        nonlocal memory, words, seconds
-        memory, words, seconds = other, memoryview(other).cast("q"), memoryview(other).cast("d")
-
-    return Writers(join, step, phase, move)
 
 
 class _OwnFiles(dict[str, bool]):
