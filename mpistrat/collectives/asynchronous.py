@@ -21,10 +21,10 @@ from mpistrat.collectives.reduction import Reduction, Steps, prepared
 from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
 from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi
+from mpistrat.runtime.record.layout import Kind
+from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.trace.layout import Kind
-from mpistrat.runtime.trace.ring import timed
 
 _REQUEST_BYTES = 1 << 30  # in one request; older MPI libraries cannot count beyond 2^31
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece

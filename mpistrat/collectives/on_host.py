@@ -29,9 +29,9 @@ from mpistrat.collectives.packing import (
 )
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps, steps_alone
 from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.record.layout import Kind
+from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.trace.layout import Kind
-from mpistrat.runtime.trace.ring import timed
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message
 _BETWEEN_NODES = 16  # the cost of a message between nodes, relative to one inside a node

@@ -20,9 +20,9 @@ from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.cache import Cache
+from mpistrat.runtime.record import ring as trace
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.trace import ring as trace
 
 _MOST = 1024  # reductions that are kept
 _target = weakref.ref.__call__  # a method of C, for `map`

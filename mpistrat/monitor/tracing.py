@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from mpistrat.runtime import topology
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.trace import ring
+from mpistrat.runtime.record import flight_record, ring
 
 _CLOCKS = operation("trace")
 _log = logging.getLogger(__name__)

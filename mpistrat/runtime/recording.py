@@ -10,9 +10,9 @@ from typing import Any
 from mpistrat.runtime import environment
 from mpistrat.runtime.process import launch, mpi, process_facts
 from mpistrat.runtime.record import flight_record, layout
+from mpistrat.runtime.record import ring as trace
 from mpistrat.runtime.record.creation import Creation
 from mpistrat.runtime.record.flight_record import FlightRecord
-from mpistrat.runtime.trace import ring as trace
 
 _untraced = False  # whether a trace of this process could not be made
 _log = logging.getLogger(__name__)

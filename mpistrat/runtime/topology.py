@@ -28,12 +28,11 @@ from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.object_collectives import ObjectCollectives
 from mpistrat.runtime.process import failure, mpi, program_end
 from mpistrat.runtime.process.program_end import EndStep
-from mpistrat.runtime.record import flight_record
+from mpistrat.runtime.record import clock, flight_record
+from mpistrat.runtime.record import ring as trace
 from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.recording import creation, start_record
 from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.trace import clock
-from mpistrat.runtime.trace import ring as trace
 
 _END = operation("the end of the program")
 _HOST_BYTES = 64

@@ -6,9 +6,9 @@ import struct
 import pytest
 
 from mpistrat.cli.trace import files
-from mpistrat.runtime.trace import layout
-from mpistrat.runtime.trace.layout import HeaderWord, Kind
-from mpistrat.runtime.trace.ring import TraceRing
+from mpistrat.runtime.record import layout
+from mpistrat.runtime.record.layout import Kind, Word
+from mpistrat.runtime.record.ring import TraceRing
 
 
 @pytest.fixture
@@ -16,13 +16,13 @@ def trace(tmp_path):
     """A function that writes a number of events, and numbers of the header, to a trace, and returns its path."""
 
     def written(events, **numbers):
-        ring = TraceRing(str(tmp_path), 0, 1, layout.EVENTS + 100 * layout.EVENT.size)
+        ring = TraceRing(str(tmp_path), 0, 1, layout.TRACE_EVENTS + 100 * layout.EVENT.size)
         for number in range(events):
             ring.end(ring.begin(Kind.STEP, 0, number, 0, 0, 0, 1.0 + number), 0.0, 1.5 + number)
         ring.close()
         with open(ring.path, "r+b") as file:
             for name, number in numbers.items():
-                file.seek(8 * HeaderWord[name])
+                file.seek(8 * Word[name])
                 file.write(struct.pack("=q", number))
         return tmp_path / ring.path
 

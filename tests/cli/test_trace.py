@@ -15,12 +15,12 @@ from trace_format import Merged
 
 from mpistrat.cli import commands
 from mpistrat.cli.trace import files
-from mpistrat.runtime.trace import layout
-from mpistrat.runtime.trace.clock import Sample
-from mpistrat.runtime.trace.layout import HeaderWord, Kind
-from mpistrat.runtime.trace.ring import TraceRing
+from mpistrat.runtime.record import layout
+from mpistrat.runtime.record.clock import Sample
+from mpistrat.runtime.record.layout import Kind, Word
+from mpistrat.runtime.record.ring import TraceRing
 
-ROOM = layout.EVENTS + 1000 * layout.EVENT.size
+ROOM = layout.TRACE_EVENTS + 1000 * layout.EVENT.size
 STEPS = 10
 NAMES = {
     1: "all_reduce SUM float32[1000]",
@@ -36,11 +36,11 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
     words = memoryview(ring._memory).cast("q")
     seconds = memoryview(ring._memory).cast("d")
     if clock is not None:
-        words[HeaderWord.CLOCK] = clock
-    start = seconds[HeaderWord.BEGAN] if at is None else at
-    seconds[HeaderWord.BEGAN] = start
+        words[Word.CLOCK] = clock
+    start = seconds[Word.BEGAN] if at is None else at
+    seconds[Word.BEGAN] = start
     if epoch is not None:
-        seconds[HeaderWord.EPOCH] = epoch
+        seconds[Word.EPOCH] = epoch
     for sample in samples:
         ring.sample(sample)
     whose = ring.communicator(token, size, rank)
@@ -53,7 +53,7 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
         ring.end(pack, 0.0, began + 0.0002)
         ring.end(event, start + 0.010 * i + 0.0075, start + 0.010 * i + 0.009)
         ring.begin(Kind.STEP, 255, i, 0, 0, 0, start + 0.010 * i + 0.0095)
-    seconds[HeaderWord.ENDED] = start + 0.010 * STEPS
+    seconds[Word.ENDED] = start + 0.010 * STEPS
     return Path(ring.path)
 
 
@@ -164,13 +164,16 @@ def test_clocks_that_were_not_compared_are_aligned_by_the_time_of_day(tmp_path):
     ("change", "text"),
     [
         (lambda data: data[: len(data) - 985 * layout.EVENT.size], "15 of its events are missing or damaged"),
-        (lambda data: data[: layout.EVENTS - 1], "is not a trace, or was cut before its first event"),
+        (lambda data: data[: layout.TRACE_EVENTS - 1], "is not a trace, or was cut before its first event"),
         (lambda data: b"", "is not a trace, or was cut"),
         (lambda data: bytes(len(data)), "is not a trace"),
         (lambda data: b"PK" + data[2:], "is not a trace"),
         (lambda data: data[:8] + bytes([99]) + data[9:], "another version"),
-        (lambda data: data[:72] + bytes(8) + data[80:], "is damaged"),
-        (lambda data: data[: layout.EVENTS] + b"\xff" * (len(data) - layout.EVENTS), "missing or damaged"),
+        (lambda data: data[: 8 * Word.CAPACITY] + bytes(8) + data[8 * Word.CAPACITY + 8 :], "is damaged"),
+        (
+            lambda data: data[: layout.TRACE_EVENTS] + b"\xff" * (len(data) - layout.TRACE_EVENTS),
+            "missing or damaged",
+        ),
     ],
 )
 def test_a_file_that_is_cut_foreign_or_damaged(traced, tmp_path, change, text):
@@ -190,7 +193,7 @@ def test_random_bytes_never_stop_the_rest(traced, tmp_path):
     random = np.random.default_rng(0)
     for _ in range(30):
         damaged = bytearray(data)
-        for place in random.integers(16, layout.EVENTS + 40 * layout.EVENT.size, 200):
+        for place in random.integers(16, layout.TRACE_EVENTS + 40 * layout.EVENT.size, 200):
             damaged[place] = random.integers(256)
         victim.write_bytes(damaged)
         run(traced, "-o", tmp_path / "out.json", "--summary")
@@ -254,7 +257,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 def test_a_collective_that_was_abandoned_ends_with_the_next(tmp_path):
     path = write(tmp_path, 0, size=1, at=100.0)
     data = bytearray(path.read_bytes())
-    at = layout.EVENTS + layout.MET + 8  # the end of the first event
+    at = layout.TRACE_EVENTS + layout.MET + 8  # the end of the first event
     data[at : at + 8] = bytes(8)
     path.write_bytes(data)
     run(tmp_path, "-o", tmp_path / "out.json")

@@ -87,7 +87,7 @@ def test_code_that_was_forgotten_is_freed(record):
     flight = record.join(5, 1, 0)
     barrier = operation("barrier")
     codes = []
-    for number in range(layout.MOST_TEXTS + 10):
+    for number in range(layout.RECORD_TEXTS + 10):
         scope = {}
         exec(f"def call(flight, barrier):\n    flight.enter(barrier, {number})\n    flight.leave()", scope)
         call = scope.pop("call")
@@ -95,7 +95,7 @@ def test_code_that_was_forgotten_is_freed(record):
         codes.append(weakref.ref(call.__code__))
         del call
     gc.collect()
-    assert sum(code() is not None for code in codes) <= layout.MOST_TEXTS
+    assert sum(code() is not None for code in codes) <= layout.RECORD_TEXTS
 
 
 def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path, monkeypatch):

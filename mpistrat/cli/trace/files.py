@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from mpistrat.cli.table import printable
-from mpistrat.runtime.trace import layout
-from mpistrat.runtime.trace.clock import Sample
-from mpistrat.runtime.trace.layout import HeaderWord, Kind
+from mpistrat.runtime.record import layout
+from mpistrat.runtime.record.clock import Sample
+from mpistrat.runtime.record.layout import Kind, Word
+from mpistrat.runtime.record.read import RecordBytes
 
 _EVENT = np.dtype(
     [
-        ("kind", "u1"), ("communicator", "u1"), ("thread", "u2"), ("number", "u4"), ("operation", "u4"),
-        ("place", "u4"), ("nbytes", "i8"), ("began", "f8"), ("met", "f8"), ("ended", "f8"),
+        ("kind", "u1"), ("communicator", "u1"), ("thread", "u2"), ("operation", "u4"), ("place", "u4"),
+        ("unused", "u4"), ("number", "i8"), ("nbytes", "i8"), ("began", "f8"), ("met", "f8"), ("ended", "f8"),
     ]
 )  # fmt: skip
 _MOST_RANKS = 1_000_000
@@ -75,15 +76,11 @@ class Trace:
     events: np.ndarray = field(repr=False)
     forgotten: int
     problem: str
-    _texts: bytes = field(repr=False)
+    _contents: RecordBytes = field(repr=False)
 
     def text(self, number: int) -> str:
         """Return a text of this trace, empty if it has none of this number."""
-        start = number - 1
-        if not 0 <= start < len(self._texts) - 1:
-            return ""
-        length = int.from_bytes(self._texts[start : start + 2], "little")
-        return printable(self._texts[start + 2 : start + 2 + length].decode(errors="replace"))
+        return printable(self._contents.text(number))
 
 
 def read(path: Path) -> Trace:
@@ -101,25 +98,25 @@ def read(path: Path) -> Trace:
             data = file.read()
     except OSError as error:
         raise NotATraceError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) < layout.EVENTS:
+    if len(data) < layout.TRACE_EVENTS:
         raise NotATraceError(f"{path} is not a trace, or was cut before its first event")
     return _parsed(path, data)
 
 
 def _parsed(path: Path, data: bytes) -> Trace:
-    words = np.frombuffer(data, np.int64, 32).tolist()
-    seconds = np.frombuffer(data, np.float64, 32).tolist()
-    if words[HeaderWord.MAGIC] != layout.MAGIC:
+    contents = RecordBytes(data[: layout.TRACE_EVENTS], layout.TRACE_TEXTS)
+    words, seconds = contents.words, contents.seconds
+    if not contents.is_valid:
         raise NotATraceError(f"{path} is not a trace")
-    if words[HeaderWord.VERSION] != layout.VERSION:
+    if not contents.is_of_this_version:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
-    capacity, written = words[HeaderWord.CAPACITY], words[HeaderWord.EVENTS]
-    times = np.abs([seconds[HeaderWord.EPOCH], seconds[HeaderWord.BEGAN], seconds[HeaderWord.ENDED]])
-    right = 0 <= words[HeaderWord.RANK] < words[HeaderWord.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
+    capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
+    times = np.abs([seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]])
+    right = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
     if not right or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
         raise NotATraceError(f"{path} is damaged")
-    there = min(capacity, (len(data) - layout.EVENTS) // _EVENT.itemsize)
-    ring = np.frombuffer(data, _EVENT, there, layout.EVENTS)
+    there = min(capacity, (len(data) - layout.TRACE_EVENTS) // _EVENT.itemsize)
+    ring = np.frombuffer(data, _EVENT, there, layout.TRACE_EVENTS)
     # The number of the last event at each place of the ring. The writer may be at the place of the oldest event.
     numbers = written - 1 - (written - 1 - np.arange(there)) % capacity
     oldest = written - capacity + 1 if written > capacity else 0
@@ -135,44 +132,39 @@ def _parsed(path: Path, data: bytes) -> Trace:
     events = events[np.argsort(events["began"], kind="stable")]
     bad = written - oldest - len(events)
     ends = [
-        seconds[HeaderWord.BEGAN],
+        seconds[Word.BEGAN],
         *(float(events[name].max()) for name in ("began", "met", "ended") if len(events)),
     ]
-    complete = seconds[HeaderWord.ENDED] > 0
+    complete = seconds[Word.ENDED] > 0
     return Trace(
         path=path,
-        rank=words[HeaderWord.RANK],
-        size=words[HeaderWord.SIZE],
-        pid=words[HeaderWord.PID],
-        host=_header_text(data, layout.HOST),
-        program=_header_text(data, layout.PROGRAM),
-        clock=words[HeaderWord.CLOCK],
-        epoch=seconds[HeaderWord.EPOCH],
-        began=seconds[HeaderWord.BEGAN]
+        rank=words[Word.RANK],
+        size=words[Word.SIZE],
+        pid=words[Word.PID],
+        host=printable(contents.header_text(layout.HOST)),
+        program=printable(contents.header_text(layout.PROGRAM)),
+        clock=words[Word.CLOCK],
+        epoch=seconds[Word.EPOCH],
+        began=seconds[Word.BEGAN]
         if written <= capacity
         else float(events["began"][0])
         if len(events)
         else ends[0],
-        last=max(seconds[HeaderWord.ENDED], *ends),
+        last=max(seconds[Word.ENDED], *ends),
         complete=complete,
         communicators=tuple(
-            layout.COMMUNICATOR.unpack_from(data, layout.COMMUNICATORS + i * layout.COMMUNICATOR.size)
-            for i in range(min(max(0, words[HeaderWord.COMMUNICATORS]), layout.MOST_COMMUNICATORS))
+            contents.communicator(i)[:3]
+            for i in range(min(max(0, words[Word.COMMUNICATORS]), layout.MOST_COMMUNICATORS))
         ),
         samples=tuple(
             Sample(*layout.SAMPLE.unpack_from(data, layout.SAMPLES + i * layout.SAMPLE.size))
-            for i in range(min(max(0, words[HeaderWord.SAMPLES]), layout.MOST_SAMPLES))
+            for i in range(min(max(0, words[Word.SAMPLES]), layout.MOST_SAMPLES))
         ),
         events=events,
         forgotten=max(0, written - capacity),
         problem=f"{bad} of its events are missing or damaged: was the file cut?" if bad else "",
-        _texts=data[layout.TEXTS : layout.TEXTS + layout.TEXTS_BYTES],
+        _contents=contents,
     )
-
-
-def _header_text(data: bytes, offset: int) -> str:
-    length = min(int.from_bytes(data[offset : offset + 8], "little"), layout.TEXT_BYTES)
-    return printable(data[offset + 8 : offset + 8 + length].decode(errors="replace"))
 
 
 def traces(directory: Path) -> tuple[list[Trace], list[str]]:

@@ -18,10 +18,10 @@ from mpistrat.collectives.packing import Key, Message, message_of
 from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.record.layout import Kind
+from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
-from mpistrat.runtime.trace.layout import Kind
-from mpistrat.runtime.trace.ring import timed
 
 # In the order of preference; the last one is always possible.
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}

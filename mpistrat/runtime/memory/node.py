@@ -8,8 +8,8 @@ import numpy as np
 
 from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.memory.shared import share
-from mpistrat.runtime.trace.layout import Kind
-from mpistrat.runtime.trace.ring import timed
+from mpistrat.runtime.record.layout import Kind
+from mpistrat.runtime.record.ring import timed
 
 _HEADER = 8  # bytes of a rank's word
 _MOST_VIEWS = 1024

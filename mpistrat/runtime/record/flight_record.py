@@ -11,8 +11,6 @@ import math
 import mmap
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +19,9 @@ from mpistrat.runtime.process import failure, private_file, process_facts, progr
 from mpistrat.runtime.process.launch_key import hashed, key_of
 from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.record import end_mark, layout, observers, read
+from mpistrat.runtime.record import ring as trace
 from mpistrat.runtime.record.layout import Phase, Word
-from mpistrat.runtime.record.writers import Flight, Texts, Writer
-from mpistrat.runtime.trace import ring as trace
+from mpistrat.runtime.record.writers import Flight, Texts, Writer, fill_header, mapped
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
 _KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
@@ -49,20 +47,15 @@ class FlightRecord:
         self.path, descriptor, self._memory = _memory()
         self._words = words = memoryview(self._memory).cast("q")
         self._seconds = memoryview(self._memory).cast("d")
-        self._texts = Texts(self._memory)
+        self._texts = Texts(self._memory, layout.RECORD_TEXTS)
         self._alone: Flight | None = None
-        words[Word.VERSION] = layout.VERSION
-        words[Word.PID] = self._process = os.getpid()
+        fill_header(self._memory, self._texts, rank, size, layout.MOST_EVENTS)
+        self._process = os.getpid()
         words[Word.STARTED] = process_facts.started(self._process)
-        words[Word.RANK], words[Word.SIZE] = rank, size
         words[Word.MAIN_THREAD] = threading.main_thread().ident or 0
         words[Word.MOVES] = -1
         words[Word.OUT_OF_MEMORY_KILLS] = 1 + kills if (kills := process_facts.out_of_memory_kills()) else 0
-        self._seconds[Word.CLOCK] = time.time() - time.monotonic()
         self._seconds[Word.HEARTBEAT] = self._seconds[Word.PHASE_SINCE] = time.monotonic()
-        arguments = getattr(sys, "argv", [])  # an embedded interpreter has none
-        self._texts.write(layout.HOST, socket.gethostname())
-        self._texts.write(layout.PROGRAM, " ".join(arguments[:4]))
         self._texts.write(layout.JOB, process_facts.batch_job())
         self._note_launch(size)
         self._writer = Writer(self._memory, self._texts)
@@ -91,7 +84,7 @@ class FlightRecord:
     def of(self, token: int, size: int, rank: int) -> Flight | None:
         """Return the entries of a communicator, as `join`. Those of one rank share one place.
 
-        A record has 32 places, and no rank waits for one that is alone: strategies on one device took all of them.
+        A record has 120 places, and no rank waits for one that is alone: strategies on one device took all of them.
         """
         if size > 1:
             return self.join(token, size, rank)
@@ -109,12 +102,15 @@ class FlightRecord:
         """
         words = self._words
         ring = trace.TraceRing(directory, words[Word.RANK], words[Word.SIZE], nbytes)
-        for i in range(layout.MOST_COMMUNICATORS):
-            at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
-            token, size, rank = words[at : at + 3].tolist()
-            if token:
-                ring.communicator(token, size, rank)
-        trace.ring = ring
+        for token, size, rank, _ in self._communicators():
+            ring.communicator(token, size, rank)
+        trace.ring = self._writer.trace = ring
+
+    def end_trace(self) -> None:
+        """End the trace of this process, if there is one."""
+        ring, self._writer.trace, trace.ring = self._writer.trace, None, None
+        if ring is not None:
+            ring.close()
 
     def answer(self, number: int) -> None:
         """Write the stack of the main thread to the record when the process gets signal ``number``.
@@ -182,13 +178,17 @@ class FlightRecord:
 
         Communicators of one rank are left out.
         """
-        words, seconds = self._words, self._seconds
-        for i in range(layout.MOST_COMMUNICATORS):
-            at = layout.COMMUNICATORS // 8 + i * layout.COMMUNICATOR_WORDS
-            entry = words[at + 3] - 1
-            if words[at] and words[at + 1] > 1 and entry >= 0:
-                place = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
-                yield seconds[place + layout.ENTERED], seconds[place + layout.LEFT]
+        for _, size, _, after in self._communicators():
+            if size > 1 and after:
+                at = layout.RECORD_EVENTS + (after - 1) % layout.MOST_EVENTS * layout.EVENT.size
+                *_, began, _, ended = layout.EVENT.unpack_from(self._memory, at)
+                yield began, ended
+
+    def _communicators(self) -> Iterator[list[int]]:
+        for at in range(layout.COMMUNICATORS, layout.SAMPLES, layout.COMMUNICATOR.size):
+            found = self._words[at // 8 : at // 8 + 4].tolist()
+            if found[0]:
+                yield found
 
     def finish(self) -> None:
         """Note that this rank has told the others of its end."""
@@ -199,7 +199,7 @@ class FlightRecord:
         if os.getpid() != self._process:
             return
         self.finish()
-        end_trace()
+        self.end_trace()
         if self.path is not None and not failure.pending():
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -210,6 +210,7 @@ class FlightRecord:
         self._words, self._seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
         self._texts.move(memory)
         self._writer.move(memory)
+        self._writer.trace = None  # its file is that of the parent
 
 
 def _find_main_thread() -> None:
@@ -270,9 +271,8 @@ def current() -> FlightRecord | None:
 
 def end_trace() -> None:
     """End the trace of this process, if there is one."""
-    traced, trace.ring = trace.ring, None
-    if traced is not None:
-        traced.close()
+    if _record is not None:
+        _record.end_trace()
 
 
 def note(text: str) -> None:
@@ -329,11 +329,7 @@ def _memory() -> tuple[str | None, int | None, mmap.mmap]:
     except OSError:
         return None, None, mmap.mmap(-1, layout.STACKS)
     try:
-        os.posix_fallocate(
-            descriptor, 0, layout.STACKS
-        )  # a lack of memory is an error here, not a SIGBUS later
-        return path, descriptor, mmap.mmap(descriptor, layout.STACKS)
+        return path, descriptor, mapped(descriptor, path, layout.STACKS)
     except (OSError, ValueError):
         os.close(descriptor)
-        os.unlink(path)
         return None, None, mmap.mmap(-1, layout.STACKS)

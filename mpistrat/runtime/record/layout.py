@@ -1,22 +1,25 @@
-"""The layout of a flight record: one file for each rank, of 8-byte words in the order of the machine.
+"""The layout of a flight record and of a trace: one file for each rank, in the byte order of the machine.
 
-A record is a header, a table of communicators, a ring of collectives, two tables of texts, and a ring of steps. Stacks
-that faulthandler writes follow. A writer fills an entry before it publishes the entry's number, so a reader may look
-at any time, also after the writer was killed.
+Both have a header, a table of communicators, samples of the clock, a ring of steps, a table of texts, and a ring of
+events. A trace has room for more texts and events. A flight record is followed by stacks, which faulthandler writes. A
+writer fills an event before it publishes the number of events, so a reader may look at any time, also after the writer
+was killed.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 
-FOLDER = "/dev/shm"
+FOLDER = "/dev/shm"  # of flight records
 PREFIX = "mpistrat-record-"
+SUFFIX = ".mpistrat-trace"
 MAGIC = 0x6D70697374726174  # "mpistrat"
-VERSION = 1
+VERSION = 2
 
 
 class Word(enum.IntEnum):
-    """The place of each number of the header. Those with a comment are floats, in seconds."""
+    """The place of each number of the header, of 8 bytes. Those with a comment are floats, in seconds."""
 
     MAGIC = 0
     VERSION = 1
@@ -30,9 +33,9 @@ class Word(enum.IntEnum):
     PHASE_SINCE = 9  # float, by the monotonic clock of the node
     HEARTBEAT = 10  # float, by the monotonic clock of the node
     BEAT_EVERY = 11  # float
-    CLOCK = 12  # float, what to add to the monotonic clock for the time since the epoch
-    ENTRIES = 13  # collectives that were entered
-    TEXTS = 14  # texts that were written
+    EPOCH = 12  # float, what to add to the monotonic clock for the time since the epoch
+    CAPACITY = 13  # events of the ring
+    EVENTS = 14  # events that were written, of which the ring has the last
     STEPS = 15
     STEP_SINCE = 16  # float
     BYTES = 17  # that collectives were given, total
@@ -44,6 +47,11 @@ class Word(enum.IntEnum):
     ASKED = 21  # how often another process has asked for the stacks of all threads
     ANSWERED = 22  # how often they were written
     KEPT_LOCK = 23  # whether the main thread let the watchdog wait for the interpreter's lock before this beat: 1 or 0
+    CLOCK = 24  # a number that is equal for processes with the same monotonic clock
+    BEGAN = 25  # float, when the trace began, by the monotonic clock
+    ENDED = 26  # float; 0 if the trace did not end: the process was killed, or still runs
+    COMMUNICATORS = 27  # of a trace: it has those that were freed, too
+    SAMPLES = 28
 
 
 class Phase(enum.IntEnum):
@@ -57,36 +65,55 @@ class Phase(enum.IntEnum):
     SERVING = 5  # a coordinator, as a worker or a parameter server
 
 
+class Kind(enum.IntEnum):
+    """What an event is. A flight record has collectives only."""
+
+    COLLECTIVE = 0
+    INPUT_WAIT = 1
+    SAVE = 2
+    REDUCE_PACK = 3
+    REDUCE_UNPACK = 4
+    REDUCE_WIRE = 5  # the wait for a reduction in flight
+    STEP = 6  # the end of a step
+
+
 # --- texts of the header: a length of 8 bytes, then the text -------------------------------------------
 
 HOST, LAUNCH, JOB, PROGRAM, NOTE = (1024 + 192 * i for i in range(5))
 TEXT_BYTES = 184  # the longest text
 
-# --- communicators: token, size, this rank, 1 + number of the entry that this rank is in or left last ----
+# --- communicators: token, size, this rank, 1 + number of the event that this rank is in or left last ----
 
 COMMUNICATORS = 2048
-MOST_COMMUNICATORS = 32
-COMMUNICATOR_WORDS = 8
+MOST_COMMUNICATORS = 120
+COMMUNICATOR = struct.Struct("=4q")
+NO_COMMUNICATOR = 255
 
-# --- the ring of collectives ---------------------------------------------------------------------------
+# --- samples: the time by this clock, what the clock of the first rank is ahead, how exactly, that clock ---
 
-RING = 4096
-RING_ENTRIES = 512
-ENTRY_WORDS = (
-    8  # number, communicator, operation, place, bytes, entered, met, left: the last three are floats
-)
-NUMBER, COMMUNICATOR, OPERATION, PLACE, NBYTES, ENTERED, MET, LEFT = range(ENTRY_WORDS)
-
-# --- texts: operations and places. The number of a text, a length, the text ------------------------------
-
-TEXTS = RING + RING_ENTRIES * ENTRY_WORDS * 8
-MOST_TEXTS = 192
-SLOT_BYTES = 16 + TEXT_BYTES
+SAMPLES = COMMUNICATORS + MOST_COMMUNICATORS * COMMUNICATOR.size
+MOST_SAMPLES = 32
+SAMPLE = struct.Struct("=3dq")
 
 # --- the ring of steps: seconds in all, in collectives, in input, in saving ---------------------------------
 
-STEPS = TEXTS + MOST_TEXTS * SLOT_BYTES
-RING_STEPS = 200
-STEP_WORDS = 4
+STEPS = SAMPLES + MOST_SAMPLES * SAMPLE.size
+MOST_STEPS = 200
+STEP = struct.Struct("=4d")
 
-STACKS = -(-(STEPS + RING_STEPS * STEP_WORDS * 8) // 4096) * 4096  # where stacks begin: the size of the rest
+# --- texts: operations and places. The number of a text, a length, the text ------------------------------
+
+TEXTS = STEPS + MOST_STEPS * STEP.size
+SLOT_BYTES = 16 + TEXT_BYTES
+RECORD_TEXTS, TRACE_TEXTS = 192, 1024
+
+# --- the ring: kind, communicator, thread, operation, place, number, bytes, began, met, ended --------------
+
+EVENT = struct.Struct("=BBHII4xqqddd")
+MET, ENDED = 40, 48  # places in an event
+RECORD_EVENTS, TRACE_EVENTS = (TEXTS + slots * SLOT_BYTES for slots in (RECORD_TEXTS, TRACE_TEXTS))
+MOST_EVENTS = 512  # of a flight record
+
+STACKS = (
+    -(-(RECORD_EVENTS + MOST_EVENTS * EVENT.size) // 4096) * 4096
+)  # the size of the rest of a flight record

@@ -8,7 +8,6 @@ import struct
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mpistrat.runtime.process import process_facts
 from mpistrat.runtime.record import layout
@@ -190,11 +189,11 @@ def parse(data: bytes, path: str = "") -> Record | None:
     """Return the record that a file or memory holds, or None if it does not hold a complete one."""
     if len(data) < layout.STACKS:
         return None
-    words = memoryview(data).cast("q")
-    if words[Word.MAGIC] != layout.MAGIC or words[Word.VERSION] != layout.VERSION:
+    contents = RecordBytes(data, layout.RECORD_TEXTS)
+    if not (contents.is_valid and contents.is_of_this_version):
         return None
     try:
-        return _Reader(data).record(path)
+        return _record(contents, path)
     except ValueError:  # a phase or a text that does not exist: damaged
         return None
 
@@ -249,81 +248,116 @@ def stacks(path: str | Path, start: int) -> str:
         return ""
 
 
-class _Reader:
-    def __init__(self, data: bytes):
-        self._data = data
-        self._words = memoryview(data).cast("q")
-        self._seconds = memoryview(data).cast("d")
+class RecordBytes:
+    """The bytes of a flight record or a trace, at one time. They may be damaged.
 
-    def record(self, path: str) -> Record:
-        words, seconds = self._words, self._seconds
-        tokens = [words[self._home(i)] for i in range(layout.MOST_COMMUNICATORS)]
-        first = max(0, (last := words[Word.ENTRIES]) - layout.RING_ENTRIES)
-        entries = tuple(self._entry(i, tokens) for i in range(first, last))
-        return Record(
-            path=path,
-            pid=words[Word.PID],
-            started=words[Word.STARTED],
-            rank=words[Word.RANK],
-            size=words[Word.SIZE],
-            main_thread=words[Word.MAIN_THREAD],
-            signal=words[Word.SIGNAL],
-            host=self._text(layout.HOST),
-            launch=self._text(layout.LAUNCH),
-            job=self._text(layout.JOB),
-            program=self._text(layout.PROGRAM),
-            note=self._text(layout.NOTE),
-            phase=Phase(words[Word.PHASE]),
-            phase_since=seconds[Word.PHASE_SINCE],
-            heartbeat=seconds[Word.HEARTBEAT],
-            beat_every=seconds[Word.BEAT_EVERY],
-            clock=seconds[Word.CLOCK],
-            step=words[Word.STEPS],
-            step_since=seconds[Word.STEP_SINCE],
-            bytes=words[Word.BYTES],
-            moves=None if words[Word.MOVES] < 0 else bool(words[Word.MOVES]),
-            exit_status=words[Word.EXIT_STATUS] - 1 if words[Word.EXIT_STATUS] else None,
-            out_of_memory_kills=words[Word.OUT_OF_MEMORY_KILLS] - 1
-            if words[Word.OUT_OF_MEMORY_KILLS]
-            else None,
-            memberships=tuple(self._membership(i, tokens) for i, token in enumerate(tokens) if token),
-            steps=self._steps(),
-            entries=entries,
-            kept_lock=bool(words[Word.KEPT_LOCK]),
+    Parameters
+    ----------
+    data : bytes
+        At least all that lies before the events.
+    texts : int
+        The texts for which the table has room.
+
+    Attributes
+    ----------
+    words, seconds : memoryview
+    """
+
+    def __init__(self, data: bytes, texts: int):
+        self._data, self._texts = data, texts
+        whole = memoryview(data)[: len(data) // 8 * 8]
+        self.words, self.seconds = whole.cast("q"), whole.cast("d")
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether a record or a trace lies here that was begun."""
+        return self.words[Word.MAGIC] == layout.MAGIC
+
+    @property
+    def is_of_this_version(self) -> bool:
+        """Whether this version of the package wrote it."""
+        return self.words[Word.VERSION] == layout.VERSION
+
+    def communicator(self, index: int) -> tuple[int, int, int, int]:
+        """Return the token, the size, this rank, and 1 + the number of the last event of a communicator."""
+        at = layout.COMMUNICATORS + index * layout.COMMUNICATOR.size
+        token, size, rank, after = layout.COMMUNICATOR.unpack_from(self._data, at)
+        return token, size, rank, after
+
+    def step(self, number: int) -> tuple[float, float, float, float]:
+        """Return what a step took: seconds in all, in collectives, in input, in saving."""
+        at = layout.STEPS + number % layout.MOST_STEPS * layout.STEP.size
+        total, collectives, input, saving = layout.STEP.unpack_from(self._data, at)
+        return total, collectives, input, saving
+
+    def event(self, at: int) -> tuple[int, int, int, int, int, int, int, float, float, float]:
+        """Return the fields of an event, in the order of `layout.EVENT`."""
+        found: tuple[int, int, int, int, int, int, int, float, float, float] = layout.EVENT.unpack_from(
+            self._data, at
         )
+        return found
 
-    @staticmethod
-    def _home(index: int) -> int:
-        return layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS
-
-    def _membership(self, index: int, tokens: list[int]) -> Membership:
-        token, size, rank, after = self._words[self._home(index) : self._home(index) + 4].tolist()
-        return Membership(token, size, rank, self._entry(after - 1, tokens) if after else None)
-
-    def _entry(self, entry: int, tokens: list[int]) -> Entry:
-        at = layout.RING // 8 + entry % layout.RING_ENTRIES * layout.ENTRY_WORDS
-        number, communicator, operation, place, nbytes = self._words[at : at + 5].tolist()
-        entered, met, left = self._seconds[at + 5 : at + 8].tolist()
-        token = tokens[communicator] if 0 <= communicator < len(tokens) else 0
-        return Entry(
-            token, number, self._of_table(operation), self._of_table(place), nbytes, entered, met, left
-        )
-
-    def _steps(self) -> tuple[tuple[float, float, float, float], ...]:
-        count = self._words[Word.STEPS]
-        found: list[Any] = []
-        for step in range(max(0, count - layout.RING_STEPS), count):
-            at = layout.STEPS // 8 + step % layout.RING_STEPS * layout.STEP_WORDS
-            found.append(tuple(self._seconds[at : at + layout.STEP_WORDS].tolist()))
-        return tuple(found)
-
-    def _text(self, offset: int) -> str:
-        length = min(self._words[offset // 8], layout.TEXT_BYTES)
+    def header_text(self, offset: int) -> str:
+        """Return a text of the header."""
+        length = min(max(0, self.words[offset // 8]), layout.TEXT_BYTES)
         return self._data[offset + 8 : offset + 8 + length].decode(errors="replace")
 
-    def _of_table(self, number: int) -> str:
+    def text(self, number: int) -> str:
         """Return a text of the table, or an empty one if another has taken its place."""
-        offset = layout.TEXTS + number % layout.MOST_TEXTS * layout.SLOT_BYTES
-        if not number or self._words[offset // 8] != number:
+        offset = layout.TEXTS + number % self._texts * layout.SLOT_BYTES
+        if not number or self.words[offset // 8] != number:
             return ""
-        return self._text(offset + 8)
+        return self.header_text(offset + 8)
+
+
+def _record(contents: RecordBytes, path: str) -> Record:
+    words, seconds = contents.words, contents.seconds
+    communicators = [contents.communicator(i) for i in range(layout.MOST_COMMUNICATORS)]
+    tokens = [token for token, *_ in communicators]
+    first = max(0, (last := words[Word.EVENTS]) - layout.MOST_EVENTS)
+    entries = tuple(_entry(contents, i, tokens) for i in range(first, last))
+    return Record(
+        path=path,
+        pid=words[Word.PID],
+        started=words[Word.STARTED],
+        rank=words[Word.RANK],
+        size=words[Word.SIZE],
+        main_thread=words[Word.MAIN_THREAD],
+        signal=words[Word.SIGNAL],
+        host=contents.header_text(layout.HOST),
+        launch=contents.header_text(layout.LAUNCH),
+        job=contents.header_text(layout.JOB),
+        program=contents.header_text(layout.PROGRAM),
+        note=contents.header_text(layout.NOTE),
+        phase=Phase(words[Word.PHASE]),
+        phase_since=seconds[Word.PHASE_SINCE],
+        heartbeat=seconds[Word.HEARTBEAT],
+        beat_every=seconds[Word.BEAT_EVERY],
+        clock=seconds[Word.EPOCH],
+        step=words[Word.STEPS],
+        step_since=seconds[Word.STEP_SINCE],
+        bytes=words[Word.BYTES],
+        moves=None if words[Word.MOVES] < 0 else bool(words[Word.MOVES]),
+        exit_status=words[Word.EXIT_STATUS] - 1 if words[Word.EXIT_STATUS] else None,
+        out_of_memory_kills=words[Word.OUT_OF_MEMORY_KILLS] - 1 if words[Word.OUT_OF_MEMORY_KILLS] else None,
+        memberships=tuple(
+            Membership(token, size, rank, _entry(contents, after - 1, tokens) if after else None)
+            for token, size, rank, after in communicators
+            if token
+        ),
+        steps=_steps(contents),
+        entries=entries,
+        kept_lock=bool(words[Word.KEPT_LOCK]),
+    )
+
+
+def _entry(contents: RecordBytes, event: int, tokens: list[int]) -> Entry:
+    at = layout.RECORD_EVENTS + event % layout.MOST_EVENTS * layout.EVENT.size
+    _, communicator, _, operation, place, number, nbytes, *times = contents.event(at)
+    token = tokens[communicator] if communicator < len(tokens) else 0
+    return Entry(token, number, contents.text(operation), contents.text(place), nbytes, *times)
+
+
+def _steps(contents: RecordBytes) -> tuple[tuple[float, float, float, float], ...]:
+    count = contents.words[Word.STEPS]
+    return tuple(contents.step(step) for step in range(max(0, count - layout.MOST_STEPS), count))

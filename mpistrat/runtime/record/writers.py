@@ -1,4 +1,4 @@
-"""What writes the entries of a flight record, and the texts that entries name.
+"""What a process writes to its flight record, and to its trace if there is one.
 
 `Flight.enter`, `meet` and `leave` together take 0.9 us. So they read names of this file instead of `layout` and `Word`,
 and what several of them need lies in slots.
@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import struct
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpistrat.runtime.process.own_files import is_own
 from mpistrat.runtime.record import layout
-from mpistrat.runtime.record.layout import Phase, Word
-from mpistrat.runtime.trace import ring as trace
-from mpistrat.runtime.trace.layout import NO_COMMUNICATOR, Kind
+from mpistrat.runtime.record.layout import NO_COMMUNICATOR, Kind, Phase, Word
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.record.ring import TraceRing
 
 _now, _frame_of = time.monotonic, sys._getframe
-_pack_entry, _pack_step = struct.Struct("=5q3d").pack_into, struct.Struct("=4d").pack_into
-_RING, _ENTRIES, _ENTRY_BYTES = layout.RING, layout.RING_ENTRIES, layout.ENTRY_WORDS * 8
-_STEPS, _MOST_STEPS, _STEP_BYTES = layout.STEPS, layout.RING_STEPS, layout.STEP_WORDS * 8
-_AT_ENTRIES, _AT_BYTES = int(Word.ENTRIES), int(Word.BYTES)  # a number: an enum takes 30 ns more as an index
+_pack_event, _pack_step = layout.EVENT.pack_into, layout.STEP.pack_into
+_EVENTS, _MOST_EVENTS, _EVENT_BYTES = layout.RECORD_EVENTS, layout.MOST_EVENTS, layout.EVENT.size
+_STEPS, _MOST_STEPS, _STEP_BYTES = layout.STEPS, layout.MOST_STEPS, layout.STEP.size
+_AT_EVENTS, _AT_BYTES = int(Word.EVENTS), int(Word.BYTES)  # a number: an enum takes 30 ns more as an index
 _AT_STEPS, _AT_STEP_SINCE = int(Word.STEPS), int(Word.STEP_SINCE)
 _AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
-_MET, _LEFT = layout.MET, layout.LEFT
+_MET, _ENDED = layout.MET // 8, layout.ENDED // 8
+_COLLECTIVE = int(Kind.COLLECTIVE)
 _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
 
 
@@ -50,16 +53,19 @@ class Described(Protocol):
 
 
 class Texts:
-    """The texts in the memory of a record. A text of the table gives its place to another, long after.
+    """The texts in the memory of a record or a trace. A text of the table gives its place to another, long after.
 
     Parameters
     ----------
     memory : mmap.mmap
+    most : int
+        The texts for which the table has room.
     """
 
-    def __init__(self, memory: mmap.mmap):
+    def __init__(self, memory: mmap.mmap, most: int):
+        self._most = most
         self._numbers = itertools.count(1).__next__
-        self._owners: list[Callable[[], object]] = [_nothing] * layout.MOST_TEXTS
+        self._owners: list[Callable[[], object]] = [_nothing] * most
         self.move(memory)
 
     def move(self, memory: mmap.mmap) -> None:
@@ -72,12 +78,12 @@ class Texts:
         self._bytes[offset + 8 : offset + 8 + len(data)] = data
         self._words[offset // 8] = len(data)
 
-    def add(self, text: str, forget: Callable[[], object]) -> int:
+    def add(self, text: str, forget: Callable[[], object] | None = None) -> int:
         """Return the number of a new text. ``forget`` is called when the text gives its place to another."""
         number = self._numbers()
-        slot = number % layout.MOST_TEXTS
+        slot = number % self._most
         self._owners[slot]()
-        self._owners[slot] = forget
+        self._owners[slot] = forget or _nothing
         offset = layout.TEXTS + slot * layout.SLOT_BYTES
         self._words[offset // 8] = 0
         data = text.encode(errors="replace")
@@ -99,8 +105,37 @@ class Texts:
 
     def of(self, number: int) -> str:
         """Return a text that is in the table."""
-        at = layout.TEXTS + number % layout.MOST_TEXTS * layout.SLOT_BYTES
+        at = layout.TEXTS + number % self._most * layout.SLOT_BYTES
         return bytes(self._bytes[at + 16 : at + 16 + self._words[at // 8 + 1]]).decode(errors="replace")
+
+
+def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
+    """Return the memory of a new file. Remove the file if the memory cannot be reserved.
+
+    Raises
+    ------
+    OSError
+        If the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    except (OSError, ValueError):
+        os.unlink(path)
+        raise
+
+
+def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity: int) -> None:
+    """Fill what the headers of a record and of a trace have in common, but for the word that makes it valid."""
+    words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
+    words[Word.VERSION] = layout.VERSION
+    words[Word.PID] = os.getpid()
+    words[Word.RANK], words[Word.SIZE] = rank, size
+    words[Word.CAPACITY] = capacity
+    seconds[Word.EPOCH] = time.time() - time.monotonic()
+    texts.write(layout.HOST, socket.gethostname())
+    arguments = getattr(sys, "argv", [])  # an embedded interpreter has none
+    texts.write(layout.PROGRAM, " ".join(arguments[:4]))
 
 
 class Sites:
@@ -175,10 +210,10 @@ class Flight:
 
     def __init__(self, writer: Writer, index: int, token: int, size: int, rank: int):
         self._writer, self._index, self._communicator = writer, index, (token, size, rank)
-        self._home = layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS + 3
-        self._at, self._inside = layout.RING, False
+        self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
+        self._at, self._inside = _EVENTS, False
         self._entered, self._met, self._nbytes = 0.0, 0.0, 0
-        self._ring: trace.TraceRing | None = None  # with the event of this entry
+        self._ring: TraceRing | None = None  # with the event of this entry
         self._event = 0
 
     def enter(self, operation: Any, number: int) -> None:
@@ -200,18 +235,20 @@ class Flight:
         if not is_same:
             place = writer.sites.find(operation)
         entry = writer.next_entry()
-        self._at = at = _RING + entry % _ENTRIES * _ENTRY_BYTES
+        self._at = at = _EVENTS + entry % _MOST_EVENTS * _EVENT_BYTES
         self._nbytes = nbytes = operation.nbytes
         self._entered = entered = _now()
         text = operation.record or writer.texts.add_operation(operation)
-        _pack_entry(writer.memory, at, number, self._index, text, place, nbytes, entered, 0.0, 0.0)
+        _pack_event(
+            writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0
+        )
         words = writer.words
-        words[self._home] = words[_AT_ENTRIES] = entry + 1
+        words[self._home] = words[_AT_EVENTS] = entry + 1
         self._inside, self._met = True, 0.0
-        if (ring := trace.ring) is not None:
+        if (ring := writer.trace) is not None:
             whose, text_of = ring.communicator(*self._communicator), writer.texts.of
             what, where = ring.text(text, text_of), ring.text(place, text_of)
-            self._event = ring.begin(Kind.COLLECTIVE, whose, number, what, where, nbytes, entered)
+            self._event = ring.begin(_COLLECTIVE, whose, number, what, where, nbytes, entered)
             self._ring = ring
 
     def meet(self) -> None:
@@ -224,7 +261,7 @@ class Flight:
         if self._inside:
             self._inside = False
             writer, time = self._writer, _now()
-            writer.seconds[(self._at >> 3) + _LEFT] = time
+            writer.seconds[(self._at >> 3) + _ENDED] = time
             writer.in_collectives += time - self._entered
             writer.total_bytes = total = writer.total_bytes + self._nbytes
             writer.words[_AT_BYTES] = total
@@ -259,6 +296,8 @@ class Writer:
         longer.
     total_bytes : int
         That collectives were given.
+    trace : TraceRing or None
+        It gets what the record gets, and keeps more of it.
     """
 
     __slots__ = (
@@ -275,6 +314,7 @@ class Writer:
         "sites",
         "texts",
         "total_bytes",
+        "trace",
         "words",
     )
 
@@ -290,7 +330,8 @@ class Writer:
             0.0,
         )  # time, in collectives, in input, in saving: when the last step ended
         self._unit = self._steps = 0
-        self._phase_ring: trace.TraceRing | None = None  # with the event of the present phase
+        self.trace: TraceRing | None = None
+        self._phase_ring: TraceRing | None = None  # with the event of the present phase
         self._phase_event = 0
         self.move(memory)
 
@@ -306,15 +347,15 @@ class Writer:
         """Add a communicator whose ranks share a random number. Return None if there are too many communicators."""
         words = self.words
         for index in range(layout.MOST_COMMUNICATORS):
-            home = layout.COMMUNICATORS // 8 + index * layout.COMMUNICATOR_WORDS
+            home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8
             if not words[home]:
                 break
         else:
             return None
         words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
         words[home] = token
-        if trace.ring is not None:
-            trace.ring.communicator(token, size, rank)
+        if self.trace is not None:
+            self.trace.communicator(token, size, rank)
         return Flight(self, index, token, size, rank)
 
     def step(self, unit: int) -> None:
@@ -346,8 +387,8 @@ class Writer:
             self._steps += 1
             self.words[_AT_STEPS] = self._steps
         self.seconds[_AT_STEP_SINCE] = now
-        if trace.ring is not None:
-            trace.ring.begin(Kind.STEP, NO_COMMUNICATOR, self._steps, 0, 0, 0, now)
+        if self.trace is not None:
+            self.trace.begin(Kind.STEP, NO_COMMUNICATOR, self._steps, 0, 0, 0, now)
 
     def phase(self, phase: int) -> int:
         """Begin a phase, and return the former one."""
@@ -355,10 +396,10 @@ class Writer:
         if self._phase_ring is not None:
             self._phase_ring.end(self._phase_event, 0.0, now)
             self._phase_ring = None
-        if trace.ring is not None and phase in _TRACED_PHASES:
+        if self.trace is not None and phase in _TRACED_PHASES:
             kind = _TRACED_PHASES[phase]
-            self._phase_event = trace.ring.begin(kind, NO_COMMUNICATOR, 0, 0, 0, 0, now)
-            self._phase_ring = trace.ring
+            self._phase_event = self.trace.begin(kind, NO_COMMUNICATOR, 0, 0, 0, 0, now)
+            self._phase_ring = self.trace
         self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
         self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
         return last

@@ -60,13 +60,13 @@ def test_one_line_that_calls_through_several_functions(strategy):
 def test_more_lines_than_the_record_keeps(strategy):
     """Texts give their places to others; a line that comes again gets a new one."""
     functions = []
-    for i in range(layout.MOST_TEXTS + 10):
+    for i in range(layout.RECORD_TEXTS + 10):
         namespace = {"strategy": strategy, "ONE": ONE}
         code = f"def line_{i}():\n    strategy.reduce('SUM', ONE, axis=None)\n"
         exec(compile(code, "program", "exec"), namespace)
         functions.append(namespace[f"line_{i}"])
     for function in functions:
         function()
-    for i in (0, 1, layout.MOST_TEXTS, 0):
+    for i in (0, 1, layout.RECORD_TEXTS, 0):
         functions[i]()
         assert places(1) == [f"2 in line_{i}"]

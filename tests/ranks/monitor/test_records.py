@@ -51,21 +51,21 @@ def test_the_line_is_that_of_the_innermost_code_of_the_program(strategy):
 
 
 def test_the_ring_keeps_the_last_collectives(strategy):
-    for _ in range(layout.RING_ENTRIES + 10):
+    for _ in range(layout.MOST_EVENTS + 10):
         strategy.barrier()
     entries = own().entries
-    assert len(entries) == layout.RING_ENTRIES
+    assert len(entries) == layout.MOST_EVENTS
     assert [each.number for each in entries] == list(
         range(entries[0].number, entries[0].number + len(entries))
     )
 
 
 def test_many_operations_and_lines_find_room(strategy):
-    for length in range(layout.MOST_TEXTS + 5):
+    for length in range(layout.RECORD_TEXTS + 5):
         strategy.reduce("SUM", np.ones(length + 1), axis=None)
     entries = own().entries
-    assert entries[-1].operation == f"all_reduce SUM float64[{layout.MOST_TEXTS + 5}]"
-    assert {each.operation for each in entries[:3]} == {""} or len(entries) < layout.RING_ENTRIES
+    assert entries[-1].operation == f"all_reduce SUM float64[{layout.RECORD_TEXTS + 5}]"
+    assert {each.operation for each in entries[:3]} == {""} or len(entries) < layout.MOST_EVENTS
 
 
 def test_a_call_that_was_left_by_an_error_is_noted(strategy):

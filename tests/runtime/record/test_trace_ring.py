@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mpistrat.cli.trace import files
-from mpistrat.runtime.trace import clock, layout, ring
-from mpistrat.runtime.trace.layout import Kind
-from mpistrat.runtime.trace.ring import TraceRing
+from mpistrat.runtime.record import clock, layout, ring
+from mpistrat.runtime.record.layout import Kind
+from mpistrat.runtime.record.ring import TraceRing
 
-SMALL = layout.EVENTS + 100 * layout.EVENT.size
+SMALL = layout.TRACE_EVENTS + 100 * layout.EVENT.size
 
 
 def text_of(number):
