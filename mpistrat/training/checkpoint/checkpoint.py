@@ -14,6 +14,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
+from mpistrat.runtime.local_path import local_path
 from mpistrat.training.checkpoint.object_graph import (
     Node,
     Stateful,
@@ -199,7 +200,7 @@ class Checkpoint:
         self._waiting = None
         if save_path is None:
             return Status(None)
-        waiting = _Waiting(self, Path(save_path))
+        waiting = _Waiting(self, local_path(save_path))
         counter = waiting.restore()
         if counter is not None:
             self._saves = counter

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.data import DataFileError
 from mpistrat.runtime.atomic_file import appearing
+from mpistrat.runtime.local_path import local_path
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.variables import of_file, ranks_of
 
@@ -111,7 +112,7 @@ class CheckpointManager:
             )
         if not _NAME.fullmatch(f"{checkpoint_name}-1"):
             raise ValueError(f"checkpoint_name must be a name without '/', not {checkpoint_name!r}")
-        self._checkpoint, self._directory = checkpoint, Path(directory)
+        self._checkpoint, self._directory = checkpoint, local_path(directory)
         self._name, self._most = checkpoint_name, max_to_keep
         self._preserving = (
             math.inf if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR
@@ -243,7 +244,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     ...     print(latest_checkpoint(folder))
     None
     """
-    directory = Path(checkpoint_dir)
+    directory = local_path(checkpoint_dir)
     found = of_file(ranks_of((), "latest_checkpoint")[0], lambda: _read_list(directory))
     return str(directory / found.names[-1]) if found is not None and found.names else None
 

@@ -206,9 +206,7 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     topology, replicas = _prepared(named, "load")
     sequence = topology.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        for leaf, value in zip(
-            named.values(), _loaded(topology, replicas, _likes(named), file), strict=True
-        ):
+        for leaf, value in zip(named.values(), _loaded(topology, replicas, _likes(named), file), strict=True):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except BaseException as error:
         topology.left_call("load", type(error), sequence)

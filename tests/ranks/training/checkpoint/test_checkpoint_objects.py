@@ -239,6 +239,13 @@ def test_a_file_with_something_else(strategy, tmp_path, name, content):
     assert (float(v), generator.bit_generator.state) == (1.0, before)
 
 
+def test_a_url_is_not_a_path(strategy, tmp_path):
+    checkpoint = Checkpoint(v=variable(strategy, 1.0))
+    for call in (checkpoint.save, checkpoint.restore, lambda url: CheckpointManager(checkpoint, url, 1)):
+        with pytest.raises(ValueError, match="s3://"):
+            call("s3://bucket/c")
+
+
 def test_a_save_that_fails_does_not_count(strategy, tmp_path):
     checkpoint = Checkpoint(v=variable(strategy, 1.0))
     if RANK == 0:
