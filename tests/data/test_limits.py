@@ -1,5 +1,6 @@
 """Files of a few bytes that describe more than a memory holds."""
 
+import json
 import resource
 import sys
 import time
@@ -50,6 +51,15 @@ def test_a_store_of_many_chunks(tmp_path, shape):
     zarr = pytest.importorskip("zarr", reason="zarr is not installed")
     zarr.open(str(tmp_path / "a.zarr"), mode="w", shape=shape, chunks=(1,) * len(shape), dtype="i8")
     with pytest.raises(DataFileError, match=r"a\.zarr.* MPISTRAT_DATA_BLOCKS"):
+        len(Dataset.from_zarr(tmp_path / "a.zarr", "."))
+
+
+def test_a_store_of_negative_length(tmp_path):
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
+    zarr.open(str(tmp_path / "a.zarr"), mode="w", shape=4, chunks=4, dtype="i8")
+    (path,) = (each for name in (".zarray", "zarr.json") if (each := tmp_path / "a.zarr" / name).exists())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "shape": [-4]}))
+    with pytest.raises(DataFileError, match=r"a\.zarr"):
         len(Dataset.from_zarr(tmp_path / "a.zarr", "."))
 
 

@@ -135,3 +135,12 @@ def test_a_manifest_names_no_file_that_the_data_file_does_not_name(folder):
     manifest.write_text(json.dumps(kept))
     with pytest.raises(DataFileError, match=r"a\.json' is stale: file .*a\.h5' has another description"):
         list(Dataset.from_hdf5(folder / "a.h5", "x", manifest=manifest))
+
+
+def test_a_virtual_dataset_of_itself(folder):
+    with h5py.File(folder / "a.h5", "w") as file:
+        virtual(file, "b.h5")
+    with h5py.File(folder / "b.h5", "w") as file:
+        virtual(file, "a.h5")
+    with pytest.raises(DataFileError, match=r"a\.h5', dataset 'x': its rows would lie in itself"):
+        len(Dataset.from_hdf5(folder / "a.h5", "x"))

@@ -31,6 +31,9 @@ class Locator:
     def __init__(self, path: str):
         self._path = path
         self._numbers = {os.path.abspath(path): 0}
+        self._virtual: list[
+            tuple[str, str | None]
+        ] = []  # those that are being located, from the outer one on
         self.others: list[OtherFile] = []
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
@@ -43,10 +46,16 @@ class Locator:
         """
         home = dataset.file.filename
         number = self.number(home)
-        if dataset.is_virtual:
-            return virtual_hdf5.locate(self.locate, home, dataset, where)
-        kind = dataset.id.get_create_plist().get_layout()
         found: Layout
+        if dataset.is_virtual:
+            key = os.path.realpath(home), dataset.name
+            if key in self._virtual:
+                raise DataFileError(f"{where}: its rows would lie in itself; fix: write it again")
+            self._virtual.append(key)
+            found = virtual_hdf5.locate(self.locate, home, dataset, where)
+            self._virtual.pop()
+            return found
+        kind = dataset.id.get_create_plist().get_layout()
         if dataset.shape[0] == 0 or dataset.size == 0:
             found = ThroughHdf5("it is empty")
         elif kind == h5py.h5d.CONTIGUOUS:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.data import limits
+from mpistrat.data.errors import DataFileError
 from mpistrat.data.rows.blocks import WholeChunks
 
 
@@ -244,8 +245,10 @@ def check_limits(path: str, record: FileRecord) -> None:
     Raises
     ------
     DataFileError
-        If one is larger than ``mpistrat.rc.data_block_bytes``.
+        If one is larger than ``mpistrat.rc.data_block_bytes``, or if the number of rows is negative.
     """
+    if record.rows < 0:  # zarr 2 takes it from the metadata
+        raise DataFileError.of_file(path, f"it has {record.rows} rows; fix: copy or write it again")
     for column in record.columns:
         where = f"file {path!r}, dataset {column.name!r}"
         limits.check_bytes(column.row_bytes, where, "a row")
