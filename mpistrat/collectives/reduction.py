@@ -17,6 +17,7 @@ import numpy as np
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
+from mpistrat.runtime.agreement.collective_lock import BROKEN
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.cache import Cache
@@ -191,13 +192,11 @@ class Reduction:
             out = exchange(values, word)
             if out is None or (meet_again is not None and not meet_again(topology.later_word(word, 1))):
                 topology.disagree(self._operation)
-            topology.taken = False  # as `end`, without a function
-            if topology.flight is not None:
-                topology.flight.leave()
+            topology.end()
             return out
         except BaseException as error:
-            topology.frame = error.__traceback__.tb_frame  # type: ignore[union-attr]
-            topology.failed(type(error))
+            topology.state = BROKEN  # before a call: a signal handler may raise where a function begins
+            topology.failed(error)
             raise
 
     @whole(attrgetter("_topology"), "all_reduce")

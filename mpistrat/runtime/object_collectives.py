@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.agreement.operation import Operation, Remark, operation
+from mpistrat.runtime.agreement.operation import MismatchError, Operation, Remark, operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.process import mpi
 
@@ -29,8 +29,10 @@ class ObjectCollectives(CollectiveLock):
         sequence = self.sequence
         try:  # as `whole`, without its cost
             self.compare(_BARRIER)
+        except MismatchError:
+            raise
         except BaseException as error:
-            self.left_call("barrier", type(error), sequence)
+            self.left_call("barrier", error, sequence)
             raise
 
     @_whole
@@ -120,8 +122,10 @@ class ObjectCollectives(CollectiveLock):
                 if self.size == 1:
                     return own
                 return bool(self.world.allreduce(own, mpi.start().LAND))
+        except MismatchError:
+            raise
         except BaseException as error:
-            self.left_call("agree", type(error), sequence)
+            self.left_call("agree", error, sequence)
             raise
 
 

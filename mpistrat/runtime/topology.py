@@ -254,8 +254,7 @@ class Topology(ObjectCollectives):
                 each.finish()
         while True:
             try:
-                if not self._left:  # the others may still wait for this rank: without a limit, or to be told
-                    self._given_up = ""
+                self.reopen()  # the others may still wait for this rank: without a limit, or to be told
                 self.compare(_END)
                 self._close_slots()
                 if self.traced:
@@ -277,7 +276,7 @@ class Topology(ObjectCollectives):
         """Give the private communicators back. Collective."""
         program_end.unregister(EndStep.GOODBYES, self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
-        self._given_up = "on a communicator that was freed: make a strategy on one that is not"
+        self.refuse("on a communicator that was freed: make a strategy on one that is not")
         if self.flight is not None and self.size > 1:
             self.flight.end()
         self.memory = None
@@ -379,9 +378,9 @@ def _refuse_in_child() -> None:
 
 def _refuse_all(why: str) -> None:
     """Refuse the collectives of all topologies, later ones too."""
-    Topology._given_up = why
+    Topology.refuse_new(why)
     for topology in list(_topologies):
-        topology._given_up = why
+        topology.refuse(why)
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)

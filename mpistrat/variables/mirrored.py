@@ -12,6 +12,7 @@ from mpistrat import context
 from mpistrat.collectives import moves, structures
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (
     DistributedValues,
@@ -104,8 +105,10 @@ class MirroredVariable(DistributedVariable, Mirrored):
         try:
             (total,) = engine.ops.all_reduce(_SUM, [value], engine.options)
             self._component.write(method, total)
+        except MismatchError:
+            raise
         except BaseException as error:
-            topology.left_call(method, type(error), sequence)
+            topology.left_call(method, error, sequence)
             raise
 
     def _update_combined(self, method: str, value: Any) -> None:
@@ -114,8 +117,10 @@ class MirroredVariable(DistributedVariable, Mirrored):
         sequence = topology.sequence
         try:  # as `whole`, under the name of the method
             self._write_equal(method, self._combined(method, value))
+        except MismatchError:
+            raise
         except BaseException as error:
-            topology.left_call(method, type(error), sequence)
+            topology.left_call(method, error, sequence)
             raise
 
     def _combined(self, method: str, value: Any) -> Any:

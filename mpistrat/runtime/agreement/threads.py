@@ -1,10 +1,8 @@
-"""Threads that must not start collectives, such as the read-ahead thread of a dataset, and what threads run."""
+"""Threads that must not start collectives, such as the read-ahead thread of a dataset."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from types import FrameType
 
 without: set[int] = set()  # identifiers of these threads
 
@@ -22,14 +20,3 @@ def refuse(what: str) -> None:
             f"{what} was called while a batch was made, by a function given to map() perhaps: ranks read at their "
             "own pace, and would not meet; call it between batches, or use prefetch(0)"
         )
-
-
-def is_in(frame: FrameType) -> bool:
-    """Return whether a thread runs the function of this frame, or one that it called."""
-    for at in sys._current_frames().values():
-        each: FrameType | None = at
-        while each is not None:
-            if each is frame:
-                return True
-            each = each.f_back
-    return False

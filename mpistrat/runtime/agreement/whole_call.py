@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
+from mpistrat.runtime.agreement.operation import MismatchError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -18,8 +19,7 @@ def whole(
 
     `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
     collectives of a call, or after the last one. If the program repeats the call, this rank is one call behind the
-    other ranks. Its sequence number must then differ from theirs, so that all ranks raise. Errors that all ranks raise
-    leave the ranks in step.
+    other ranks. Its sequence number must then differ from theirs, so that all ranks raise.
     """
 
     def decorate(method: _Function) -> _Function:
@@ -31,12 +31,10 @@ def whole(
             sequence = ranks.sequence
             try:
                 return method(self, *args, **kwargs)
+            except MismatchError:  # before `left_call`: a signal handler may raise where a function begins
+                raise
             except BaseException as error:
-                try:
-                    ranks.left_call(called, type(error), sequence)
-                except BaseException as interrupt:  # of a signal handler, perhaps where `left_call` begins
-                    ranks.left_call(called, type(interrupt), sequence)
-                    raise
+                ranks.left_call(called, error, sequence)
                 raise
 
         return call  # type: ignore[return-value]

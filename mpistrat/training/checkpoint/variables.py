@@ -17,6 +17,7 @@ from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.engine import Engine
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.local_path import local_path
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.ranges import ranges
@@ -208,8 +209,10 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         for leaf, value in zip(named.values(), _loaded(topology, replicas, _likes(named), file), strict=True):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
+    except MismatchError:
+        raise
     except BaseException as error:
-        topology.left_call("load", type(error), sequence)
+        topology.left_call("load", error, sequence)
         raise
 
 
@@ -257,8 +260,10 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
             likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
             return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, file), strict=True)))
         values = _loaded(topology, replicas, _likes(named), file)
+    except MismatchError:
+        raise
     except BaseException as error:
-        topology.left_call("load_arrays", type(error), sequence)
+        topology.left_call("load_arrays", error, sequence)
         raise
     rebuild = nest.flatten(like)[1]
     return rebuild([_like(value, leaf) for value, leaf in zip(values, named.values(), strict=True)])

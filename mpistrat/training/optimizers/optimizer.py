@@ -14,6 +14,7 @@ from mpistrat import absent, context, representation
 from mpistrat import strategy as strategies
 from mpistrat.collectives import structures
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps
@@ -353,8 +354,10 @@ class Optimizer(ABC):
             if self._accumulation is not None:
                 self._accumulation.clear(mode.strategy)
             flight_record.step(flight_record.UPDATE)
+        except MismatchError:
+            raise
         except BaseException as error:
-            topology.left_call("apply_gradients", type(error), sequence)
+            topology.left_call("apply_gradients", error, sequence)
             raise
         finally:
             del modes[depth:]
