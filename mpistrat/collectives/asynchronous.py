@@ -77,10 +77,10 @@ class PendingAllReduce:
         RuntimeError
             If the all-reduce is not done, and a collective of this communicator was given up before.
         """
-        if self._requests and self._topology.given_up:
+        if self._requests and self._topology.lock.given_up:
             if not self.test():
                 raise RuntimeError(
-                    f"rank {self._topology.rank}: waiting for {self._what} {self._topology.given_up}"
+                    f"rank {self._topology.rank}: waiting for {self._what} {self._topology.lock.given_up}"
                 )
         elif self._requests and self._timeout_seconds is not None:
             self._wait_for(self._timeout_seconds)
@@ -103,7 +103,7 @@ class PendingAllReduce:
                     f"{seconds:g} s: all {topology.size} ranks have begun it, and which of them is behind, or whether "
                     "the wire is, is not known"
                 )
-                topology.give_up("after a time-out", text)
+                topology.lock.give_up("after a time-out", text)
                 raise TimedOutError(f"{text}; fix: see what these do, or allow more by timeout_seconds")
             backoff.pause()
 
@@ -197,7 +197,7 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
                 out[i] = np.empty(key[i][1], dtype)
             return rebuild(out)
 
-        what = f"{operation} (collective number {topology.sequence})"
+        what = f"{operation} (collective number {topology.lock.sequence})"
         pending = PendingAllReduce(topology, what, requests, end, timeout_seconds)
         if topology.size > 1:
             # Kept before it begins: MPI writes to the messages even if a signal handler leaves this call.

@@ -26,7 +26,7 @@ def exact_sum_over_axis(
     """Return the sum over some axes of all ranks' arrays, and the number of their examples. Collective.
 
     The lengths of these axes may differ between ranks. ``dtype`` is that of the sum, of the same kind as that of the
-    array, which is floating point or complex. ``timeout_seconds`` is as in `Topology.turn`.
+    array, which is floating point or complex. ``timeout_seconds`` is as in `CollectiveLock.turn`.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def exact_sum_over_axis(
                 algorithm.reduce(topology, ufunc, piece, piece)
 
         described = operation("all_reduce", "exact", "over an axis to", (dtype, rest))
-        with topology.turn(described, False, timeout_seconds):
+        with topology.lock.turn(described, False, timeout_seconds):
             exchange(np.add, count)
             for part in _parts(len(flat)):
                 exact_sum(_blocks(values[:, part]), flat[part], int(count[0]), exchange)

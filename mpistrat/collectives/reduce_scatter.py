@@ -40,7 +40,7 @@ def reduce_scatter(
     value : numpy.ndarray
         The values of this rank, of the same shape and dtype on all ranks.
     timeout_seconds : float, optional
-        As in `Topology.turn`.
+        As in `CollectiveLock.turn`.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def reduce_scatter(
     # The agreement between nodes takes two barriers, so this slot would be in use again after it.
     meets = tiers and len(flat) > 0 and len(topology.nodes) == 1
     what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
-    with np.errstate(all="ignore"), topology.turn(what, meets, timeout_seconds):
+    with np.errstate(all="ignore"), topology.lock.turn(what, meets, timeout_seconds):
         if topology.size == 1:
             total = flat.astype(wire)
         elif tiers:
@@ -101,7 +101,7 @@ def _on_two_tiers(
         own, slots = memory.slots(dtype, room * memory.size)
         for i, piece in enumerate(pieces):
             lay(piece, own[i * room : (i + 1) * room])
-        topology.meet()
+        topology.lock.meet()
         count = sum(len(part) for _, part in pieces[memory.rank])
         if count:
             first = memory.rank * room

@@ -42,7 +42,7 @@ class Steps(NamedTuple):
     give_back : callable
         Gets that, and returns the results in the order of the values. Does not communicate.
     meets : bool
-        Whether `combine` calls `Topology.meet` before it communicates in any other way.
+        Whether `combine` calls `CollectiveLock.meet` before it communicates in any other way.
     """
 
     lay_down: Callable[[Sequence[Any]], Any]
@@ -99,7 +99,7 @@ def short_steps(
     more. In this time the ranks of a node could pass five barriers. The difference is larger where several processes
     share a core.
     """
-    memory, ignoring_float_errors = topology.memory, topology.ignoring_float_errors
+    memory, ignoring_float_errors = topology.memory, topology.lock.ignoring_float_errors
     if memory is None:  # the ranks do not share it, or the communicator was freed
         return None
     meeting = algorithm.meeting(topology, message.combine, message.result, message.length)
@@ -165,7 +165,7 @@ class Reduction:
         self._operation = operation
         self._steps = steps
         self._only_for = only_for
-        self._short = None if topology.compares_places else short
+        self._short = None if topology.lock.compares_places else short
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reduction:
         return self  # it belongs to the ranks, which are not copied
@@ -180,23 +180,23 @@ class Reduction:
         Raises
         ------
         MismatchError, TimeoutError, RuntimeError
-            As `Topology.turn`.
+            As `CollectiveLock.turn`.
         """
         short = self._short
         if short is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)
-        topology = self._topology
+        lock = self._topology.lock
         exchange, meet_again = short
-        word = topology.begin(self._operation)
+        word = lock.begin(self._operation)
         try:
             out = exchange(values, word)
-            if out is None or (meet_again is not None and not meet_again(topology.later_word(word, 1))):
-                topology.disagree(self._operation)
-            topology.end()
+            if out is None or (meet_again is not None and not meet_again(lock.later_word(word, 1))):
+                lock.disagree(self._operation)
+            lock.end()
             return out
         except BaseException as error:
-            topology.state = BROKEN  # before a call: a signal handler may raise where a function begins
-            topology.failed(error)
+            lock.state = BROKEN  # before a call: a signal handler may raise where a function begins
+            lock.failed(error)
             raise
 
     @whole(attrgetter("_topology"), "all_reduce")
@@ -204,8 +204,8 @@ class Reduction:
         topology = self._topology
         lay_down, combine, give_back, meets = self._steps
         laid = lay_down(values)
-        with topology.turn(self._operation, meets, timeout_seconds):
-            done = topology.ignoring_float_errors(combine, laid, timeout_seconds)
+        with topology.lock.turn(self._operation, meets, timeout_seconds):
+            done = topology.lock.ignoring_float_errors(combine, laid, timeout_seconds)
         return give_back(done)
 
 
@@ -220,4 +220,4 @@ class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
 
 def prepared(topology: Topology) -> Cache[Hashable, Reduction]:
     """Return the cache of the reductions that were prepared for these ranks."""
-    return topology.slot(Reductions).setdefault(topology.timeout_seconds, Cache(_MOST))
+    return topology.slot(Reductions).setdefault(topology.lock.timeout_seconds, Cache(_MOST))

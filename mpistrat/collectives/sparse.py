@@ -16,7 +16,7 @@ def all_reduce_slices(
 ) -> IndexedSlices:
     """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
 
-    Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `Topology.turn`.
+    Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `CollectiveLock.turn`.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def all_reduce_slices(
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
     dtypes.accumulator(value.dtype, op)
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
-    topology.compare(what, timeout_seconds)
+    topology.lock.compare(what, timeout_seconds)
     rows = moves.gathered(topology, value.values, 0, timeout_seconds)
     indices = moves.gathered(topology, value.indices, 0, timeout_seconds)
     if op is ReduceOp.MEAN:

@@ -29,7 +29,7 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
         On every rank, if the name or the parts differ between ranks.
     """
     if topology.size > 1:
-        topology.compare(operation(name, *parts), timeout_seconds)
+        topology.lock.compare(operation(name, *parts), timeout_seconds)
 
 
 class refusals:

@@ -21,28 +21,41 @@ _ON_FIRST = operation("on_first")
 _whole = whole(lambda ranks: ranks)
 
 
-class ObjectCollectives(CollectiveLock):
-    """The collectives of a communicator that move pickled objects, compare flags, or only wait."""
+class ObjectCollectives:
+    """The collectives of a communicator that move pickled objects, compare flags, or only wait.
+
+    Attributes
+    ----------
+    lock : CollectiveLock
+        What a thread holds in a collective.
+    rank, size, world
+        As of `Topology`, which is one.
+    """
+
+    lock: CollectiveLock
+    rank: int
+    size: int
+    world: Any
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        sequence = self.sequence
+        sequence = self.lock.sequence
         try:  # as `whole`, without its cost
-            self.compare(_BARRIER)
+            self.lock.compare(_BARRIER)
         except MismatchError:
             raise
         except BaseException as error:
-            self.left_call("barrier", error, sequence)
+            self.lock.left_call("barrier", error, sequence)
             raise
 
     @_whole
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return every rank's (pickled) object, in the order of ranks, on every rank."""
         if self.size == 1:
-            with self.turn(_ALL_GATHER_OBJECT):
+            with self.lock.turn(_ALL_GATHER_OBJECT):
                 return [value]
         mine = self.pickled("all_gather_object", value)
-        with self.turn(_ALL_GATHER_OBJECT):
+        with self.lock.turn(_ALL_GATHER_OBJECT):
             told = self.world.allgather(mine)
         return [mpi.start().pickle.loads(each) for each in told]
 
@@ -58,7 +71,7 @@ class ObjectCollectives(CollectiveLock):
             return bytes(mpi.start().pickle.dumps(value))
         except Exception as error:
             if self.size > 1:
-                self.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
+                self.lock.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
             raise
 
     @_whole
@@ -72,10 +85,10 @@ class ObjectCollectives(CollectiveLock):
         """Return the (pickled) object of rank ``root`` on every rank. Messages call the collective ``name``."""
         what = operation(name, root)
         if self.size == 1:
-            with self.turn(what):
+            with self.lock.turn(what):
                 return value
         mine = self.pickled(name, value) if self.rank == root else None
-        with self.turn(what, timeout_seconds=timeout_seconds):
+        with self.lock.turn(what, timeout_seconds=timeout_seconds):
             told = self.world.bcast(mine, root)
         return mpi.start().pickle.loads(told)
 
@@ -92,19 +105,19 @@ class ObjectCollectives(CollectiveLock):
             On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
             RuntimeError.
         """
-        self.compare(what)
+        self.lock.compare(what)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
             result, error = tell(None)
             if error is not None:
                 raise _error(*error)
             return result
-        sequence = self.sequence
+        sequence = self.lock.sequence
         try:
             result = fn()
         except BaseException as error:
             if (
-                self.sequence != sequence
+                self.lock.sequence != sequence
             ):  # `fn` made a collective: the others met it in theirs, and have raised
                 raise
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
@@ -116,16 +129,16 @@ class ObjectCollectives(CollectiveLock):
     def all_true(self, flag: Any) -> bool:
         """Return whether the flag is true on all ranks."""
         own = bool(flag)  # before the collective: a failure here leaves no rank waiting
-        sequence = self.sequence
+        sequence = self.lock.sequence
         try:  # as `whole`, without its cost
-            with self.turn(_AGREE):
+            with self.lock.turn(_AGREE):
                 if self.size == 1:
                     return own
                 return bool(self.world.allreduce(own, mpi.start().LAND))
         except MismatchError:
             raise
         except BaseException as error:
-            self.left_call("agree", error, sequence)
+            self.lock.left_call("agree", error, sequence)
             raise
 
 

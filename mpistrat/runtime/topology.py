@@ -79,8 +79,12 @@ class Topology(ObjectCollectives):
     parent, world, node, rail : mpi4py.MPI.Comm
         The communicator this was made for, a private duplicate, and the two tiers. Only the package itself
         communicates on the last three.
+    lock : CollectiveLock
+        What a thread holds in a collective of these ranks, and by which they agree on it. See `limited`.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
+    compares_variables : bool
+        Whether the ranks compare the copies of variables (``rc.debug``).
     limits : Limits
         Sizes at which collectives change their way.
     key : Key
@@ -91,10 +95,13 @@ class Topology(ObjectCollectives):
         Whether some of the ranks were traced when this was made.
     """
 
+    __slots__ = ("lock",)  # `limited` shares all else
+
     limits = Limits()
+    memory: NodeMemory | None = None
+    compares_variables = False
 
     def __init__(self, parent: Any, split: Split | None = None, limits: Limits | None = None):
-        super().__init__()
         if limits is not None:
             self.limits = limits
         color = None if split is None else _node_of(parent, split)
@@ -104,8 +111,7 @@ class Topology(ObjectCollectives):
 
     def _create(self, parent: Any, color: int | None, record: FlightRecord | None, MPI: Any) -> None:
         environment.agree(parent)
-        debug = environment.rc.debug
-        self.compares_places, self.compares_variables = "collectives" in debug, "variables" in debug
+        self.compares_variables = "variables" in environment.rc.debug
         self.parent = parent
         self.world = world = parent.Dup()
         self.size: int = world.size
@@ -127,16 +133,18 @@ class Topology(ObjectCollectives):
             each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :]
         )
         self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
-        if record is not None:
-            self.flight = record.of(int(told[0, 1]), self.size, self.rank)
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
         self.key = Key()
         self._slots: dict[type[Slot], Slot] = {}
+        agreement: Agreement | None = None
         if self.size > 1:
             self.memory = self._share_memory(MPI)
-            self._agreement = self._way_to_agree()
+            agreement = self._way_to_agree()
+        flight = None if record is None else record.of(int(told[0, 1]), self.size, self.rank)
+        places = "collectives" in environment.rc.debug
+        self.lock = CollectiveLock(self.rank, self.size, world, agreement, flight, places)
         if self.traced:
             self.compare_clocks()
 
@@ -224,6 +232,15 @@ class Topology(ObjectCollectives):
             return NodeAgreement(self.memory)
         return TwoTierAgreement(self.memory, self.leaders)
 
+    def limited(self, timeout_seconds: float | None) -> Topology:
+        """Return the same ranks and lock with another default limit of collectives; None for no limit."""
+        if timeout_seconds == self.lock.timeout_seconds:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__ = self.__dict__
+        other.lock = self.lock.limited(timeout_seconds)
+        return other
+
     @property
     def leaders(self) -> Any:
         """The communicator of the nodes' first ranks, None on all other ranks."""
@@ -249,13 +266,13 @@ class Topology(ObjectCollectives):
         """Tell ranks that still wait in a collective that this rank's program has ended."""
         if not self.world:
             return
-        if not self._left:
+        if not self.lock.left:
             for each in self._slots.values():
                 each.finish()
         while True:
             try:
-                self.reopen()  # the others may still wait for this rank: without a limit, or to be told
-                self.compare(_END)
+                self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
+                self.lock.compare(_END)
                 self._close_slots()
                 if self.traced:
                     self.compare_clocks()
@@ -263,9 +280,9 @@ class Topology(ObjectCollectives):
             except MismatchError:
                 continue
             except RuntimeError:  # a thread is still in a collective, or this rank left one in the middle
-                if self._left:
+                if self.lock.left:
                     failure.end_job(
-                        f"{self._left}, and its program is at its end: the others would wait for ever"
+                        f"{self.lock.left}, and its program is at its end: the others would wait for ever"
                     )
                 return
 
@@ -276,12 +293,9 @@ class Topology(ObjectCollectives):
         """Give the private communicators back. Collective."""
         program_end.unregister(EndStep.GOODBYES, self._say_goodbye)
         # Before the memory of the node is touched, which others may still read.
-        self.refuse("on a communicator that was freed: make a strategy on one that is not")
-        if self.flight is not None and self.size > 1:
-            self.flight.end()
+        self.lock.close("on a communicator that was freed: make a strategy on one that is not")
         self.memory = None
         self._close_slots()
-        self.__dict__.pop("_agreement", None)
         for comm in (self.rail, self.node, self.world):
             comm.Free()
 
@@ -304,14 +318,13 @@ class Alone(Topology):
     """One replica that needs no MPI: `parent` starts it if it is asked for."""
 
     def __init__(self) -> None:
-        CollectiveLock.__init__(self)
         self.size, self.rank, self.nodes, self.hosts = 1, 0, ((0,),), ("",)
         self.clocks, self.traced = (0,), False
         self.key = Key()
         self._slots = {}
         record = start_record(0, 1)
-        if record is not None:
-            self.flight = record.of(_random_number(), 1, 0)
+        flight = None if record is None else record.of(_random_number(), 1, 0)
+        self.lock = CollectiveLock(0, 1, flight=flight)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("parent", "world", "node", "rail"):
@@ -329,7 +342,7 @@ def of_all_ranks() -> Topology | None:
     if not mpi.running():
         return None
     size = mpi.start().COMM_WORLD.size
-    found = [each for each in _topologies if each.size == size and not each.given_up]
+    found = [each for each in _topologies if each.size == size and not each.lock.given_up]
     return found[0] if len(found) == 1 else None
 
 
@@ -378,9 +391,9 @@ def _refuse_in_child() -> None:
 
 def _refuse_all(why: str) -> None:
     """Refuse the collectives of all topologies, later ones too."""
-    Topology.refuse_new(why)
+    CollectiveLock.refuse_new(why)
     for topology in list(_topologies):
-        topology.refuse(why)
+        topology.lock.refuse(why)
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)

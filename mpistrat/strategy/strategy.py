@@ -424,7 +424,7 @@ class _ChiefFirst:
     def __enter__(self) -> bool:
         topology = self._topology
         if self._replicas.is_chief:
-            self._mismatches = topology.mismatches
+            self._mismatches = topology.lock.mismatches
             return True
         failure = topology.broadcast_object(None, name="chief_first")
         if failure is not None:
@@ -437,6 +437,6 @@ class _ChiefFirst:
         topology = self._topology
         if not self._replicas.is_chief:
             return
-        if isinstance(error, MismatchError) and topology.mismatches != self._mismatches:
+        if isinstance(error, MismatchError) and topology.lock.mismatches != self._mismatches:
             return  # the other ranks wait here, met a collective of the block, and have raised too
         topology.broadcast_object(None if error is None else repr(error), name="chief_first")

@@ -43,7 +43,7 @@ class CentralVariable(MirroredVariable):
     def _shared_like(self, value: np.ndarray) -> np.ndarray:
         topology = self._engine.topology
         problem: NoSharedMemoryError | None = None
-        with topology.turn(operation("a central variable", (value.dtype, value.shape), *self._rules())):
+        with topology.lock.turn(operation("a central variable", (value.dtype, value.shape), *self._rules())):
             try:
                 memory = share(topology.node, 0, max(value.nbytes, 1)).common
             except NoSharedMemoryError as error:

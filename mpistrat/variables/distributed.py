@@ -37,7 +37,7 @@ class DistributedVariable(Variable, DistributedValues):
     @whole(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
         self._component = self._component_with(value)
-        self._number = self._engine.topology.sequence  # equal on all ranks: creation is collective
+        self._number = self._engine.topology.lock.sequence  # equal on all ranks: creation is collective
 
     def _component_with(self, value: np.ndarray) -> LocalVariable:
         """Return this replica's copy, with the value of replica 0. Collective."""
@@ -58,7 +58,7 @@ class DistributedVariable(Variable, DistributedValues):
         """In debug mode, raise on every replica if replicas write different variables. Collective in debug mode."""
         topology = self._engine.topology
         if topology.compares_variables:
-            topology.compare(
+            topology.lock.compare(
                 operation(
                     f"{method} of a variable", self._name, f"created in collective number {self._number}"
                 )

@@ -275,7 +275,7 @@ import mpistrat
 strategy = mpistrat.MultiWorkerMirroredStrategy()
 for _ in range(5):
     strategy.reduce("SUM", np.ones(3), axis=None)
-with strategy.extended.engine.topology.turn(mpistrat.runtime.topology.operation("the last one")):
+with strategy.extended.engine.topology.lock.turn(mpistrat.runtime.topology.operation("the last one")):
     print("ready", flush=True)
     time.sleep(100)
 """

@@ -65,7 +65,7 @@ class Algorithm(ABC):
     dtypes : str
         The character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines.
     meets : bool
-        Whether `reduce` calls `Topology.meet` before it communicates in any other way.
+        Whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way.
     by_name_only : bool
         Whether the algorithm is used only if the user names it.
     in_place : bool

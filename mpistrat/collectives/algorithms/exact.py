@@ -50,13 +50,13 @@ class ExactAllReduce(Algorithm):
         ValueError
             On every rank, for a product of floating point numbers, whose roundings depend on the order.
         """
-        topology.only_meets = topology.memory is not None and len(topology.nodes) == 1
+        topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
         if receive.dtype.kind in "iu":
             _in_any_order(topology, combine, send, receive)
         elif combine is np.add:
             _add(topology, send, receive)
         elif combine is np.multiply:
-            raise topology.on_all_ranks(
+            raise topology.lock.on_all_ranks(
                 ValueError(
                     'PROD of floating point numbers has no implementation="exact": use "ordered", whose bits depend '
                     "on the number of replicas"
@@ -83,7 +83,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
         return
     own, rows = memory.slots(send.dtype, len(send))
     own[...] = send
-    topology.meet()
+    topology.lock.meet()
     result = memory.total(receive.dtype, len(receive))
     one_node = len(topology.nodes) == 1
     slices = memory.size if one_node else min(topology.ranks_per_node)
@@ -95,7 +95,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
             part = slice(start, min(start + step, last))
             blocks = [_rows(row[part], receive.dtype) for row in rows]
             exact_sum(blocks, _reals(result[part]), topology.size, exchange)
-    topology.meet()
+    topology.lock.meet()
     receive[...] = result
 
 

@@ -75,7 +75,7 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
     memory = topology.memory
     assert memory is not None
     rows = memory.lay_down(send)
-    topology.meet()
+    topology.lock.meet()
     if len(rows) == 2:
         # `send` holds the same values as the slot, and is faster to read than a slot that other ranks read too.
         pair = (send, rows[1]) if memory.rank == 0 else (rows[0], send)
@@ -87,5 +87,5 @@ def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, r
     result = memory.total(receive.dtype, len(receive))
     part = slice(len(send) * memory.rank // memory.size, len(send) * (memory.rank + 1) // memory.size)
     combine_rows(combine, [row[part] for row in rows], result[part])
-    topology.meet()
+    topology.lock.meet()
     receive[...] = result

@@ -41,12 +41,12 @@ class LeaderAllReduce(Algorithm):
             combine_rows(combine, rows, total)
 
         if len(topology.nodes) > 1:
-            topology.meet(Payload(receive.dtype, len(receive), combine, fill))
+            topology.lock.meet(Payload(receive.dtype, len(receive), combine, fill))
         else:
-            topology.meet()
+            topology.lock.meet()
             if memory.rank == 0:
                 fill(memory.total(receive.dtype, len(receive)))
-            topology.meet()
+            topology.lock.meet()
         receive[...] = memory.total(receive.dtype, len(receive))
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
@@ -63,6 +63,6 @@ class LeaderAllReduce(Algorithm):
         def take(out: np.ndarray) -> None:
             out[...] = result
 
-        agree = topology.combining(Payload(dtype, length, combine, fill))
-        meet = partial(topology.ignoring_float_errors, agree)
+        agree = topology.lock.combining(Payload(dtype, length, combine, fill))
+        meet = partial(topology.lock.ignoring_float_errors, agree)
         return Meeting([own for own, _ in generations], meet, [take, take])

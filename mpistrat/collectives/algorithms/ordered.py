@@ -36,8 +36,8 @@ class OrderedAllReduce(Algorithm):
         return _in_memory.piece_bytes(topology) if _shares_all(topology) else _PIECE_BYTES
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        topology.only_meets = _shares_all(topology)
-        if topology.only_meets:
+        topology.lock.only_meets = _shares_all(topology)
+        if topology.lock.only_meets:
             _in_memory.reduce(topology, combine, send, receive)
         elif send.nbytes * topology.size <= _GATHERED_BYTES:
             _gather_and_combine(topology, combine, send, receive)

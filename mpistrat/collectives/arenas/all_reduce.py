@@ -78,7 +78,7 @@ def reduction_in_place(
     def combine(values: Any, timeout_seconds: float | None) -> Any:
         if stay.parts:
             stay.reduce()
-            topology.only_meets = go.only_meets
+            topology.lock.only_meets = go.only_meets
         go.reduce()
         return values
 
@@ -137,21 +137,21 @@ class _InSharedMemory:
                 self.make_views()
             if not meet(word):
                 return None
-            topology.ignoring_float_errors(self._combine_on_node)
+            topology.lock.ignoring_float_errors(self._combine_on_node)
             return list(values)
 
         return ShortSteps(exchange, meet)
 
     def reduce(self) -> None:
         topology = self._topology
-        topology.meet()
+        topology.lock.meet()
         if len(topology.nodes) == 1:
             self._combine_on_node()
         else:
             for message, blocks in self.views:
                 for block in blocks:
                     _combine_between_nodes(topology, message, block)
-        topology.meet()
+        topology.lock.meet()
 
     def _combine_on_node(self) -> None:
         for message, blocks in self.views:

@@ -80,7 +80,7 @@ def buffers(
         for dtype, _ in leaves:
             if dtype.hasobject:
                 raise TypeError(f"buffers cannot hold Python objects ({dtype})")
-    with topology.turn(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
+    with topology.lock.turn(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
         # Arrays of one dtype lie side by side without gaps, so that they are reduced as one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
@@ -93,7 +93,7 @@ def buffers(
         found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
     # After the lock is released: a rank that is out of memory then fails without keeping other ranks waiting.
     memory, stride, start, shared = found or _private(max(end, 1), device)
-    _add(topology, Arena(topology.sequence, weakref.ref(memory), stride, start, shared))
+    _add(topology, Arena(topology.lock.sequence, weakref.ref(memory), stride, start, shared))
     arrays = []
     for offset, (dtype, shape) in zip(offsets, leaves, strict=True):
         own = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
@@ -110,7 +110,7 @@ def buffer_on_file(
     of a node cannot map each other's files.
     """
     nbytes = count * dtype.itemsize
-    with topology.turn(operation("buffer on a file", dtype.str, count)):
+    with topology.lock.turn(operation("buffer on a file", dtype.str, count)):
         memory = None
         if topology.memory is not None:
             with contextlib.suppress(NoSharedMemoryError):
@@ -120,7 +120,7 @@ def buffer_on_file(
     assert memory is not None
     stride = len(memory) // topology.node.size
     start = topology.node.rank * stride
-    _add(topology, Arena(topology.sequence, weakref.ref(memory), stride, start, True))
+    _add(topology, Arena(topology.lock.sequence, weakref.ref(memory), stride, start, True))
     return memory[start : start + nbytes].view(dtype)
 
 

@@ -30,7 +30,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
             return None
         rows = cupy.ascontiguousarray(cupy.moveaxis(value, axis, 0) if axis else value)
         what = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
-        with topology.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
             if topology.size == 1:
                 return value.copy()
             lengths = lengths_by_mpi(topology, rows)

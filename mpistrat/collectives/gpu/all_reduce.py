@@ -143,7 +143,7 @@ def _obstacle(topology: Topology, device: Device, name: str) -> str:
         if type(ROUTES[name]).obstacle is Route.obstacle:
             known[name] = ""
         else:
-            with topology.turn(Operation("the way of arrays on GPUs", name)):
+            with topology.lock.turn(Operation("the way of arrays on GPUs", name)):
                 known[name] = ROUTES[name].obstacle(topology, device.index)
     return known[name]
 

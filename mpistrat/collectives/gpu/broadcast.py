@@ -21,7 +21,7 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
         if not gpu_pointers.possible(topology, device, "Bcast"):
             return None
         what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
-        with topology.turn(what):
+        with topology.lock.turn(what):
             total = value.copy() if topology.rank == root else cupy.empty(value.shape, value.dtype)
             if total.nbytes and topology.size > 1:
                 with gpu_pointers.scratch(device) as memory:

@@ -188,7 +188,7 @@ def _check(topology: Topology, communicator: Any) -> None:
 
 def _abort(topology: Topology, communicator: Any, when: str, text: str) -> None:
     """Give up the topology, and end the operations of NCCL on this GPU."""
-    topology.give_up(when, text)
+    topology.lock.give_up(when, text)
     communicator.abort()
 
 

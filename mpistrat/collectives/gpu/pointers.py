@@ -107,7 +107,7 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
     if topology.size == 1:
         return True
     if device not in topology.slot(Refusals):
-        with topology.turn(_ASK):
+        with topology.lock.turn(_ASK):
             obstacles(topology, device)
     return not any(topology.slot(Refusals)[device][name] for name in operations)
 

@@ -41,7 +41,7 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
         total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
         job = Laid(whole, flat, total.reshape(-1))
         what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
-        with topology.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
             wide_send = widened(job)
             wide = job.total if whole.result == whole.wire else cupy.empty(own, whole.wire)
             parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]

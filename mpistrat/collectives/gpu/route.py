@@ -45,7 +45,7 @@ class Route(ABC):
         return True
 
     def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
-        """Return whether `reduce`, for this message, calls `Topology.meet` before any other communication."""
+        """Return whether `reduce`, for this message, calls `CollectiveLock.meet` before any other communication."""
         return False
 
     @abstractmethod

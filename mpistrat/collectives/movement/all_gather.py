@@ -56,7 +56,7 @@ def all_gather(
 ) -> np.ndarray:
     """Concatenate the replicas' arrays along an axis in replica order.
 
-    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `Topology.turn`.
+    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `CollectiveLock.turn`.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def all_gather(
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
     what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.turn(what, topology.memory is not None, timeout_seconds):
+    with topology.lock.turn(what, topology.memory is not None, timeout_seconds):
         if topology.size == 1:
             return value.copy(order="C")
         if topology.memory is None:
@@ -121,13 +121,13 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     own_length[0] = len(rows)
     if rows.nbytes <= room:
         own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
-    topology.only_meets = False  # until the number of rows is known
-    topology.meet()
+    topology.lock.only_meets = False  # until the number of rows is known
+    topology.lock.meet()
     counts = [int(each[0]) for each in lengths]
     row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
     if max(counts) * row_bytes > room:
         return _by_mpi(topology, rows, counts)
-    topology.only_meets = True
+    topology.lock.only_meets = True
     array = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
     ends = [_LENGTH_BYTES + count * row_bytes for count in counts]
     found = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]
@@ -147,7 +147,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     room = topology.limits.with_agreement_bytes // topology.size
     cell = min(room, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
-        topology.meet()
+        topology.lock.meet()
         whole = Gathered.like(rows, lengths_by_mpi(topology, rows))
     else:
         cells = _meet_with_cells(topology, rows, cell)
@@ -186,7 +186,7 @@ def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndar
         for rank, slot in zip(topology.nodes[topology.leaders.rank], slots, strict=True):
             cells[rank] = slot
 
-    topology.meet(Payload(_BYTE, topology.size * cell, np.bitwise_or, fill))
+    topology.lock.meet(Payload(_BYTE, topology.size * cell, np.bitwise_or, fill))
     return memory.result[: topology.size * cell].reshape(topology.size, cell)
 
 
@@ -198,7 +198,7 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
     for pieces in itertools.zip_longest(*streams, fillvalue=()):
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
         lay(pieces[memory.rank], own)
-        topology.meet()
+        topology.lock.meet()
         for rank, (piece, slot) in enumerate(zip(pieces, slots, strict=True)):
             if rank != memory.rank:
                 take(piece, slot)

@@ -40,7 +40,7 @@ def all_to_all(
     rows = np.ascontiguousarray(value)
     ends = [0, *itertools.accumulate(lengths)]
     sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
-    with topology.turn(operation("all_to_all", value.ndim, (value.dtype, value.shape[1:]))):
+    with topology.lock.turn(operation("all_to_all", value.ndim, (value.dtype, value.shape[1:]))):
         if topology.size == 1:
             return rows.copy(), lengths
         announced = np.empty(topology.size, np.int64)

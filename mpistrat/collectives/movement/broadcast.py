@@ -39,25 +39,25 @@ def broadcast(
     what = operation("broadcast", root, *details, *[(each.dtype, each.shape) for each in out])
     nbytes = sum([each.nbytes for each in out])
     if topology.size == 1 or not nbytes:
-        with topology.turn(what):
+        with topology.lock.turn(what):
             return out
     data = [as_bytes(each) for each in out]
     if topology.memory is None:
-        with topology.turn(what):
+        with topology.lock.turn(what):
             _by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
         alone = topology.limits.broadcast_alone_bytes
         small = [each for each in data if len(each) < alone]
         large = [each for each in data if len(each) >= alone]
-        with topology.turn(what, meets=any(map(len, small))):
-            topology.only_meets = not large
+        with topology.lock.turn(what, meets=any(map(len, small))):
+            topology.lock.only_meets = not large
             _through_slots(topology, small, root)
             _by_mpi(topology, large, root)
     elif nbytes <= topology.limits.with_agreement_bytes:
-        with topology.turn(what, meets=True):
+        with topology.lock.turn(what, meets=True):
             _with_agreement(topology, data, nbytes, root)
     else:
-        with topology.turn(what):
+        with topology.lock.turn(what):
             _on_two_tiers(topology, data, root)
     return out
 
@@ -77,7 +77,7 @@ def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) ->
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
         if topology.rank == root:
             lay(piece, own)
-        topology.meet()
+        topology.lock.meet()
         if topology.rank != root:
             take(piece, slots[root])
 
@@ -95,7 +95,7 @@ def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int,
     def fill(message: np.ndarray) -> None:
         message[...] = slots[place][:nbytes] if topology.leaders.rank == home else 0
 
-    topology.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
+    topology.lock.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
     if topology.rank != root:
         take(piece, memory.result)
 
@@ -118,7 +118,7 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
             lay(piece, slot)
         elif not at_home and leaders is not None:
             leaders.Bcast(message, home)
-        topology.meet()
+        topology.lock.meet()
         if at_home and leaders is not None:
             leaders.Bcast(message, home)
         if topology.rank != root:

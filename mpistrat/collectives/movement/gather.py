@@ -31,7 +31,7 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
     what = operation("gather", root, axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.turn(what):
+    with topology.lock.turn(what):
         if topology.size == 1:
             return value.copy(order="C")
         lengths = lengths_by_mpi(topology, rows)
@@ -49,9 +49,9 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
     """Return every rank's (pickled) object, in the order of ranks. Return None on other ranks than ``root``."""
     what = operation("gather_object", root)
     if topology.size == 1:
-        with topology.turn(what):
+        with topology.lock.turn(what):
             return [value]
     mine = topology.pickled("gather_object", value)
-    with topology.turn(what):
+    with topology.lock.turn(what):
         told = topology.world.gather(mine, root)
     return None if told is None else [mpi.start().pickle.loads(each) for each in told]

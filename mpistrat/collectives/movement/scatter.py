@@ -52,7 +52,7 @@ def scatter(
         axes = [checked_axis(each, axis) for each in values] if is_root else []
     described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
     noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
-    with topology.turn(operation("scatter", root, axis)):
+    with topology.lock.turn(operation("scatter", root, axis)):
         if topology.size == 1:
             return Scattered([each.copy(order="C") for each in values], note)
         described, noted = topology.world.bcast((described, noted), root)

@@ -86,7 +86,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         dtypes.accumulator(host.dtype, op)
         what = operation("reduce to one device", op.name, (host.dtype, host.shape))
-        with topology.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
         total = host
 

@@ -25,7 +25,7 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
     assert memory is not None
     pieces = _Pieces(topology, send, receive)
     _exhaust(pieces.lay(0))
-    topology.meet()
+    topology.lock.meet()
     for i in range(pieces.count):
         meanwhile = itertools.chain(pieces.lay(i + 1), pieces.take(i - 1))
         if pieces.combines:
@@ -40,7 +40,7 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
             hooks = InMemory(gather, spread=take, meanwhile=meanwhile)
             segmented_ring_all_reduce(topology.rail, combine, total, topology.limits.segment_bytes, hooks)
         _exhaust(meanwhile)
-        topology.meet()
+        topology.lock.meet()
     _exhaust(pieces.take(pieces.count - 1))
 
 

@@ -265,7 +265,7 @@ class FileSource(Source):
             topology: Any = (
                 peers  # turn() is collective over all ranks, also a rank that is alone on its node
             )
-            with topology.turn(_SHARE):
+            with topology.lock.turn(_SHARE):
                 if node.size > 1:
                     try:
                         return RowsInMemory(manifest, self._reader, block_rows, node)

@@ -53,7 +53,7 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
     rank, size = topology.rank, topology.size
     what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)
     totals = [each.astype(dtypes.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
-    with topology.turn(what):
+    with topology.lock.turn(what):
         level = 1
         while level < size:
             partner = rank ^ level

@@ -104,7 +104,7 @@ def join(device: int = -1) -> int:
     rounds = 0
     while True:
         try:
-            topology.compare(_JOIN)
+            topology.lock.compare(_JOIN)
             break
         except MismatchError as error:
             joined, others = _sides(error)

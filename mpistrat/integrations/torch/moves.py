@@ -109,7 +109,7 @@ class Moves:
             else:
                 one[root] = room(tensor)
                 many = [host_bytes(part) for part in parts] if is_root else many
-        with self.topology.turn(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
+        with self.topology.lock.turn(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
             exchange(self.topology, *((one, many) if gathers else (many, one)))
         if gathers:
             write_bytes(parts, many)
@@ -157,7 +157,7 @@ class Moves:
         expected = np.array(list(map(len, receives)), np.int64)
         announced = np.empty_like(expected)
         topology, world = self.topology, self.topology.world
-        with topology.turn(operation("all_to_all", str(inputs[0].dtype))):
+        with topology.lock.turn(operation("all_to_all", str(inputs[0].dtype))):
             world.Alltoall(np.array(list(map(len, sends)), np.int64), announced)
             wrong = np.flatnonzero(announced != expected)
             text = ""
@@ -169,7 +169,7 @@ class Moves:
                 )
             texts = world.allgather(text) if world.allreduce(len(wrong)) else []
             if texts:
-                raise topology.on_all_ranks(
+                raise topology.lock.on_all_ranks(
                     ValueError(f"all_to_all: {'; '.join(filter(None, texts))}: split sizes must fit")
                 )
             exchange(topology, sends, receives)

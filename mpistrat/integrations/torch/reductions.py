@@ -88,7 +88,9 @@ class Reductions:
         return out.reshape(host.shape)
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
-        self.topology.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know the ufunc
+        self.topology.lock.compare(
+            operation("reduce", ufunc.__name__)
+        )  # the all-gather does not know the ufunc
         rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 

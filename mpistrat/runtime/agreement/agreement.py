@@ -51,7 +51,15 @@ class Exchange(NamedTuple):
 
 
 class Agreement(ABC):
-    """A method by which ranks compare the operations that they are about to start."""
+    """A method by which ranks compare the operations that they are about to start.
+
+    Attributes
+    ----------
+    memory : NodeMemory or None
+        What the ranks of a node share, and meet in; None if they compare by MPI alone.
+    """
+
+    memory: NodeMemory | None = None
 
     @abstractmethod
     def agree(self, word: int) -> bool:
@@ -76,6 +84,7 @@ class NodeAgreement(Agreement):
     """An agreement by one barrier, with the words in the memory that the ranks share."""
 
     def __init__(self, memory: NodeMemory):
+        self.memory = memory
         self._say = memory.meet_saying
 
     def agree(self, word: int) -> bool:
@@ -94,7 +103,7 @@ class TwoTierAgreement(Agreement):
     """
 
     def __init__(self, memory: NodeMemory, leaders: Any):
-        self._memory = memory
+        self.memory = self._memory = memory
         self._leaders = leaders
         self._exchanges = Cache[Any, Exchange](_MOST_EXCHANGES)
         if leaders is not None:

@@ -23,7 +23,7 @@ from threading import get_ident
 from typing import Any, NoReturn, TypeVar
 
 from mpistrat.runtime.agreement import arrival, threads
-from mpistrat.runtime.agreement.agreement import Agreement, Payload, TwoTierAgreement
+from mpistrat.runtime.agreement.agreement import Agreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.agreement.operation import (
     MismatchError,
     Operation,
@@ -35,7 +35,6 @@ from mpistrat.runtime.agreement.operation import (
     ranks_in_words,
     with_article,
 )
-from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.process import float_errors
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.writers import Flight
@@ -54,71 +53,76 @@ _Error = TypeVar("_Error", bound=BaseException)
 class CollectiveLock:
     """The lock of a communicator: one collective at a time, which all ranks make together.
 
+    Parameters
+    ----------
+    rank, size : int
+    world : mpi4py.MPI.Comm, optional
+        The communicator, and how its ranks compare words; None without other ranks.
+    agreement : Agreement, optional
+    flight : Flight, optional
+        What notes the collectives of this communicator in the flight record; None without a record.
+    compares_places : bool
+        Whether the ranks compare also the lines that call collectives (``rc.debug``).
+
     Attributes
     ----------
-    size, rank, nodes, world
-        As of `Topology`, which is one.
     sequence : int
         The number of the collective that this rank is in, or completed last.
     state : int
         `FREE`, `BROKEN`, or the identifier of the thread that holds the lock.
+    left : str
+        The collective that this rank has left where it cannot tell the other ranks, which may wait for it.
     mismatches : int
         How many times the ranks met in different collectives.
     timeout_seconds : float or None
         How long each collective waits for the other ranks, unless it is told otherwise. See `limited`.
-    memory : NodeMemory or None
-        What the ranks of this node share; None on all ranks if those of one node cannot.
     only_meets : bool
         Whether the ranks wait for each other in `meet` alone until this collective ends: on one node they then notice
         a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct it.
-    compares_places, compares_variables : bool
-        Whether the ranks compare also the lines that call collectives, and the copies of variables (``rc.debug``).
-    flight : Flight or None
-        What notes the collectives of this communicator in the flight record; None without a record.
+    flight, compares_places
+        As given.
     ignoring_float_errors : callable
         ``call(function, *arguments)`` without floating point errors. For the thread that holds the lock.
     """
 
     # The limit is a slot: `limited` shares all else.
-    __slots__ = ("__dict__", "__weakref__", "timeout_seconds")
+    __slots__ = ("__dict__", "timeout_seconds")
 
-    size: int
-    rank: int
-    nodes: tuple[tuple[int, ...], ...]
-    world: Any
-    memory: NodeMemory | None
-    only_meets = False
-    compares_places: bool
-    compares_variables: bool
     timeout_seconds: float | None
-    flight: Flight | None
     _agreement: Agreement
-    _pending = False
     _operation: Operation
-    _word = 0
-    _meetings = 0  # of this collective, after the first
     _given_up = ""  # of the class: that of new objects
-    _left = ""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        world: Any = None,
+        agreement: Agreement | None = None,
+        flight: Flight | None = None,
+        compares_places: bool = False,
+    ):
+        # Python 3.11 finds the attributes of an object at once, and those of its class by a search (30 ns each).
+        self.rank, self.size, self.flight, self.compares_places = rank, size, flight, compares_places
+        self._world, self._memory = world, None if agreement is None else agreement.memory
+        if agreement is not None:
+            self._agreement = agreement
         self.timeout_seconds = None
         self.sequence = self.mismatches = 0
         self.ignoring_float_errors = float_errors.ignoring()
+        self.only_meets = self._pending = False
+        self._word = self._meetings = 0  # of this collective, after the first
+        self.left = ""
         self._interrupted = ""  # the call of this rank that was left by an error
         self._tells = False  # whether the next call can tell the other ranks
         self._settled = -1  # meetings of this rank's node when the ranks last said what each of them does
         self._of_all_ranks: BaseException | None = None
-        # Python 3.11 finds the attributes of an object at once, and those of its class by a search (30 ns each).
-        self.memory, self.flight = None, None
-        self.compares_variables = self.compares_places = False
         self._given_up = type(self)._given_up
         self._arrivals = 0
         self.state = BROKEN if self._given_up else FREE
 
-    def limited(self, timeout_seconds: float | None) -> Any:
-        """Return the same ranks and lock with another default limit; None for no limit."""
-        if timeout_seconds == self.timeout_seconds:
-            return self
+    def limited(self, timeout_seconds: float | None) -> CollectiveLock:
+        """Return the same lock with another default limit; None for no limit."""
         other = object.__new__(type(self))
         other.__dict__ = self.__dict__
         other.timeout_seconds = timeout_seconds
@@ -178,8 +182,8 @@ class CollectiveLock:
         MismatchError, TimeoutError, RuntimeError
             As `turn`.
         """
-        with self.turn(operation, self.memory is not None, timeout_seconds):
-            if self.memory is not None:
+        with self.turn(operation, self._memory is not None, timeout_seconds):
+            if self._memory is not None:
                 self.meet()
 
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
@@ -254,7 +258,7 @@ class CollectiveLock:
 
     def _tell(self, operation: Operation) -> NoReturn:
         """Tell the other ranks of the node that this one has left a collective: all ranks raise."""
-        memory = self.memory
+        memory = self._memory
         assert memory is not None
         # In a meeting where the words differed, this rank was interrupted before it told the others what it does.
         if memory.meetings == self._settled or memory.agreed():
@@ -280,9 +284,9 @@ class CollectiveLock:
             call = f"rank {self.rank}'s call {self._operation}{call_site()}"
             text = f"{call} (collective number {self.sequence}) was interrupted by {name}"
             self._interrupted = text
-            self._tells = self.only_meets and self.memory is not None and len(self.nodes) == 1
+            self._tells = self.only_meets and isinstance(self._agreement, NodeAgreement)
             if not self._tells:
-                self._left = text
+                self.left = text
             self.give_up(f"after {with_article(name)} in the middle of a collective", text)
         self._of_all_ranks = None
         self.state = BROKEN if self._given_up else FREE
@@ -308,7 +312,7 @@ class CollectiveLock:
     def _wait_for_all(self, operation: Operation, seconds: float) -> None:
         self._arrivals += 1
         try:
-            arrival.wait_for_all(self.world, self._arrivals, seconds)
+            arrival.wait_for_all(self._world, self._arrivals, seconds)
         except arrival.LateError as error:
             text = (
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
@@ -326,6 +330,14 @@ class CollectiveLock:
         self._given_up = why
         self.state = BROKEN
 
+    def close(self, why: str) -> None:
+        """Break the lock of a communicator that is freed, as `refuse` does, and drop what its ranks share."""
+        self.refuse(why)
+        if self.flight is not None and self.size > 1:
+            self.flight.end()
+        self._memory = None
+        self.__dict__.pop("_agreement", None)
+
     @classmethod
     def refuse_new(cls, why: str) -> None:
         """Break the locks that are made from now on, as `refuse` does."""
@@ -339,7 +351,7 @@ class CollectiveLock:
         """Free the lock at the end of the program, if the other ranks may still come to a collective with this one."""
         if self._is_left():
             self.failed(InterruptedError())
-        if self.state == BROKEN and not self._left and not self._tells:
+        if self.state == BROKEN and not self.left and not self._tells:
             self._given_up = ""
             self.state = FREE
 
@@ -351,7 +363,7 @@ class CollectiveLock:
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node. The first call in a collective waits for all ranks, which agree then.
 
-        Only where they have `memory`. A payload is combined over all ranks, into the result of the memory.
+        Only where they share memory. A payload is combined over all ranks, into the result of the memory.
 
         Raises
         ------
@@ -364,8 +376,8 @@ class CollectiveLock:
             agreed = self._agreement.agree(self._word)
         else:
             # A rank that left this collective by an error must not be taken for one that is in it.
-            assert self.memory is not None
-            agreed = self.memory.meet_saying(self._next_word())
+            assert self._memory is not None
+            agreed = self._memory.meet_saying(self._next_word())
         self._pending = False
         if not agreed:
             self.disagree(self._operation)
@@ -399,7 +411,7 @@ class CollectiveLock:
         """Raise the error that says what each rank does. Called by all ranks."""
         own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
         heard: list[list[tuple[Any, ...]]] = []
-        exchange = map(self.world.allgather, [own])
+        exchange = map(self._world.allgather, [own])
         try:
             # One call into C: if a signal handler raises, then after it, when all ranks have heard of each other.
             heard.extend(exchange)
@@ -417,8 +429,8 @@ class CollectiveLock:
         in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
         error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
         self.sequence = max(each.sequence for each in said)
-        if self.memory is not None:
-            self._settled = self.memory.meetings
+        if self._memory is not None:
+            self._settled = self._memory.meetings
         if in_step:
             self.on_all_ranks(error)
         else:

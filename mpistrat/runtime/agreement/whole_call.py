@@ -12,9 +12,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def whole(
-    ranks_of: Callable[[Any], CollectiveLock], name: str | None = None
-) -> Callable[[_Function], _Function]:
+def whole(ranks_of: Callable[[Any], Any], name: str | None = None) -> Callable[[_Function], _Function]:
     """Decorate a method that communicates. ``ranks_of`` returns the topology of its object; messages call it ``name``.
 
     `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
@@ -27,14 +25,14 @@ def whole(
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            ranks = ranks_of(self)
-            sequence = ranks.sequence
+            lock: CollectiveLock = ranks_of(self).lock
+            sequence = lock.sequence
             try:
                 return method(self, *args, **kwargs)
             except MismatchError:  # before `left_call`: a signal handler may raise where a function begins
                 raise
             except BaseException as error:
-                ranks.left_call(called, error, sequence)
+                lock.left_call(called, error, sequence)
                 raise
 
         return call  # type: ignore[return-value]

@@ -70,7 +70,7 @@ class PendingSave:
     @property
     def given_up(self) -> bool:
         """Whether the ranks are not in step any more, so that they cannot wait for each other."""
-        return bool(self._topology.given_up)
+        return bool(self._topology.lock.given_up)
 
     def _finish(self) -> None:
         if self._thread is not None:

@@ -205,14 +205,14 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     named = names.named(names.as_structure(state))
     names.require_fillable(named)
     topology, replicas = _prepared(named, "load")
-    sequence = topology.sequence
+    sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         for leaf, value in zip(named.values(), _loaded(topology, replicas, _likes(named), file), strict=True):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except MismatchError:
         raise
     except BaseException as error:
-        topology.left_call("load", error, sequence)
+        topology.lock.left_call("load", error, sequence)
         raise
 
 
@@ -253,7 +253,7 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     file = local_path(path)
     named = {} if like is None else names.named(like)
     topology, replicas = _prepared(named, "load_arrays")
-    sequence = topology.sequence
+    sequence = topology.lock.sequence
     try:
         if like is None:
             found = contents_of(topology, file)
@@ -263,7 +263,7 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     except MismatchError:
         raise
     except BaseException as error:
-        topology.left_call("load_arrays", error, sequence)
+        topology.lock.left_call("load_arrays", error, sequence)
         raise
     rebuild = nest.flatten(like)[1]
     return rebuild([_like(value, leaf) for value, leaf in zip(values, named.values(), strict=True)])

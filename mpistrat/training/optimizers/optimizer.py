@@ -307,7 +307,7 @@ class Optimizer(ABC):
         extended = mode.strategy.extended
         engine = extended.engine
         topology = engine.topology
-        sequence = topology.sequence
+        sequence = topology.lock.sequence
         depth = len(modes)
         try:  # as `whole`, without its cost
             given, aggregate = grads_and_vars, experimental_aggregate_gradients
@@ -357,7 +357,7 @@ class Optimizer(ABC):
         except MismatchError:
             raise
         except BaseException as error:
-            topology.left_call("apply_gradients", error, sequence)
+            topology.lock.left_call("apply_gradients", error, sequence)
             raise
         finally:
             del modes[depth:]

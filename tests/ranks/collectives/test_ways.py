@@ -14,6 +14,7 @@ import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.collectives.asynchronous import InFlight
 from mpistrat.experimental import CommunicationOptions
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 
 pytestmark = pytest.mark.four_ranks
 
@@ -194,13 +195,13 @@ def test_left_by_an_error_between_nodes(monkeypatch):
         raise MemoryError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(strategy.extended.engine.topology), "_next_word", fails)
+        patch.setattr(CollectiveLock, "_next_word", fails)
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"after a MemoryError .* not in step"):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
-    strategy.extended.engine.topology._left = ""  # or the end of this program would end the job
+    strategy.extended.engine.topology.lock.left = ""  # or the end of this program would end the job
 
 
 def test_buffers_that_no_memory_holds(strategy):
@@ -365,7 +366,7 @@ def test_waiting_too_long_ends_the_work(tmp_path):
             while not there.exists():  # and MPI makes no progress here
                 time.sleep(0.01)
         else:
-            number = strategy.extended.engine.topology.sequence
+            number = strategy.extended.engine.topology.lock.sequence
             what = rf"all_reduce_async SUM float32\[3000000\] \(collective number {number}\)"
             with pytest.raises(TimeoutError, match=rf"{what}.* within 1 s.*is not known"):
                 pending.wait()
@@ -390,8 +391,7 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     value = np.ones(1_000_000)
     if SIZE == 1 or strategy.extended.engine.topology.memory is None:
         return
-    topology = strategy.extended.engine.topology
-    original, calls = type(topology)._next_word, []
+    original, calls = CollectiveLock._next_word, []
 
     def fails(self):
         calls.append(1)
@@ -399,7 +399,7 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
             raise MemoryError("in the middle")
         return original(self)
 
-    monkeypatch.setattr(type(topology), "_next_word", fails)
+    monkeypatch.setattr(CollectiveLock, "_next_word", fails)
     if RANK == 1:
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", value, axis=None)

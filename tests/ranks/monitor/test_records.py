@@ -15,7 +15,7 @@ needs_memory = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this
 @pytest.fixture
 def strategy(comm):
     made = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
-    if made.extended.engine.topology.flight is None:
+    if made.extended.engine.topology.lock.flight is None:
         pytest.skip(
             f"the record has {layout.MOST_COMMUNICATORS} communicators, which other tests did not free"
         )

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Alone, Topology
@@ -127,10 +128,10 @@ def test_objects(topology):
 
 
 def test_sequence_counts_collectives(topology):
-    before = topology.sequence
+    before = topology.lock.sequence
     topology.barrier()
     topology.all_true(1)
-    assert topology.sequence == before + 2
+    assert topology.lock.sequence == before + 2
 
 
 def test_alone():
@@ -170,12 +171,12 @@ def in_a_collective(topology, action):
     """Do something in this thread while it is in one."""
 
     def begin(*arguments):
-        del topology.begin
-        word = topology.begin(*arguments)
+        del topology.lock.begin
+        word = topology.lock.begin(*arguments)
         action()
         return word
 
-    topology.begin = begin
+    topology.lock.begin = begin
     assert topology.all_true(True)
 
 
@@ -228,8 +229,8 @@ def test_threads_with_communicators_of_their_own():
 
 
 def test_turn_is_given_back_after_an_error(topology):
-    with pytest.raises(ZeroDivisionError), topology.turn(operation("fails")):
-        raise topology.on_all_ranks(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError), topology.lock.turn(operation("fails")):
+        raise topology.lock.on_all_ranks(ZeroDivisionError())
     topology.barrier()
 
 
@@ -263,7 +264,7 @@ def interrupted(call, function):
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("function", [Topology.__enter__, Topology.__exit__, Topology.end])
+@pytest.mark.parametrize("function", [CollectiveLock.__enter__, CollectiveLock.__exit__, CollectiveLock.end])
 @pytest.mark.parametrize("kind", ["barrier", "agree", "gather", "reduce"])
 def test_collective_that_an_interrupt_left(function, kind):
     """Several ranks refuse to repeat it, and one rank goes on, wherever in the collective the interrupt came."""
@@ -287,7 +288,7 @@ def test_collective_that_an_interrupt_left(function, kind):
     else:
         call()
         assert strategy.reduce("SUM", values, axis=None)[0] == SIZE
-    topology._left = ""  # or the end of this program would end the job
+    topology.lock.left = ""  # or the end of this program would end the job
 
 
 def test_handler_of_a_signal_makes_no_collective_in_one(topology):

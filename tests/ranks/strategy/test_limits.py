@@ -56,7 +56,7 @@ class Case:
 
     def hurry(self, seconds=0.2):
         """From now on wait for a short time only."""
-        self.extended.engine.topology.timeout_seconds = seconds
+        self.extended.engine.topology.lock.timeout_seconds = seconds
         self.extended.engine.options = CommunicationOptions(timeout_seconds=seconds)
 
     def replica(self, fn):
@@ -331,7 +331,7 @@ def test_save_under_way(call, tmp_path):
         with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not come within 0\.2 s"):
             getattr(pending, call)()
     WORLD.Barrier()
-    case.extended.engine.topology.give_up(
+    case.extended.engine.topology.lock.give_up(
         "after a time-out", "of the other rank"
     )  # nor does this rank wait for the save
 
@@ -356,7 +356,7 @@ def test_interrupt_before_the_wait(size, monkeypatch):
                 strategy.reduce("SUM", np.ones(size), axis=None)
         with pytest.raises(RuntimeError, match="after an InterruptError in the middle of a collective"):
             strategy.reduce("SUM", np.ones(size), axis=None)
-        strategy.extended.engine.topology._left = ""  # or the end of this program would end the job
+        strategy.extended.engine.topology.lock.left = ""  # or the end of this program would end the job
     else:
         with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0\.5 s"):
             strategy.reduce("SUM", np.ones(size), axis=None)
@@ -393,5 +393,5 @@ def test_the_chief_may_take_its_time_to_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "_write", slowly)
     WORLD.Barrier()
-    case.extended.engine.topology.timeout_seconds = 2.0
+    case.extended.engine.topology.lock.timeout_seconds = 2.0
     training.save([case.mirrored], case.path)

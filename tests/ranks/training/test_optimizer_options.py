@@ -263,11 +263,11 @@ def test_accumulation_takes_what_the_program_gives(strategy):
 def test_replicas_do_not_communicate_until_the_last_call(strategy):
     optimizer, variables = trained(strategy, SGD, {"gradient_accumulation_steps": 3}, np.float64, range(1))
     topology = strategy.extended.engine.topology
-    before = topology.sequence
+    before = topology.lock.sequence
     continue_training(strategy, optimizer, variables, np.float64, range(1, 2))
-    assert topology.sequence == before
+    assert topology.lock.sequence == before
     continue_training(strategy, optimizer, variables, np.float64, range(2, 3))
-    assert topology.size == 1 or topology.sequence > before
+    assert topology.size == 1 or topology.lock.sequence > before
 
 
 def test_misuse(strategy):
