@@ -160,6 +160,9 @@ CALLS = {
     "Metric.add_total": lambda case: in_scope(case, lambda: case.mean.add_total("more")),
     "Metric.add_weight": lambda case: in_scope(case, lambda: case.mean.add_weight("more")),
     "Metric.result": lambda case: in_scope(case, case.mean.result),
+    "training.latest_checkpoint": lambda case: in_scope(
+        case, lambda: training.latest_checkpoint(case.path.parent)
+    ),
     "training.load": lambda case: training.load([case.mirrored], case.path),
     "training.load_arrays": lambda case: training.load_arrays(case.path, [case.mirrored]),
     "training.save": lambda case: training.save([case.mirrored], case.path),
@@ -221,10 +224,13 @@ LOCAL = [
     "Optimizer.finalize_variable_values",
     "Optimizer.get_config",
     "Optimizer.initial_state",
+    "Optimizer.named_variables",
     "Optimizer.on_gpu",
     "Optimizer.update",
     "Optimizer.update_consuming",
     "Optimizer.update_rows",
+    "Optimizer.when_created",
+    "Metric.named_variables",
     "Metric.reset_state",
     "Metric.reset_states",
     "Metric.update_state",
