@@ -43,7 +43,8 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
         seconds[Word.EPOCH] = epoch
     for sample in samples:
         ring.sample(sample)
-    whose = ring.communicator(token, size, rank)
+    ring.add_communicator(token, size, rank)
+    whose = ring.communicators[token]
     for i in range(STEPS):
         began = start + 0.010 * i + 0.005 + 0.002 * rank
         event = ring.begin(

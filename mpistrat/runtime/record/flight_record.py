@@ -103,7 +103,7 @@ class FlightRecord:
         words = self._words
         ring = trace.TraceRing(directory, words[Word.RANK], words[Word.SIZE], nbytes)
         for token, size, rank, _ in self._communicators():
-            ring.communicator(token, size, rank)
+            ring.add_communicator(token, size, rank)
         trace.ring = self._writer.trace = ring
 
     def end_trace(self) -> None:

@@ -14,14 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mpistrat.runtime.process.own_files import is_own
 from mpistrat.runtime.record import layout
 from mpistrat.runtime.record.layout import NO_COMMUNICATOR, Kind, Phase, Word
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.record.ring import TraceRing
 
 _now, _frame_of = time.monotonic, sys._getframe
 _pack_event, _pack_step = layout.EVENT.pack_into, layout.STEP.pack_into
@@ -138,6 +135,24 @@ def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity:
     texts.write(layout.PROGRAM, " ".join(arguments[:4]))
 
 
+class EventLog(Protocol):
+    """What gets the events of a process beside its record. See `ring.TraceRing`."""
+
+    communicators: dict[int, int]
+
+    def add_communicator(self, token: int, size: int, rank: int) -> None: ...
+
+    def text(self, number: int, text_of: Callable[[int], str]) -> int: ...
+
+    def begin(
+        self, kind: int, communicator: int, number: int, operation: int, place: int, nbytes: int, began: float
+    ) -> int: ...
+
+    def end(self, event: int, met: float, ended: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Sites:
     """The lines of the program that call operations, as texts of the record.
 
@@ -190,13 +205,12 @@ class Flight:
     writer : Writer
     index : int
         Its place in the table of communicators.
-    token, size, rank : int
-        As of `Writer.join`.
+    token : int
+        The random number of the communicator.
     """
 
     __slots__ = (
         "_at",
-        "_communicator",
         "_entered",
         "_event",
         "_home",
@@ -205,15 +219,16 @@ class Flight:
         "_met",
         "_nbytes",
         "_ring",
+        "_token",
         "_writer",
     )
 
-    def __init__(self, writer: Writer, index: int, token: int, size: int, rank: int):
-        self._writer, self._index, self._communicator = writer, index, (token, size, rank)
+    def __init__(self, writer: Writer, index: int, token: int):
+        self._writer, self._index, self._token = writer, index, token
         self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
         self._at, self._inside = _EVENTS, False
         self._entered, self._met, self._nbytes = 0.0, 0.0, 0
-        self._ring: TraceRing | None = None  # with the event of this entry
+        self._ring: EventLog | None = None  # with the event of this entry
         self._event = 0
 
     def enter(self, operation: Any, number: int) -> None:
@@ -246,7 +261,7 @@ class Flight:
         words[self._home] = words[_AT_EVENTS] = entry + 1
         self._inside, self._met = True, 0.0
         if (ring := writer.trace) is not None:
-            whose, text_of = ring.communicator(*self._communicator), writer.texts.of
+            whose, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
             what, where = ring.text(text, text_of), ring.text(place, text_of)
             self._event = ring.begin(_COLLECTIVE, whose, number, what, where, nbytes, entered)
             self._ring = ring
@@ -296,7 +311,7 @@ class Writer:
         longer.
     total_bytes : int
         That collectives were given.
-    trace : TraceRing or None
+    trace : EventLog or None
         It gets what the record gets, and keeps more of it.
     """
 
@@ -330,8 +345,8 @@ class Writer:
             0.0,
         )  # time, in collectives, in input, in saving: when the last step ended
         self._unit = self._steps = 0
-        self.trace: TraceRing | None = None
-        self._phase_ring: TraceRing | None = None  # with the event of the present phase
+        self.trace: EventLog | None = None
+        self._phase_ring: EventLog | None = None  # with the event of the present phase
         self._phase_event = 0
         self.move(memory)
 
@@ -355,8 +370,8 @@ class Writer:
         words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
         words[home] = token
         if self.trace is not None:
-            self.trace.communicator(token, size, rank)
-        return Flight(self, index, token, size, rank)
+            self.trace.add_communicator(token, size, rank)
+        return Flight(self, index, token)
 
     def step(self, unit: int) -> None:
         """Note the end of a step. Only the largest unit so far counts."""

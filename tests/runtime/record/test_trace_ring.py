@@ -26,7 +26,8 @@ def written(tmp_path):
 
 
 def collective(written, number, began, met=0.0, ended=None):
-    whose = written.communicator(77, 8, 3)
+    written.add_communicator(77, 8, 3)
+    whose = written.communicators[77]
     event = written.begin(0, whose, number, written.text(5, text_of), written.text(6, text_of), 24, began)
     if ended is not None:
         written.end(event, met, ended)
@@ -87,8 +88,10 @@ def test_too_many_texts_and_communicators(written):
     numbers = [written.text(i, lambda i: f"{i}" * 90) for i in range(2000)]
     assert numbers[0] == 1
     assert numbers[-1] == 0  # there is no room, and the trace goes on
-    found = [written.communicator(1000 + i, 2, 0) for i in range(300)]
-    assert found[-1] == layout.NO_COMMUNICATOR
+    for i in range(300):
+        written.add_communicator(1000 + i, 2, 0)
+    assert 1000 in written.communicators
+    assert 1299 not in written.communicators
     assert len(files.read(written.path).communicators) == layout.MOST_COMMUNICATORS
 
 
