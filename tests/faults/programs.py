@@ -16,6 +16,7 @@ from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
 from mpistrat.runtime.agreement.agreement import NodeAgreement
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.topology import Topology
 
@@ -246,7 +247,7 @@ def returns_early_on_a_part():
 
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
-    leaves_reductions(100_000, "hierarchical", Topology, "_next_word")
+    leaves_reductions(100_000, "hierarchical", CollectiveLock, "_next_word")
 
 
 def leaves_a_small_reduction_between_nodes():
