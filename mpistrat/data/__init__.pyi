@@ -1,9 +1,8 @@
 from .dataset import Dataset as Dataset
 from .dataset import IterableDataset as IterableDataset
-from .distribute.autoshard import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-from .distribute.autoshard import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from .distribute.dataset import DistributedDataset as DistributedDataset
+from .distribute.dataset import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .distribute.iterator import DistributedIterator as DistributedIterator
-from .distributed import DistributedDataset as DistributedDataset
 from .errors import ChecksumError as ChecksumError
 from .errors import DataFileError as DataFileError
 from .errors import DatasetMismatchError as DatasetMismatchError
@@ -11,9 +10,10 @@ from .errors import DatasetNotFoundError as DatasetNotFoundError
 from .errors import EmptyDatasetError as EmptyDatasetError
 from .errors import FilterUnavailableError as FilterUnavailableError
 from .errors import NotFiniteError as NotFiniteError
-from .from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .options import AUTOTUNE as AUTOTUNE
+from .options import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from .options import SHARD_HINT as SHARD_HINT
+from .options import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from .options import AutoShardPolicy as AutoShardPolicy
 from .options import DistributeOptions as DistributeOptions
 from .options import InputContext as InputContext

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat import absent, nest
 from mpistrat.data.combine.methods import Combining
-from mpistrat.data.distribute.autoshard import (
-    INFINITE_CARDINALITY,
-    UNKNOWN_CARDINALITY,
-)
 from mpistrat.data.from_files import FromFiles
-from mpistrat.data.options import AUTOTUNE, PREFETCH
+from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKNOWN_CARDINALITY
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows.elements import lists_to_arrays, one_row
@@ -264,7 +260,7 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         >>> list(Dataset.from_generator(counts, args=(3,), output_signature=ArraySpec((), "f4")).batch(2))
         [array([0., 1.], dtype=float32), array([2.], dtype=float32)]
         """
-        from mpistrat.data.sources.generator import GeneratorSource, signature_of
+        from mpistrat.data.sources.iterable import GeneratorSource, signature_of
 
         signature = signature_of(output_types, output_shapes, output_signature)
         return IterableDataset(GeneratorSource(generator, tuple(args or ()), signature))

@@ -1,4 +1,4 @@
-"""Options of distributed input."""
+"""Options of distributed input, and the numbers that stand for something else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ SHARD_HINT = -1
 
 AUTOTUNE = -1
 """Placeholder in ``dataset.prefetch(AUTOTUNE)``: the library chooses a number that suits the size of a batch."""
+
+INFINITE_CARDINALITY = -1
+"""What `Dataset.cardinality` returns for an endless dataset."""
+
+UNKNOWN_CARDINALITY = -2
+"""What `Dataset.cardinality` returns for a dataset whose length is unknown before its end."""
 
 _SHUFFLE_MEMORY = 1 << 30
 

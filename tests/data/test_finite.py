@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mpistrat.data import AutoShardPolicy, Dataset, DistributedDataset, NotFiniteError, Options
-from mpistrat.data.rows.finite import first_not_finite
+from mpistrat.data.sources.files import first_not_finite
 
 HOW = {"contiguous": {}, "gzip": {"chunks": (4, 3), "compression": "gzip"}, "lzf": {"compression": "lzf"}}
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks

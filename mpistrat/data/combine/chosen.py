@@ -1,4 +1,4 @@
-"""The base of sources whose every row is a row of one of their parts."""
+"""Sources whose every row is a row of one of their parts, and the one that takes the parts one after another."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows import spec
+from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.rows.spec import ArraySpec
 
@@ -126,3 +126,40 @@ def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
             for a, b in zip(leaves, others, strict=True)
         ]
     )
+
+
+class ConcatenatedSource(ChosenSource):
+    """All rows of the first part, then those of the next. An endless part is the last."""
+
+    word = "concatenate"
+
+    @property
+    def length(self) -> int | None:
+        """Number of rows of all parts."""
+        lengths = [part.length for part in self.parts]
+        finite = [each for each in lengths if each is not None]
+        return sum(finite) if len(finite) == len(lengths) else None
+
+    def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of the part of each row, and the number of the row in that part."""
+        starts = self._starts()
+        which = starts.searchsorted(ks, side="right") - 1
+        return which, ks - starts[which]
+
+    def blocks(self) -> Blocks | None:
+        """Return the blocks of the largest part, in all parts."""
+        found = [part.blocks() for part in self.parts]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found) or self.length is None:
+            return None
+        starts = [start + each.starts[:-1] for start, each in zip(self._starts(), known, strict=True)]
+        largest = max(known, key=lambda each: int(each.starts[-1]))
+        return largest._replace(starts=np.concatenate([*starts, [self.length]]))
+
+    def _starts(self) -> np.ndarray:
+        starts = [0]
+        for part in self.parts[:-1]:
+            if part.length is None:
+                break
+            starts.append(starts[-1] + part.length)
+        return np.array(starts, np.int64)

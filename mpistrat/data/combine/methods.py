@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import nest
 from mpistrat.data.combine import streamed
 from mpistrat.data.combine.cached import CachedSource
-from mpistrat.data.combine.concatenated import ConcatenatedSource
-from mpistrat.data.combine.count import CountSource
-from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.chosen import ConcatenatedSource
 from mpistrat.data.combine.mixed import MixedSource, MixedStream
+from mpistrat.data.combine.parts import DatasetPart
 from mpistrat.data.combine.zipped import ZippedSource
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.chain import Chain
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Batch, Transform, before_batch, integer
 from mpistrat.data.rows.contracts import Seed
+from mpistrat.data.sources.arrays import CountSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self

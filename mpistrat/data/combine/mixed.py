@@ -1,7 +1,8 @@
-"""Sources of rows that are drawn from some datasets by weight."""
+"""Sources of rows that are drawn from some datasets by weight, and the draws."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -9,17 +10,136 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.data.combine.choices import Choices, drawn
 from mpistrat.data.combine.chosen import ChosenSource
-from mpistrat.data.combine.dataset_part import DatasetPart
-from mpistrat.data.combine.of_parts import OfParts
+from mpistrat.data.combine.parts import DatasetPart, OfParts
 from mpistrat.data.combine.streamed import Openers, StreamedSource, alike
+from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows.contracts import Seed
+from mpistrat.runtime.cache import Cache
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+_DRAWS = 4096
+_BLOCKS_KEPT = 8
 _END = object()
+
+
+def drawn(seed: int, weights: Sequence[float], block: int, left: np.ndarray) -> np.ndarray:
+    """Return a block of random choices between the datasets that ``left`` is true for, the same in every call.
+
+    The block is empty if these have no weight.
+    """
+    usable = np.where(left, np.asarray(weights, float), 0.0)
+    total = usable.sum()
+    if not total:
+        return np.empty(0, np.int64)
+    key = hashlib.blake2b(f"{seed}/choices/{block}".encode(), digest_size=16).digest()
+    words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(_DRAWS)
+    ends = np.cumsum(usable) / total
+    ends[np.flatnonzero(usable)[-1] :] = 1.0
+    return ends.searchsorted((words >> np.uint64(11)) * 2.0**-53, side="right")
+
+
+class Choices:
+    """The dataset of every row of a mixture, and which row of the dataset it is.
+
+    Blocks of choices are drawn from the first one on. Only the rows that each dataset has given before a block are
+    kept: 8 bytes for each dataset and 4096 rows.
+
+    Parameters
+    ----------
+    seed : int
+    weights : sequence of float
+    lengths : sequence of int or None
+        None for an endless dataset.
+    stop : bool
+        Whether the rows end with the first choice of a dataset that has none left. Otherwise such choices are left out.
+
+    Examples
+    --------
+    >>> choices = Choices(1, [0.5, 0.5], [2, 3], stop=False)
+    >>> choices.length
+    5
+    >>> which, number = choices(np.arange(5))
+    >>> number[which == 0], number[which == 1]
+    (array([0, 1]), array([0, 1, 2]))
+    """
+
+    def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
+        self._seed, self._weights = seed, weights
+        self._lengths = np.array([np.iinfo(np.int64).max if each is None else each for each in lengths])
+        self._stop = stop
+        self._ends = [0]
+        self._before = [np.zeros(len(lengths), np.int64)]
+        self._over = False
+        self._lock = MakingLock()  # datasets made of one mixture may be read ahead at the same time
+        self._made = Cache[int, np.ndarray](_BLOCKS_KEPT)
+        used = [length for length, weight in zip(lengths, weights, strict=True) if weight]
+        finite = [each for each in used if each is not None]
+        self._endless = not finite if stop else len(finite) < len(used)
+        self._sum = sum(finite)
+
+    @property
+    def length(self) -> int | None:
+        """Number of rows. None if they are endless. With ``stop``, all blocks are drawn for it once."""
+        if self._endless:
+            return None
+        if not self._stop:
+            return self._sum
+        with self._lock:
+            while not self._over:
+                self._draw()
+        return self._ends[-1]
+
+    def __call__(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the dataset of each row, and the number of the row in it."""
+        with self._lock:
+            return self._chosen(ks)
+
+    def _chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        last = int(ks.max())
+        while self._ends[-1] <= last and not self._over:
+            self._draw()
+        ends = np.array(self._ends)
+        blocks = ends.searchsorted(ks, side="right") - 1
+        which, number = np.empty(len(ks), np.int64), np.empty(len(ks), np.int64)
+        for block in np.unique(blocks).tolist():
+            here = np.flatnonzero(blocks == block)
+            chosen = self._block(block)
+            inside = ks[here] - ends[block]
+            which[here] = chosen[inside]
+            for each in np.unique(which[here]).tolist():
+                mine = here[which[here] == each]
+                counted = np.cumsum(chosen == each) - 1
+                number[mine] = self._before[block][each] + counted[ks[mine] - ends[block]]
+        return which, number
+
+    def _draw(self) -> None:
+        """Draw one more block."""
+        chosen, over = self._cut(len(self._ends) - 1)
+        self._over = over
+        self._ends.append(self._ends[-1] + len(chosen))
+        self._before.append(self._before[-1] + np.bincount(chosen, minlength=len(self._lengths)))
+
+    def _block(self, block: int) -> np.ndarray:
+        found = self._made.get(block)
+        return self._made.keep(block, self._cut(block)[0]) if found is None else found
+
+    def _cut(self, block: int) -> tuple[np.ndarray, bool]:
+        """Return the choices of a block that have a row, and whether no rows follow."""
+        left = self._lengths - self._before[block]
+        usable = np.ones(len(left), bool) if self._stop else left > 0
+        chosen = drawn(self._seed, self._weights, block, usable)
+        if not len(chosen):
+            return chosen, True
+        keep = np.ones(len(chosen), bool)
+        for each in np.flatnonzero(left < len(chosen)).tolist():
+            keep[np.flatnonzero(chosen == each)[left[each] :]] = False
+        if self._stop and not keep.all():
+            return chosen[: int(keep.argmin())], True
+        return chosen[keep], False
 
 
 class Drawn(OfParts):

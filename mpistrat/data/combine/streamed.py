@@ -11,8 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.chosen import common_spec
-from mpistrat.data.combine.dataset_part import DatasetPart
-from mpistrat.data.combine.of_parts import OfParts
+from mpistrat.data.combine.parts import DatasetPart, OfParts
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
 

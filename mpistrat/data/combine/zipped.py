@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.combined import CombinedSource
-from mpistrat.data.combine.dataset_part import DatasetPart
+from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 

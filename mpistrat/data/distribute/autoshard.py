@@ -11,17 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpistrat.data.options import AUTOTUNE, MOST_PREFETCH, PREFETCH, AutoShardPolicy
+from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, MOST_PREFETCH, PREFETCH, AutoShardPolicy
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, length_of
 from mpistrat.data.rows.contracts import Peers, Source
 from mpistrat.data.rows.split import piece
-
-INFINITE_CARDINALITY = -1
-"""What `Dataset.cardinality` returns for an endless dataset."""
-
-UNKNOWN_CARDINALITY = -2
-"""What `Dataset.cardinality` returns for a dataset whose length is unknown before its end."""
 
 MOST_IMBALANCE = 0.05
 

@@ -1,24 +1,163 @@
-"""Iterator of one pass over a distributed dataset."""
+"""Iteration over the batches of this replica: the passes over a distributed dataset, and their iterators."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpistrat import context
-from mpistrat.data.distribute.on_device import fetched, handed_over
-from mpistrat.data.distribute.passes import Passes
+import numpy as np
+
+from mpistrat import context, nest
+from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.distribute.throughput_log import ThroughputLog
+from mpistrat.data.options import AUTOTUNE
 from mpistrat.data.pipeline.optional import NextAsOptional
-from mpistrat.data.pipeline.prefetch import Prefetched
+from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
+from mpistrat.data.rows import spec
+from mpistrat.data.rows.contracts import Peers
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.gpu.feed import Sent, feed, received
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
 
 if TYPE_CHECKING:
     from mpistrat.runtime.device import Device
+
+
+_KINDS = "biufc"
+_FURTHER = ("bfloat16",)
+
+
+class OnItsWay(NamedTuple):
+    """A batch whose arrays of numbers are being copied to a GPU.
+
+    Attributes
+    ----------
+    leaves : list
+        The leaves of the batch, with None in place of each array that is copied.
+    rebuild : callable
+        Makes the batch from its leaves.
+    sent : Sent
+        The arrays that are being copied.
+    """
+
+    leaves: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    sent: Sent
+
+
+def fetched(batch: Any, device: Device) -> Any:
+    """Start the copy of a batch to a device, and return what `handed_over` takes; on the host, the batch itself.
+
+    A thread that reads ahead continues with the next batch while this one is copied and the GPU computes.
+    """
+    if device.kind == "cpu":
+        return batch
+    leaves, rebuild = nest.flatten(batch)
+    copied = [each for each in leaves if _goes(each)]
+    with feed(device.index) as stream:
+        sent = stream.send(copied)
+    return OnItsWay([None if _goes(each) else each for each in leaves], rebuild, sent)
+
+
+def handed_over(batch: Any, device: Device) -> Any:
+    """Return a batch that was fetched, ready for the caller's stream; on a GPU its arrays are CuPy arrays."""
+    if device.kind == "cpu":
+        return batch
+    arrived = iter(received(batch.sent))
+    return batch.rebuild([next(arrived) if each is None else each for each in batch.leaves])
+
+
+def _goes(value: Any) -> bool:
+    return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _FURTHER)
+
+
+class Pass:
+    """Position of an iterator. The dataset keeps it after the iterator is gone."""
+
+    __slots__ = ("position", "step")
+
+    def __init__(self, position: Position):
+        self.position, self.step = position, position.step
+
+    def now(self) -> Position:
+        """Return the position after the steps that were made."""
+        return self.position._replace(step=self.step)
+
+
+class Passes:
+    """The state that a distributed dataset shares with its iterators.
+
+    Parameters
+    ----------
+    division : Division
+        The rows of each replica.
+    peers : Peers
+        The replicas that share the dataset.
+    prefetch : int or None
+        Number of batches that are read ahead. With None and AUTOTUNE the library chooses.
+
+    Attributes
+    ----------
+    division, prefetch
+        As above.
+    device : Device
+        The device to which batches are fetched.
+    making : MakingLock
+        A lock: one thread at a time runs the functions of the program.
+    in_line : bool
+        Whether the program made the batches of the last epoch itself, because a thread would have won nothing. Assumed
+        for the first epoch, unless it asked for read-ahead: two threads that read compete for memory and the GIL, and
+        being wrong costs two reads.
+    """
+
+    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+        self.division = division
+        self.device = Device("cpu")
+        self.prefetch = AUTOTUNE if prefetch is None else prefetch
+        self.making = MakingLock()
+        automatic = prefetch is None or prefetch == AUTOTUNE
+        self.in_line = automatic and not division.communicates
+        self._peers = peers
+        # Equal on all replicas, because making a distributed dataset is collective.
+        self._number: int = getattr(peers, "sequence", 0)
+        self._next = Position(division, 0)
+        self._newest: Pass | None = None
+
+    def begin(self) -> Pass:
+        """Begin the next pass, and return its place."""
+        self._newest = Pass(self._next)
+        self._next = Position(self.division, self._next.epoch + 1)
+        return self._newest
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure of this replica's batches."""
+        of_plan = self.division.plan.element_spec()
+        if self.division.replicas == 1 or self.division.plan.batch is None:
+            return of_plan
+        return spec.any_size(of_plan)
+
+    def pace(self) -> ThroughputLog:
+        """Return a log of the throughput of one pass."""
+        return ThroughputLog(self._peers, self._number)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the newest pass."""
+        return self.state_at(self._next if self._newest is None else self._newest.now())
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """Return the state of a position."""
+        return state_of(self.division, position)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass continue at the position of a state."""
+        self.division, self._next = resumed(self.division, state)
+        self._newest = None
 
 
 class DistributedIterator(NextAsOptional):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.hdf5.manifest import unpacked
-from mpistrat.data.pipeline.seeds import seeds_of, with_seeds
+from mpistrat.data.pipeline.definition import seeds_of, with_seeds
 from mpistrat.data.pipeline.transforms import Batch, Transform
 
 _VERSION = 1

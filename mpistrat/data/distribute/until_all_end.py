@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat import nest
-from mpistrat.data.distribute.autoshard import UNKNOWN_CARDINALITY, Division, with_hints
-from mpistrat.data.options import AutoShardPolicy
+from mpistrat.data.distribute.autoshard import Division, with_hints
+from mpistrat.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Transform
 from mpistrat.data.rows import spec

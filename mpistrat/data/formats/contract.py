@@ -1,7 +1,8 @@
-"""What a format of files must provide. A new format is a new file with a subclass."""
+"""What a format of files has to do, and the import of the libraries that some need."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -35,7 +36,29 @@ class Format(Protocol):
         """
 
     def reader(self, most_decoded: int) -> Any:
-        """Return a reader of rows, with the methods of `data.hdf5.reader.Reader`, that keeps so many decoded bytes."""
+        """Return a reader with the methods of `data.hdf5.reader.FileReader` that keeps so many decoded bytes."""
 
     def __str__(self) -> str:
         return self.name
+
+
+def needed(module: str, what: str) -> Any:
+    """Return a module that not all formats need.
+
+    Raises
+    ------
+    ImportError
+        If it is not installed. The message says how to install it.
+
+    Examples
+    --------
+    >>> needed("math", "numbers").pi > 3
+    True
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        raise ImportError(
+            f"{what} need the package {top}, which cannot be imported ({error}); fix: pip install {top}"
+        ) from None

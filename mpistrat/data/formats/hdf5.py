@@ -9,7 +9,7 @@ import h5py
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.records import FileRecord
 
 _PACKED = ("scale_factor", "add_offset")
@@ -26,9 +26,9 @@ class Hdf5(Format):
 
         return describe(path, names)
 
-    def reader(self, most_decoded: int) -> Reader:
+    def reader(self, most_decoded: int) -> FileReader:
         """Return a reader of HDF5 files."""
-        return Reader(most_decoded=most_decoded)
+        return FileReader(most_decoded=most_decoded)
 
 
 class NetCdf(Hdf5):

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetMismatchError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.records import Column, Contiguous, Extent, FileRecord
 from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import native
@@ -68,9 +68,9 @@ class Npy(Format):
         )
         return FileRecord(found.st_size, found.st_mtime_ns, shape[0], (column,))
 
-    def reader(self, most_decoded: int) -> Reader:
+    def reader(self, most_decoded: int) -> FileReader:
         """Return the reader of rows that lie one after another."""
-        return Reader(most_decoded=most_decoded, describe=self.describe)
+        return FileReader(most_decoded=most_decoded, describe=self.describe)
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks
-from mpistrat.data.formats.extra import needed
+from mpistrat.data.formats.contract import needed
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 from mpistrat.data.hdf5.signatures import not_of_format
 

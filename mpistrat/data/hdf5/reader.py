@@ -21,7 +21,7 @@ from mpistrat.runtime.cache import Cache
 _LAYOUTS_KEPT = 256
 
 
-class Reader:
+class FileReader:
     """Reader of rows. It keeps the most recently used files open.
 
     Open files belong to the process that opened them: after a fork the child opens its own. A lock lets one
@@ -143,15 +143,15 @@ class Reader:
         if os.getpid() != self._pid:
             self._start()
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[Any, ...]]:
-        return Reader, (self._most_open, self._most_decoded, self._describe)
+    def __reduce__(self) -> tuple[type[FileReader], tuple[Any, ...]]:
+        return FileReader, (self._most_open, self._most_decoded, self._describe)
 
 
 class _Files:
     """The files of one column while some rows are read. A file is opened when it is requested by its number."""
 
     def __init__(
-        self, reader: Reader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)
+        self, reader: FileReader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)
     ):
         self._reader = reader
         self._path = path

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.data.hdf5.manifest import Manifest
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.memory.filled_once import FilledOnce
 
@@ -24,7 +24,7 @@ class RowsInMemory:
     Parameters
     ----------
     manifest : Manifest
-    reader : Reader
+    reader : FileReader
     block_rows : int
         Rows that are best read together. A piece of the memory has a multiple of these, about 4 MiB.
     node : mpi4py.MPI.Intracomm, optional
@@ -38,7 +38,7 @@ class RowsInMemory:
         If memory for this process alone cannot be allocated.
     """
 
-    def __init__(self, manifest: Manifest, reader: Reader, block_rows: int, node: Any = None):
+    def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
         self._manifest, self._reader = manifest, reader
         self._files: Sequence[int] = range(len(manifest.files))
         self._offsets: np.ndarray | None = None

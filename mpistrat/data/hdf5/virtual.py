@@ -21,12 +21,26 @@ from mpistrat.data.errors import DataFileError, DatasetNotFoundError
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import InBlocks, Joined, Layout, Part, ThroughHdf5
-from mpistrat.data.hdf5.unwritten import never_written
 
 # `Locator.locate`: called with a path, a dataset, and the dataset's name for errors. Returns its layout.
 Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
-
 _BLOCK = re.compile("%(%|[0-9]*b)")
+
+
+def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
+    """Return the layout of a dataset with unwritten rows, if the program that made the file chose a fill value.
+
+    Raises
+    ------
+    DataFileError
+        If the program did not choose a fill value.
+    """
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
+        raise DataFileError(
+            f"{where}: {what}; fix: write it again, or give it a fill value if that is meant to stand for "
+            "unwritten rows"
+        )
+    return ThroughHdf5("a fill value stands for some of its rows")
 
 
 class _Box(NamedTuple):

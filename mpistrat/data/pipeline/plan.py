@@ -11,8 +11,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.options import MOST_PREFETCH
 from mpistrat.data.pipeline.mapping import mapped_rows
-from mpistrat.data.pipeline.readahead import Advice
-from mpistrat.data.pipeline.transforms import Batch, Map, Order, Segment, Transform
+from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
 from mpistrat.runtime.cache import Cache
@@ -23,9 +22,35 @@ ORDER_AHEAD_ROWS = 16384
 _ORDER_AHEAD_STEPS = 256
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
-
 # Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
 Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
+
+
+class Advice:
+    """Announcements of the rows of the current window and of the next one, each window once.
+
+    They may be wrong when two iterations of a dataset alternate. That costs time but does not change a result.
+    """
+
+    def __init__(self, source: Source, windows: BlocksShuffled):
+        self._source, self._windows = source, windows
+        self._said = (-1, 0, 0)
+
+    def reached(self, iteration: int, k: int) -> None:
+        """Announce the rows that follow element ``k`` of an iteration of the shuffle."""
+        of, stop, announced = self._said
+        if of == iteration and k < stop:
+            return
+        if of == iteration and k < announced:
+            stop = announced
+        else:
+            stop, spans = self._windows.spans(k, iteration)
+            self._source.advise(spans)
+        announced = stop
+        if stop < self._windows.length:
+            announced, spans = self._windows.spans(stop, iteration)
+            self._source.advise(spans)
+        self._said = (iteration, stop, announced)
 
 
 class _Ahead(NamedTuple):

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from mpistrat.data.options import SHARD_HINT
-from mpistrat.data.pipeline.permutation import Permutations
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
-from mpistrat.data.rows.feistel import Feistel, round_keys
+from mpistrat.data.rows.permutation import Feistel, Permutations, round_keys
 
 # Positions in the array of requested numbers, their numbers in the input, the iteration of the input.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"

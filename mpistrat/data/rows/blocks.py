@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.data.rows.feistel import Feistel, round_keys
+from mpistrat.data.rows.permutation import Feistel, round_keys
 
 MOST_DECODED = 48 << 20
 """Size of the cache of decoded chunks of which only some rows were read, in bytes.

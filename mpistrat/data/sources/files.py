@@ -19,7 +19,6 @@ from mpistrat.data.hdf5.manifest import Manifest, Manifests
 from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
 from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Source
-from mpistrat.data.rows.finite import first_not_finite
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
@@ -32,6 +31,46 @@ _LEAST_SHARE = 1 / 8
 _SHARE = operation("experimental_distribute_dataset")
 _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _log = logging.getLogger("mpistrat.data")
+
+
+def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
+    """Return the first row that holds NaN or infinity, and that value; None if all values are finite.
+
+    Compound types and arrays of variable length are searched too. Values of other than floating point types
+    count as finite.
+
+    Examples
+    --------
+    >>> first_not_finite(np.array([[1.0, 2.0], [3.0, np.inf]]))
+    (1, inf)
+    >>> print(first_not_finite(np.array([[1.0, 2.0], [3.0, 4.0]])))
+    None
+    """
+    if not len(values):
+        return None
+    if values.dtype.names:
+        found = [first_not_finite(values[name]) for name in values.dtype.names]
+        return min((each for each in found if each), key=lambda each: each[0], default=None)
+    if values.dtype.hasobject:
+        return _first_of_objects(values)
+    if values.dtype.kind not in "fc":
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.add.reduce(values, axis=None)):  # fast path: takes a quarter of the time
+            return None
+    wrong = ~np.isfinite(values)
+    if not wrong.any():  # all values are finite, only their sum overflowed
+        return None
+    at = np.unravel_index(int(wrong.argmax()), values.shape)
+    return int(at[0]), values[at].item()
+
+
+def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
+    per_row = math.prod(values.shape[1:])
+    for number, each in enumerate(values.flat):
+        if isinstance(each, np.ndarray) and (found := first_not_finite(each.reshape(-1))):
+            return number // per_row, found[1]
+    return None
 
 
 class FileSource(Source):

@@ -8,7 +8,7 @@ import pytest
 
 from mpistrat import nest
 from mpistrat.data import ArraySpec, Dataset, DatasetMismatchError, IterableDataset
-from mpistrat.data.distributed import DistributedDataset
+from mpistrat.data.distribute.dataset import DistributedDataset
 from tests.selection import core
 
 

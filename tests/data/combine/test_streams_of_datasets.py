@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mpistrat.data import Dataset, DatasetMismatchError
-from mpistrat.data.combine.choices import Choices
-from mpistrat.data.distributed import DistributedDataset
+from mpistrat.data.combine.mixed import Choices
+from mpistrat.data.distribute.dataset import DistributedDataset
 
 
 def lists(dataset):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, NotFiniteError, Options
-from mpistrat.data.distributed import DistributedDataset
+from mpistrat.data.distribute.dataset import DistributedDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:file .* has no rows")
 

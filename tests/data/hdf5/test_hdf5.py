@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mpistrat
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset, Options
 from mpistrat.data.hdf5.layouts.raw import ContiguousRows
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 
 LAYOUTS = {
     "contiguous": {},
@@ -217,7 +217,7 @@ def test_many_files_with_few_open(tmp_path, monkeypatch):
     for i in range(12):
         write(tmp_path / f"{i:02}.h5", 2, 2 * i)
     dataset = Dataset.from_hdf5(str(tmp_path / "*.h5"), "inner/y")
-    dataset.definition.source._reader = reader = Reader(most_open=3)
+    dataset.definition.source._reader = reader = FileReader(most_open=3)
     for _ in range(2):
         assert sorted(int(i) for b in dataset.shuffle(seed=1).batch(5) for i in b) == list(range(24))
     assert len(reader._descriptors) == 3

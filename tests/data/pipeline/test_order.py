@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mpistrat.data import Dataset
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
-from mpistrat.data.rows.feistel import Feistel, round_keys
+from mpistrat.data.rows.permutation import Feistel, round_keys
 
 fast = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 

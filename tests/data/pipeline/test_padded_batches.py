@@ -5,7 +5,7 @@ import pytest
 
 from mpistrat import nest
 from mpistrat.data import ArraySpec, Dataset
-from mpistrat.data.distributed import DistributedDataset
+from mpistrat.data.distribute.dataset import DistributedDataset
 
 RAGGED = Dataset.range(1, 5).map(lambda x: np.full(x, x))
 STREAM = Dataset.from_iterable(range(1, 5)).map(lambda x: np.full(x, x))

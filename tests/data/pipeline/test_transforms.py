@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import Dataset
-from mpistrat.data.pipeline.permutation import permutation
 from mpistrat.data.rows.blocks import BlockOrder
+from mpistrat.data.rows.permutation import permutation
 
 fast = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 MANY = 40

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.runtime.memory import filled_once, shared
 from mpistrat.runtime.memory.filled_once import FilledOnce
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
@@ -38,13 +38,13 @@ def files(comm, tmp_path):
 def loaded(monkeypatch):
     """Return a list that gets the rows of every read of this rank."""
     found = []
-    real = Reader.read_run
+    real = FileReader.read_run
 
     def spy(reader, path, record, first, out):
         found.append(len(out[0]))
         real(reader, path, record, first, out)
 
-    monkeypatch.setattr(Reader, "read_run", spy)
+    monkeypatch.setattr(FileReader, "read_run", spy)
     return found
 
 
@@ -102,8 +102,8 @@ def test_a_rank_alone_reads_everything(comm, strategy, files, loaded):
 def test_a_rank_that_cannot_read_stands_alone(comm, strategy, files, monkeypatch):
     made = distributed(strategy, files)
     if RANK == SIZE - 1:
-        monkeypatch.setattr(Reader, "read_run", _fails)
-        monkeypatch.setattr(Reader, "read_rows", _fails)
+        monkeypatch.setattr(FileReader, "read_run", _fails)
+        monkeypatch.setattr(FileReader, "read_rows", _fails)
         with pytest.raises(DataFileError, match="no luck"):
             numbers(made)
         monkeypatch.undo()

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.data import AutoShardPolicy, Dataset, Options
-from mpistrat.data.hdf5.reader import Reader
+from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.runtime.memory import filled_once
 from mpistrat.runtime.memory.filled_once import FilledOnce
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
@@ -84,8 +84,8 @@ def test_little_shared_memory_leaves_rows_in_memory_of_the_rank(comm, strategy, 
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0, f_frsize=4096))
     made = strategy.experimental_distribute_dataset(shuffled(files, policy))
     assert rows_of(made) == expected
-    monkeypatch.setattr(Reader, "read_run", _fails)
-    monkeypatch.setattr(Reader, "read_rows", _fails)
+    monkeypatch.setattr(FileReader, "read_run", _fails)
+    monkeypatch.setattr(FileReader, "read_rows", _fails)
     assert len(rows_of(made)) == len(expected)  # the second epoch reads no file
 
 

@@ -1,19 +1,23 @@
-"""A dataset that is part of another one: a source with its transforms, ready to read when rows are needed."""
+"""The parts of a source that is made of other datasets, and what all such sources have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpistrat.data.pipeline.definition import seeds_of, with_seeds
 from mpistrat.data.pipeline.plan import PipelinePlan
-from mpistrat.data.pipeline.seeds import seeds_of, with_seeds
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Shuffle, Transform, length_of
+from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
-from mpistrat.data.rows.contracts import Peers, Seed
+from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Seed, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class DatasetPart:
@@ -116,3 +120,94 @@ class DatasetPart:
 
     def __repr__(self) -> str:
         return ", ".join(map(str, (self.source, *self.transforms)))
+
+
+class OfParts:
+    """The methods of a source that let its parts do the same. It stands before `Source` or `StreamSource`.
+
+    Parameters
+    ----------
+    parts : sequence of DatasetPart
+
+    Attributes
+    ----------
+    word : str
+        The kind of combination.
+    """
+
+    word: str
+
+    def __init__(self, parts: Sequence[DatasetPart]):
+        self.parts = parts
+
+    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
+        """Return the same combination of other parts."""
+        return type(self)(parts)
+
+    def fingerprint(self) -> Any:
+        """Return the kind of combination, and the fingerprints of its parts."""
+        return f"{self.word}({'; '.join(part.fingerprint() for part in self.parts)})"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind of combination, and the identities of its parts."""
+        return {"source": self.word, "parts": [part.identity() for part in self.parts]}
+
+    def agree(self, peers: Peers) -> None:
+        """Let every part agree with the peers. Collective."""
+        for part in self.parts:
+            part.source.agree(peers)
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of the parts, one part after another."""
+        return [seed for part in self.parts for seed in part.seeds()]
+
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the source with other seeds for the shuffles of its parts."""
+        left = iter(seeds)
+        return self.of_parts([part.with_seeds([next(left) for _ in part.seeds()]) for part in self.parts])
+
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+        """Return the source with parts that are ready for their shuffles."""
+        parts = [part.ready(memory, ranks, peers) for part in self.parts]
+        if all(a is b for a, b in zip(parts, self.parts, strict=True)):
+            return self  # with the rows that it keeps
+        return self.of_parts(parts)
+
+    def __repr__(self) -> str:
+        return f"{self.word}({'; '.join(map(repr, self.parts))})"
+
+
+class CombinedSource(OfParts, Source):
+    """The rows of some datasets, combined.
+
+    A subclass says how: `length`, `numbers`, `each`, `element_spec` and `of_parts`.
+    """
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError(f"{self} is endless")
+        return self.length
+
+    def read(self, rows: np.ndarray) -> Any:
+        """Return these rows, stacked on axis 0."""
+        if not len(rows):
+            return spec.zeros(self.element_spec(), 0)
+        return elements.stack(self.each(rows), elements.dtypes_of(self.element_spec()))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows of all parts lie in memory."""
+        return all(part.in_memory for part in self.parts)
+
+    def at_once(self, share: float) -> int:
+        """Return the number of rows in 512 KiB if they lie in memory."""
+        return IN_MEMORY_AT_ONCE // max(1, spec.row_bytes(self.element_spec())) if self.in_memory else 1
+
+    def announced(self) -> bool:
+        """Return False: parts are not read ahead."""
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind of combination, and the identities of its parts."""
+        found, blocks = super().identity(), self.blocks()
+        return found if blocks is None else {**found, "blocks": [int(blocks.rows), int(blocks.window)]}
