@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpistrat.cli.run import banners, leftovers, processes
+from mpistrat.cli.run import banners, job_end, processes
 from mpistrat.cli.run.banners import Death
-from mpistrat.cli.run.end_order import EndOrder
 from mpistrat.cli.run.forwarded import Forwarded
-from mpistrat.cli.run.guard import Guard
 from mpistrat.cli.run.job import Job
-from mpistrat.cli.run.streams import Streams
-from mpistrat.cli.run.tagged_lines import TaggedLines
+from mpistrat.cli.run.job_end import EndOrder, Guard
+from mpistrat.cli.run.streams import Streams, TaggedLines
 from mpistrat.runtime.record import end_mark, layout
 from mpistrat.runtime.record.layout import Phase
 
@@ -62,10 +60,10 @@ def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bo
         environ[_SESSIONS] = folder
         running = _RunningJob(job, environ, Path(folder), output, tag)
         status = running.run()
-    if any(leftovers.SHARED.glob(f"{layout.PREFIX}*")):
+    if any(job_end.SHARED.glob(f"{layout.PREFIX}*")):
         status = running.status_by_records(started, status)
     if status:
-        leftovers.remove(started)
+        job_end.remove_leftovers(started)
     return status
 
 

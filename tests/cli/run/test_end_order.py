@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpistrat.cli.run.end_order import EndOrder
+from mpistrat.cli.run.job_end import EndOrder
 from mpistrat.runtime.record import end_mark
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this order")
@@ -30,7 +30,7 @@ sys.stdin.read()
 
 PAIRS = """
 import os, pathlib, signal, sys
-from mpistrat.cli.run.end_order import EndOrder
+from mpistrat.cli.run.job_end import EndOrder
 from mpistrat.runtime.record import end_mark
 
 os.environ[end_mark.VARIABLE] = sys.argv[1]
