@@ -6,14 +6,16 @@ import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
-from mpistrat.cluster_resolver.mpi.launcher import Launched, launched
+from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched
 from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import TF_CONFIG
-from mpistrat.cluster_resolver.schedulers.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.schedulers.lsf import LsfClusterResolver, by_jsrun
-from mpistrat.cluster_resolver.schedulers.pbs import PbsClusterResolver
+from mpistrat.cluster_resolver.schedulers import (
+    FluxClusterResolver,
+    LsfClusterResolver,
+    PbsClusterResolver,
+    by_jsrun,
+)
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver import ClusterResolver
-from mpistrat.cluster_resolver.ranks.agreed_roles import agreed_roles
+from mpistrat.cluster_resolver.ranks.cross_check import agreed_roles
 from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
 from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post

@@ -1,23 +1,93 @@
-"""The base of resolvers that read the ranks from a launcher's variables and the nodes from a scheduler's."""
+"""Resolvers that read the ranks from a launcher's variables and the nodes from a scheduler's, and these variables."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.mpi.launcher import Launched
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.cluster_resolver.variables import own_host, position_of
+from mpistrat.cluster_resolver.variables import first_of, own_host, position_of
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
-from mpistrat.runtime.process.launchers import FLUX, OPEN_MPI
+from mpistrat.runtime.process.launchers import FLUX, MPIRUN, OPEN_MPI, LauncherVariables
+
+
+class Launched(NamedTuple):
+    """Facts that a launcher gave to this rank. It leaves the others at None.
+
+    Attributes
+    ----------
+    launcher : str
+        Name of the launcher.
+    rank, size : int or None
+        Number of this rank, and number of all ranks.
+    local_rank, local_size : int or None
+        Index of this rank on its node, and number of ranks there.
+    node : int or None
+        Number of this rank's node.
+    host : str or None
+        Name of this rank's node.
+    sources : mapping
+        Variable that each fact was read from.
+    alone : bool
+        Whether only this launcher sets these variables, and no scheduler's own launcher does.
+    """
+
+    launcher: str
+    rank: int
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+    node: int | None
+    host: str | None
+    sources: Mapping[str, str]
+    alone: bool = False
+
+
+def launched(environ: Mapping[str, str]) -> Launched | None:
+    """Return the facts from the launcher of an MPI program, or None if no launcher started this process.
+
+    Raises
+    ------
+    ValueError
+        If the value of a variable is not a number.
+
+    Examples
+    --------
+    >>> launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).local_rank
+    1
+    """
+    return next(filter(None, (told(environ, each) for each in MPIRUN)), None)
+
+
+def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:
+    """Return the facts from this launcher, or None if it did not start this rank."""
+    rank, variable = first_of(environ, launcher.rank)
+    if rank is None:
+        return None
+    sources = {"launcher": variable, "rank": variable}
+    numbers: dict[str, int | None] = {}
+    for fact in ("size", "local_rank", "local_size", "node"):
+        numbers[fact], variable = first_of(environ, getattr(launcher, fact))
+        sources[fact] = variable
+    host = next((name for name in launcher.host if environ.get(name)), None)
+    sources["host"] = host or ""
+    return Launched(
+        launcher.name,
+        rank,
+        host=environ[host] if host else None,
+        sources=sources,
+        alone=launcher.alone,
+        **numbers,
+    )
 
 
 class LaunchedClusterResolver(ClusterResolver):

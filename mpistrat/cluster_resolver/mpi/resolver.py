@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.mpi.launcher import Launched, launched
+from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step

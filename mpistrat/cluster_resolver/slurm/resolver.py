@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.gpu_bind import among
+from mpistrat.cluster_resolver.gpus import among
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task

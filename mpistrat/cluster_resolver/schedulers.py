@@ -1,4 +1,4 @@
-"""A resolver for the tasks of a Flux job."""
+"""Resolvers of the schedulers Flux, LSF and PBS."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place
-from mpistrat.cluster_resolver.mpi.launcher import told
+from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
+from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place, told
+from mpistrat.cluster_resolver.mpi.resolver import placement_in_job
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import integer, required
 from mpistrat.runtime.process.hostlist import expand_hostlist
-from mpistrat.runtime.process.launchers import FLUX
+from mpistrat.runtime.process.launchers import FLUX, JSRUN
 
 _NODES = "FLUX_JOB_NNODES"
 
@@ -127,3 +128,99 @@ def _unknown(command: list[str], why: str) -> str:
         f"the names of the job's nodes are not in the environment, and `{' '.join(command)}` does not tell them: "
         f"{why}. Give them: FluxClusterResolver(nodes='node[1-3]'), or ask MPI: MpiClusterResolver(comm)"
     )
+
+
+class LsfClusterResolver(LaunchedClusterResolver):
+    """The ranks of a program in an LSF job: all are workers.
+
+    LSF names the nodes (``LSB_MCPU_HOSTS``). ``jsrun`` or ``mpirun`` starts the ranks and tells them their
+    numbers. The job script itself is rank 0 of 1.
+
+    Parameters
+    ----------
+    port_base : int
+        Port of the first rank of a node. The next rank of the node has the next port.
+    rpc_layer : str or None
+        Protocol of the addresses that `master` returns.
+    environ : mapping, optional
+        Environment to read; ``os.environ`` by default.
+
+    Raises
+    ------
+    RuntimeError
+        If this process is not in an LSF job, or the launcher does not tell the number of ranks.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {"LSB_JOBID": "17", "LSB_MCPU_HOSTS": "batch1 1 a 42 b 42", "JSM_NAMESPACE_RANK": "3",
+    ...            "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
+    >>> LsfClusterResolver(environ=environ).master()
+    'grpc://b:8889'
+    """
+
+    def __init__(
+        self,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        by = by_jsrun(os.environ if environ is None else environ)
+        why = "LSF sets it in its jobs; is this process in a job?"
+        placement = placement_in_job(lsf_job, environ, why, by)
+        super().__init__(placement, port_base, rpc_layer, environ=environ)
+
+
+def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
+    """Return the facts from jsrun, or None for a rank that mpirun or no jsrun started.
+
+    jsrun also sets the variables of Open MPI. If these have other values, an mpirun inside jsrun started the rank.
+    """
+    step, inner = told(environ, JSRUN), launched(environ)
+    if step is None or inner is None:
+        return step
+    return step if inner.rank == step.rank and inner.size in (None, step.size) else None
+
+
+class PbsClusterResolver(LaunchedClusterResolver):
+    """The ranks of a program in a PBS job: all are workers.
+
+    PBS names the nodes (``PBS_NODEFILE``). ``mpiexec`` starts the ranks and tells them their numbers. The job
+    script itself is rank 0 of 1.
+
+    Parameters
+    ----------
+    port_base : int
+        Port of the first rank of a node. The next rank of the node has the next port.
+    rpc_layer : str or None
+        Protocol of the addresses that `master` returns.
+    environ : mapping, optional
+        Environment to read; ``os.environ`` by default.
+
+    Raises
+    ------
+    RuntimeError
+        If this process is not in a PBS job, or the launcher does not tell the number of ranks.
+    ValueError
+        If a variable has a value that cannot be read.
+
+    Examples
+    --------
+    >>> environ = {"PBS_JOBID": "17.server", "PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_LOCAL_RANKID": "1",
+    ...            "PALS_LOCAL_SIZE": "2", "PMIX_HOSTNAME": "x1000c0"}
+    >>> PbsClusterResolver(environ=environ).cluster_spec()
+    ClusterSpec({'worker': ['x1000c0:8888', 'x1000c0:8889']})
+    """
+
+    def __init__(
+        self,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        why = "PBS sets it in its jobs; is this process in a job?"
+        placement = placement_in_job(pbs_job, environ, why)
+        super().__init__(placement, port_base, rpc_layer, environ=environ)

@@ -1,1 +1,0 @@
-"""Resolvers for clouds and Kubernetes."""

@@ -1,1 +1,0 @@
-"""Resolvers for PBS, LSF and Flux."""
