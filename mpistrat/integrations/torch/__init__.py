@@ -13,6 +13,7 @@ Examples
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from datetime import timedelta
 from typing import Any
@@ -25,24 +26,40 @@ except ImportError as error:
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.integrations.torch.new_groups.communicators import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
-from mpistrat.integrations.torch.rendezvous import register as _register_rendezvous
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
-from mpistrat.integrations.torch.untraced import leave_untraced
-from mpistrat.integrations.torch.work import Done, InFlight
+from mpistrat.integrations.torch.store import register as _register_rendezvous
+from mpistrat.integrations.torch.work import Done, PendingWork
 from mpistrat.runtime.process.own_files import skip_in_call_sites
 
 __all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
 
 BACKEND = "mpistrat"
+_untraced: set[type] = set()
 
 
 def _process_group(described: Any, options: CommunicationOptions | None) -> ProcessGroup:
     """Return the process group that torch asks for. Collective over its ranks."""
     # Here, not at import: this imports the compiler, as optimizers of torch do.
-    leave_untraced(ProcessGroup, Done, InFlight)
+    _leave_untraced(ProcessGroup, Done, PendingWork)
     timeout: timedelta = described.timeout
     return ProcessGroup(communicator(described), described.group_id, timeout, options)
+
+
+def _leave_untraced(*kinds: type) -> None:
+    """Keep the methods of classes from being traced. Further calls for a class do nothing.
+
+    The tracer also sees methods that the C++ part of torch calls while compiled code runs, such as the broadcasts of
+    `DistributedDataParallel`. It refuses attributes of a process group.
+    """
+    for kind in kinds:
+        if kind in _untraced:
+            continue
+        _untraced.add(kind)
+        for name, method in list(vars(kind).items()):
+            # Private methods are called by others only, and what these call is not traced either.
+            if inspect.isfunction(method) and not method.__name__.startswith("_"):
+                setattr(kind, name, torch.compiler.disable(method))
 
 
 def _record_itself() -> None:

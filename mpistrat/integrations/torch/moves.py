@@ -12,8 +12,18 @@ from torch import Tensor
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import all_gather, broadcast
 from mpistrat.collectives.movement.exchange import exchange
-from mpistrat.integrations.torch.checks import require, require_dtype, require_one_for_each_rank, require_rank
-from mpistrat.integrations.torch.tensors import host_array, host_bytes, room, write, write_bytes, write_each
+from mpistrat.integrations.torch.tensors import (
+    host_array,
+    host_bytes,
+    require,
+    require_dtype,
+    require_one_for_each_rank,
+    require_rank,
+    room,
+    write,
+    write_bytes,
+    write_each,
+)
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology

@@ -11,14 +11,13 @@ import torch
 
 from mpistrat.collectives.movement.exchange import messages
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.checks import require_rank
-from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, write
-from mpistrat.integrations.torch.work import InFlight
+from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, require_rank, write
+from mpistrat.integrations.torch.work import PendingWork
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
-_left: list[tuple[Any, list[InFlight]]] = []
+_left: list[tuple[Any, list[PendingWork]]] = []
 
 
 class Messages:
@@ -35,12 +34,12 @@ class Messages:
         self._comm = topology.parent.Dup()
         self._step = topology.limits.message_bytes
         self._seconds = seconds
-        self._works: list[InFlight] = []
+        self._works: list[PendingWork] = []
         MPI = mpi.start()
         self._any_source, self._largest_tag = MPI.ANY_SOURCE, self._comm.Get_attr(MPI.TAG_UB)
         self._in_job: list[int] = self._comm.allgather(MPI.COMM_WORLD.rank)
 
-    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> InFlight:
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> PendingWork:
         """Begin to send a tensor."""
         require_dense(tensor)
         require_rank("send", rank, self._comm.size)
@@ -48,9 +47,9 @@ class Messages:
         data = host_bytes(tensor)
         requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
         ended = self._ended(rank)
-        return self._kept(InFlight(what, requests, _Keep(data), self._seconds, [tensor], ended))
+        return self._kept(PendingWork(what, requests, _Keep(data), self._seconds, [tensor], ended))
 
-    def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> InFlight:
+    def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> PendingWork:
         """Begin to receive a tensor from a rank, or from any (None).
 
         Raises
@@ -84,7 +83,7 @@ class Messages:
             if not in_place:
                 write(tensor, data)
 
-        return self._kept(InFlight(what, requests, finish, self._seconds, [tensor], self._ended(rank)))
+        return self._kept(PendingWork(what, requests, finish, self._seconds, [tensor], self._ended(rank)))
 
     def _ended(self, rank: int | None) -> partial[bool]:
         """Return a function that tells whether a rank, or all others, have ended their programs."""
@@ -100,7 +99,7 @@ class Messages:
             )
         return tag
 
-    def _kept(self, work: InFlight) -> InFlight:
+    def _kept(self, work: PendingWork) -> PendingWork:
         # Kept until MPI is done with the memory, even if the program drops the handle.
         self._works = [each for each in self._works if not each.is_completed()]
         self._works.append(work)

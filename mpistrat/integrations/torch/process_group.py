@@ -7,24 +7,111 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.checks import require_rank
-from mpistrat.integrations.torch.described_group import DescribedGroup
 from mpistrat.integrations.torch.moves import Moves
 from mpistrat.integrations.torch.new_groups.communicators import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
-from mpistrat.integrations.torch.reduce_ops import op_of
-from mpistrat.integrations.torch.reductions import Reductions
-from mpistrat.integrations.torch.tensors import write_each
-from mpistrat.integrations.torch.work import Done, InFlight
+from mpistrat.integrations.torch.reductions import TensorReductions, op_of
+from mpistrat.integrations.torch.tensors import require_rank, write_each
+from mpistrat.integrations.torch.work import Done, PendingWork
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _SHORTEST = 0.001  # seconds of a limit: 0 would be none
+
+
+class DescribedGroup(torch.distributed.ProcessGroup):
+    """A process group without collectives.
+
+    Parameters
+    ----------
+    rank, size : int
+        The rank of this process in the group, and the number of ranks.
+    name : str
+        Torch's name of the group.
+    """
+
+    def __init__(self, rank: int, size: int, name: str):
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._name, self._description = name, ""
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend."""
+        return "mpistrat"
+
+    def getRank(self) -> int:
+        """Return the rank in this group."""
+        return self._rank
+
+    def getSize(self) -> int:
+        """Return the number of ranks of this group."""
+        return self._size
+
+    rank, size, name = getRank, getSize, getBackendName
+
+    def setGroupName(self, name: str) -> None:
+        """Set torch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """Return torch's name of the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Set torch's description of the group."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """Return torch's description of the group."""
+        return self._description
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """Torch's description of the group."""
+        return self._description
+
+    # torch asks a group for its devices, and for the backend of a device. A group in Python is its own backend, and
+    # the C++ part would know neither.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.device_count() else [])]
+
+    def _get_backend(self, device: torch.device) -> DescribedGroup:
+        return self
+
+    supports_coalescing = supports_time_estimate = False
+    supports_splitting = True
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Return at once: the ranks of a group are connected."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Return at once: a new group needs its members alone."""
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: torch allocates what FSDP sends."""
+        return False
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def __repr__(self) -> str:
+        return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
 
 
 class ProcessGroup(DescribedGroup):
@@ -77,7 +164,7 @@ class ProcessGroup(DescribedGroup):
             limit = seconds
         self.topology: Topology = topology.limited(limit)
         options = options.merge(CommunicationOptions(timeout_seconds=limit))
-        self._reductions = Reductions(self.topology, options)
+        self._reductions = TensorReductions(self.topology, options)
         self._moves = Moves(self.topology)
         self._messages: Messages | None = Messages(topology, seconds)
 
@@ -98,7 +185,7 @@ class ProcessGroup(DescribedGroup):
             raise RuntimeError(f"rank {self.rank()}: the process group {self._name!r} was destroyed")
         return self._messages
 
-    def _open_reductions(self) -> Reductions:
+    def _open_reductions(self) -> TensorReductions:
         self._open()
         return self._reductions
 
@@ -266,17 +353,17 @@ class ProcessGroup(DescribedGroup):
 
     # --- messages and barriers -------------------------------------------------------
 
-    def send(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> InFlight:
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> PendingWork:
         """Begin to send a tensor to a rank of the group."""
         (tensor,) = tensors
         return self._open().send(tensor, rank, tag)
 
-    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> InFlight:
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> PendingWork:
         """Begin to receive a tensor from a rank of the group."""
         (tensor,) = tensors
         return self._open().receive(tensor, rank, tag)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> InFlight:
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PendingWork:
         """Begin to receive a tensor from any rank of the group."""
         (tensor,) = tensors
         return self._open().receive(tensor, None, tag)

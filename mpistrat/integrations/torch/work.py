@@ -59,7 +59,7 @@ class Done(torch.distributed.Work):
         return future
 
 
-class InFlight(torch.distributed.Work):
+class PendingWork(torch.distributed.Work):
     """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
 
     Parameters
@@ -195,7 +195,7 @@ class InFlight(torch.distributed.Work):
 class _Future(torch.futures.Future):
     """A future that lets MPI make progress when it is asked."""
 
-    def __init__(self, work: InFlight):
+    def __init__(self, work: PendingWork):
         super().__init__()
         self._work = work
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +14,113 @@ from torch import Tensor
 from mpistrat.integrations.hvd import all_reduce, job
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Adasum, Average, Op
-from mpistrat.integrations.hvd.torch.backward_passes import BackwardPasses
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
 from mpistrat.integrations.hvd.torch.gradients import sparse_allreduce_async
-from mpistrat.integrations.hvd.torch.groups import grouped
-from mpistrat.integrations.hvd.torch.named_parameters import names_of
 from mpistrat.integrations.hvd.torch.start_values import abbreviated
+
+
+class BackwardPasses:
+    """How often a gradient was computed since the last step.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+        The parameters that get hooks.
+    per_step : int
+        How often it may be computed before each step.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], per_step: int):
+        self.per_step = per_step
+        self._counts: dict[Tensor, int] = {}
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self._count)
+
+    def _count(self, p: Tensor) -> None:
+        self._counts[p] = count = self._counts.get(p, 0) + 1
+        if count > self.per_step:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                f"backward_passes_per_step (now {self.per_step}) to accumulate gradients locally."
+            )
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._counts.clear()
+
+
+def grouped(parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None) -> list[list[Tensor]]:
+    """Return parameters in groups, in an order that is equal on all ranks.
+
+    Parameters
+    ----------
+    parameters : list of Tensor
+    groups : int or sequence of sequences of Tensor, optional
+        The number of groups, or the groups, to which parameters that are in none of them are added, one by one. By
+        default one group.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is in two groups.
+    """
+    if not groups:
+        return [parameters] if parameters else []
+    if isinstance(groups, int):
+        ends = [len(parameters) * i // groups for i in range(groups + 1)]
+        found = [parameters[first:last] for first, last in itertools.pairwise(ends)]
+        return [each for each in found if each]
+    place: dict[Tensor, int] = {}
+    for number, group in enumerate(groups):
+        for p in group:
+            if not isinstance(p, Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if p in place:
+                raise ValueError("A parameter can only appear once in groups.")
+            place[p] = number
+    lists: list[list[Tensor]] = [[] for _ in groups]
+    alone = []
+    for p in parameters:
+        if p in place:
+            lists[place[p]].append(p)
+        else:
+            alone.append([p])
+    return [each for each in lists if each] + alone
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """Return the names of the parameters of an optimizer that need gradients.
+
+    Raises
+    ------
+    ValueError
+        If names are not unique, or miss a parameter.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is None:
+        return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters) if p.requires_grad}
+    pairs = list(named_parameters)
+    if not all(isinstance(each, tuple) for each in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    named = {p: name for name, p in pairs}
+    missing = [tuple(p.shape) for p in parameters if p not in named]
+    if missing:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: those of shapes "
+            f"{missing}"
+        )
+    return {p: named[p] for p in parameters if p.requires_grad}
 
 
 class _Distributed:

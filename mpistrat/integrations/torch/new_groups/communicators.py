@@ -12,8 +12,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import all_gather
-from mpistrat.integrations.torch.checks import require
 from mpistrat.integrations.torch.new_groups import meeting
+from mpistrat.integrations.torch.tensors import require
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.process import launch, mpi
 from mpistrat.runtime.topology import Topology
