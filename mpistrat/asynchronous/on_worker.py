@@ -18,7 +18,7 @@ class _Broken:
         return self._error.with_traceback(self._traceback)
 
 
-class Parts:
+class OwnParts:
     """The parts of per-worker values on this worker."""
 
     def __init__(self) -> None:
@@ -45,18 +45,18 @@ class Parts:
         self._parts.pop(key, None)
 
 
-_parts: Parts | None = None
+_parts: OwnParts | None = None
 _number: int | None = None
 _comm: Any = None  # of the call that runs, if it has several ranks
 _UNCHANGED = nullcontext()
 
 
 @contextmanager
-def worker(number: int) -> Iterator[Parts]:
+def worker(number: int) -> Iterator[OwnParts]:
     """Make this process worker ``number`` in the block. It may be one of another farm already, and is again later."""
     global _parts, _number
     before = _parts, _number
-    _parts, _number = Parts(), number
+    _parts, _number = OwnParts(), number
     try:
         yield _parts
     finally:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import FrameType
 from typing import Any
 
 from mpistrat import context, nest
 from mpistrat.asynchronous import on_worker
-from mpistrat.asynchronous.time_limit import time_limit
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
-from mpistrat.messages.post import Letter
+from mpistrat.messages.post import Letter, Post
 from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.memory.published import Memory, PrivateMemory, PublishedMemory
 from mpistrat.runtime.process import mpi
@@ -31,9 +32,51 @@ from mpistrat.variables.once.kept import KeptWrites, NotPreparedError
 from mpistrat.variables.once.prepared import PreparedWrites
 from mpistrat.variables.store import VariableStore
 
+_LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
+_AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
+
+
+_UNLIMITED = nullcontext()
 _GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
 _LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
 _REST = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
+
+
+def time_limit(seconds: float | None, post: Post) -> AbstractContextManager[None]:
+    """Raise TimeoutError in the block after some seconds, between two steps of Python.
+
+    A letter that the block sends or receives is not interrupted: it would be lost. Python ignores an error that is
+    raised in a destructor or a callback of a weak reference: then the error is raised again.
+    """
+    return _UNLIMITED if seconds is None else _limited(seconds, post)
+
+
+@contextmanager
+def _limited(seconds: float, post: Post) -> Iterator[None]:
+    error = TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if post.between_letters:
+            raise error
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+    def ignored(unraisable: Any) -> None:
+        if unraisable.exc_value is error:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        else:
+            report(unraisable)
+
+    report, sys.unraisablehook = sys.unraisablehook, ignored
+    before: Any = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST))
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if the limit is met between the two
+        signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report
 
 
 def serve(contact: Contact) -> None:
@@ -110,7 +153,7 @@ def _say_goodbye(contact: Contact, letter: Letter) -> None:
 class _Worker:
     """A worker: does what letters ask for, one after the other, in the order in which they arrive."""
 
-    def __init__(self, contact: Contact, parts: on_worker.Parts):
+    def __init__(self, contact: Contact, parts: on_worker.OwnParts):
         self._contact, self._post = contact, contact.post
         self._functions = FunctionKeeper()
         self._letters: deque[Letter] = deque()

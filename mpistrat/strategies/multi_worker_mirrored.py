@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
-from mpistrat.collectives import CommunicationOptions
+from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.runtime.process import affinity, mpi
 from mpistrat.runtime.topology import Topology
@@ -103,3 +104,57 @@ def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world:
     from mpistrat.cluster_resolver.ranks.cross_check import cross_check  # most programs give no resolver
 
     cross_check(resolver, topology, world)
+
+
+class _AlsoByNewName(type):
+    """A metaclass: ``isinstance`` is true for every multi-worker strategy, created by either name."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        wanted = MultiWorkerMirroredStrategy if cls is FormerMultiWorkerMirroredStrategy else cls
+        return issubclass(type(instance), wanted)
+
+
+class FormerMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy, metaclass=_AlsoByNewName):
+    """`mpistrat.MultiWorkerMirroredStrategy` under its former name, with its former arguments.
+
+    ``isinstance`` is true for strategies of both names.
+
+    Parameters
+    ----------
+    communication : CommunicationImplementation or str
+        Family of algorithms to use.
+    cluster_resolver : ClusterResolver, optional
+        Resolver to compare with MPI.
+
+    Warns
+    -----
+    DeprecationWarning
+        Always: use `mpistrat.MultiWorkerMirroredStrategy`.
+
+    Examples
+    --------
+    >>> import warnings, mpistrat
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     strategy = mpistrat.experimental.MultiWorkerMirroredStrategy("RING")
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        cluster_resolver: Any = None,
+    ):
+        warnings.warn(
+            "mpistrat.experimental.MultiWorkerMirroredStrategy is deprecated: use "
+            "mpistrat.MultiWorkerMirroredStrategy",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
+# `mpistrat.experimental` exports it by this name, which errors, `repr` and the reference show.
+FormerMultiWorkerMirroredStrategy.__name__ = "MultiWorkerMirroredStrategy"
+FormerMultiWorkerMirroredStrategy.__qualname__ = "MultiWorkerMirroredStrategy"

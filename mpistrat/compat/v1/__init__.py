@@ -8,10 +8,13 @@ from mpistrat.collectives import (
     ReductionToOneDevice,
 )
 from mpistrat.compat.v1 import cluster_resolver, experimental
-from mpistrat.compat.v1.iterator import InputIterator
-from mpistrat.compat.v1.loss_reduction import get_loss_reduction
-from mpistrat.compat.v1.strategies import MirroredStrategy, OneDeviceStrategy
-from mpistrat.compat.v1.strategy import Strategy
+from mpistrat.compat.v1.strategy import (
+    InputIterator,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    get_loss_reduction,
+)
 from mpistrat.data import InputContext, InputReplicationMode
 from mpistrat.strategy import (
     ReplicaContext,

@@ -1,16 +1,99 @@
-"""The base class Strategy of version 1."""
+"""The strategies with the methods of version 1, and the iterators that a program starts and advances by calls."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mpistrat import strategies
 from mpistrat import strategy as v2
-from mpistrat.compat.v1.iterator import Calls, InputIterator
 from mpistrat.data import Dataset, InputContext, InputReplicationMode
 from mpistrat.strategy.deprecated import warn
 from mpistrat.values import ReduceOp
+
+
+def get_loss_reduction() -> ReduceOp:
+    """Return the reduction of losses outside of Estimators: always SUM.
+
+    Examples
+    --------
+    >>> get_loss_reduction().name
+    'SUM'
+    """
+    return ReduceOp.SUM
+
+
+class InputIterator:
+    """An iterator over a distributed dataset that can be started again.
+
+    Parameters
+    ----------
+    dataset : DistributedDataset or Dataset
+        Dataset to iterate over.
+
+    Examples
+    --------
+    >>> iterator = InputIterator([1, 2])
+    >>> _ = iterator.get_next(), iterator.initialize()
+    >>> iterator.get_next()
+    1
+    """
+
+    def __init__(self, dataset: Iterable[Any]):
+        self._dataset = dataset
+        self._iterator = iter(dataset)
+
+    def initialize(self) -> list[Any]:
+        """Start a new epoch. Return an empty list: no operations are left to run."""
+        self._iterator = iter(self._dataset)
+        return []
+
+    @property
+    def initializer(self) -> list[Any]:
+        """Result of `initialize`. Reading it starts a new epoch."""
+        return self.initialize()
+
+    def get_next(self) -> Any:
+        """Return the next batch.
+
+        Raises
+        ------
+        StopIteration
+            At the end of the epoch.
+        """
+        return next(self._iterator)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+class Calls:
+    """The results of a function, one per call, until it raises StopIteration.
+
+    Parameters
+    ----------
+    fn : callable
+        Function without arguments.
+
+    Examples
+    --------
+    >>> numbers = iter([1, 2])
+    >>> list(Calls(lambda: next(numbers)))
+    [1, 2]
+    """
+
+    def __init__(self, fn: Callable[[], Any]):
+        self._fn = fn
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._fn()
 
 
 class Strategy(v2.Strategy):
@@ -100,3 +183,23 @@ class Strategy(v2.Strategy):
     def update_config_proto(self, config_proto: Any) -> Any:
         """Return a copy of a session's configuration, without changes."""
         return copy.deepcopy(config_proto)
+
+
+class MirroredStrategy(strategies.MirroredStrategy, Strategy):
+    """`mpistrat.MirroredStrategy` with the methods of version 1.
+
+    Examples
+    --------
+    >>> MirroredStrategy().num_replicas_in_sync
+    1
+    """
+
+
+class OneDeviceStrategy(strategies.OneDeviceStrategy, Strategy):
+    """`mpistrat.OneDeviceStrategy` with the methods of version 1.
+
+    Examples
+    --------
+    >>> OneDeviceStrategy("cpu:0").num_replicas_in_sync
+    1
+    """
