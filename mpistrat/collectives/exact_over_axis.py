@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.collectives.algorithms.exact_sum import exact_sum
+from mpistrat.collectives.algorithms.exact import exact_sum
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 

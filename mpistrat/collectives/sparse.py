@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mpistrat.collectives import moves
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
+from mpistrat.collectives.movement import any_library
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import IndexedSlices, ReduceOp
@@ -28,8 +28,8 @@ def all_reduce_slices(
     dtypes.accumulator(value.dtype, op)
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     topology.lock.compare(what, timeout_seconds)
-    rows = moves.gathered(topology, value.values, 0, timeout_seconds)
-    indices = moves.gathered(topology, value.indices, 0, timeout_seconds)
+    rows = any_library.gathered(topology, value.values, 0, timeout_seconds)
+    indices = any_library.gathered(topology, value.indices, 0, timeout_seconds)
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
         rows = divide(wide, topology.size).astype(dtypes.result(value.dtype, op), copy=False)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.collectives import CommunicationOptions, moves, structures
+from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
+from mpistrat.collectives.movement import any_library
 from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
@@ -312,10 +313,10 @@ class ReplicaContext:
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
             leaves = [_own(op, leaf) for leaf in leaves]
-            described = [moves.described_for_scatter(op, leaf) for leaf in leaves]
+            described = [any_library.described_for_scatter(op, leaf) for leaf in leaves]
         if form is not None:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
-        return rebuild([moves.scattered(topology, op, leaf, seconds) for leaf in leaves])
+        return rebuild([any_library.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
     @_whole
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -351,16 +352,16 @@ def gather_on_all(engine: Engine, value: Any, axis: int, options: CommunicationO
     """Concatenate the values of all replicas leaf by leaf. Collective."""
     topology, seconds = engine.topology, engine.merged(options).timeout_seconds
     if type(value) is np.ndarray:  # fast path: the collective itself compares one array
-        return moves.gathered(topology, value, axis, seconds)
+        return any_library.gathered(topology, value, axis, seconds)
     leaves, rebuild, form = nest.take_apart(value)
     with structures.refusals("all_gather", topology, seconds):
         if nest.holds(leaves, IndexedSlices):
             raise NotImplementedError(NOT_GATHERED)
         leaves = [component(leaf) for leaf in leaves]
-        described = [moves.described_for_gather(leaf, axis) for leaf in leaves]
+        described = [any_library.described_for_gather(leaf, axis) for leaf in leaves]
     if form is not None:
         structures.agree(topology, "all_gather", form, *described, timeout_seconds=seconds)
-    return rebuild([moves.gathered(topology, leaf, axis, seconds) for leaf in leaves])
+    return rebuild([any_library.gathered(topology, leaf, axis, seconds) for leaf in leaves])
 
 
 def _own(op: Op, value: Any) -> Any:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import absent, context, data, representation
-from mpistrat.collectives.arenas.tree_of_buffers import buffers_like
+from mpistrat.collectives.arenas.arena import buffers_like
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime.agreement.operation import MismatchError

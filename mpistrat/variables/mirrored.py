@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives import moves, structures
+from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.dtypes import has_mean
+from mpistrat.collectives.movement import any_library
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
@@ -149,7 +150,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
         if op is None:
-            return moves.broadcasted(engine.topology, value)
+            return any_library.broadcasted(engine.topology, value)
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         if type(value) is np.ndarray:

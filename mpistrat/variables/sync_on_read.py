@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import moves
 from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.movement import any_library
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import ReduceOp, VariableAggregation, component
 from mpistrat.values.array_methods import READING
@@ -32,7 +32,7 @@ class SyncOnReadVariable(DistributedVariable):
         engine, own = self._engine, self.own_copy()
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
-            return moves.broadcasted(engine.topology, own)
+            return any_library.broadcasted(engine.topology, own)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "

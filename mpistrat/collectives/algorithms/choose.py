@@ -9,19 +9,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.algorithms import costs
-from mpistrat.collectives.algorithms.contract import Algorithm, Cost
+from mpistrat.collectives.algorithms import cost_file
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.algorithms.hierarchical_copy import HierarchicalCopy
-from mpistrat.collectives.algorithms.identity import Identity
 from mpistrat.collectives.algorithms.leader import LeaderAllReduce
-from mpistrat.collectives.algorithms.mpi import MpiAllReduce
-from mpistrat.collectives.algorithms.mpi_nonblocking import MpiNonblockingAllReduce
+from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+
+
+class Identity(Algorithm):
+    """The all-reduce of a single replica, whose result is its value."""
+
+    name = "identity"
+
+    def fits(self, topology: Topology) -> bool:
+        return topology.size == 1
+
+    def cost(self, topology: Topology) -> Cost:
+        return Cost(0.0, 0.0)
+
+    def piece_bytes(self, topology: Topology) -> int:
+        return WHOLE
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        if send is not receive:
+            receive[...] = send
+
 
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
@@ -72,7 +89,7 @@ class Choice(Slot):
     """
 
     candidates: Mapping[str, Candidate] = MappingProxyType({})
-    measured: costs.Points | None = None
+    measured: cost_file.Points | None = None
 
     @classmethod
     def of(cls, topology: Topology) -> Choice:
@@ -92,8 +109,6 @@ class Choice(Slot):
         if self.measured is None:
             found, tuned = None, rc.tuned  # read on every rank, so that all raise
             if topology.rank == 0 and topology.size > 1 and tuned:
-                from mpistrat.collectives.algorithms import cost_file
-
                 found = cost_file.read(topology)
             self.measured = topology.broadcast_object(found) or {}
 
@@ -160,4 +175,4 @@ class Choice(Slot):
         if not self.measured:
             return candidate.seconds(nbytes)
         points = self.measured.get(candidate.algorithm.name)
-        return costs.seconds(points, nbytes) if points else math.inf
+        return cost_file.seconds(points, nbytes) if points else math.inf

@@ -1,24 +1,199 @@
-"""The exact all-reduce: the same bits for any order of the values, as each sum is exact and rounded once."""
+"""The exact all-reduce: the same bits for any order of the values, as each sum is exact and rounded once.
+
+For every element the ranks first agree on the largest and the smallest exponent of its values. The two exponents give
+the number of integers that hold the sum without error. Each value is cut into digits relative to the largest exponent,
+the digits are added as integers, and their total is rounded. The digits are the bins of Demmel and Nguyen ("Parallel
+Reproducible Summation", IEEE Transactions on Computers, 2015). Here there are as many bins as the values need, so that
+the result does not depend on the bins. If float64 holds the sum of float32 values without error, they are added as
+float64.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm, Cost
-from mpistrat.collectives.algorithms.exact_sum import Exchange, exact_sum
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
-from mpistrat.collectives.rings.segmented import segmented_ring_all_reduce
+from mpistrat.collectives.segmented_ring import segmented_ring_all_reduce
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
+# Combines an array over all ranks, in place.
+Exchange = Callable[[np.ufunc, np.ndarray], None]
 _BLOCK = 32 << 10  # elements whose digits stay in the cache
 _PIECE_BYTES = 512 << 10
 
 _in_memory, _by_mpi = HierarchicalAllReduce(), MpiAllReduce()
+
+
+class _Format:
+    """The layout of a floating point type, and an unsigned type for its exponents."""
+
+    def __init__(self, dtype: type, bits: type, exponent: type):
+        info = np.finfo(dtype)
+        self.bits: np.dtype = np.dtype(bits)
+        self.exponent: np.dtype = np.dtype(exponent)
+        self.precision = info.nmant + 1
+        self.mantissa_bits = info.nmant
+        self.magnitude = self.bits.type(np.iinfo(bits).max >> 1)
+        self.beyond_finite = (1 << info.iexp) - 1
+        self.bias = 1 - int(info.minexp)
+
+
+_FORMATS = {
+    np.dtype(np.float32): _Format(np.float32, np.uint32, np.uint8),
+    np.dtype(np.float64): _Format(np.float64, np.uint64, np.uint16),
+}
+
+
+def exact_sum(
+    blocks: Sequence[np.ndarray], out: np.ndarray, summands: int, exchange: Exchange | None = None
+) -> None:
+    """Write the exact sum over all rows of all blocks (of all ranks), rounded once, into ``out``.
+
+    With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero is
+    +0. A block has the shape (rows, count). Blocks and ``out`` are float32 or float64. ``summands`` is the number of
+    rows on all ranks together, or an upper bound. ``exchange(ufunc, array)`` combines a flat array over the ranks, in
+    place; by default only this rank counts.
+    """
+    if not len(out):
+        return
+    kind = _FORMATS[blocks[0].dtype]
+    largest, depth = _exponents(blocks, kind, exchange)
+    headroom = summands.bit_length()
+    finite = largest < kind.beyond_finite
+    difficult = finite & (depth > 53 - headroom - kind.precision)
+    if not difficult.all():
+        total = np.zeros(len(out), np.float64)
+        for block in blocks:
+            total += _over_rows(np.add, block, dtype=np.float64)
+        if exchange is not None:
+            exchange(np.add, total)
+        out[...] = total
+    if not finite.all():
+        _sum_beyond_finite(blocks, np.flatnonzero(~finite), out, exchange)
+    if difficult.all():
+        out[...] = _sum_digits(blocks, largest, int(depth.max()), kind, headroom, out.dtype, exchange)
+    elif difficult.any():
+        where = np.flatnonzero(difficult)
+        chosen = [block[:, where] for block in blocks]
+        deepest = int(depth[where].max())
+        out[where] = _sum_digits(chosen, largest[where], deepest, kind, headroom, out.dtype, exchange)
+
+
+def _over_rows(ufunc: np.ufunc, block: np.ndarray, dtype: type | None = None) -> np.ndarray:
+    return block[0] if len(block) == 1 else ufunc.reduce(block, axis=0, dtype=dtype)
+
+
+def _exponents(
+    blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the biased exponent of each element's largest value, and its distance to that of the smallest."""
+    count = blocks[0].shape[1]
+    largest = np.zeros(count, kind.bits)
+    smallest = np.full(count, np.iinfo(kind.bits).max, kind.bits)
+    for block in blocks:
+        if len(block):
+            bits = block.view(kind.bits) & kind.magnitude
+            np.maximum(largest, _over_rows(np.maximum, bits), out=largest)
+            bits -= kind.bits.type(1)  # wraps around, so that a zero never is the smallest
+            np.minimum(smallest, _over_rows(np.minimum, bits), out=smallest)
+    ends = np.empty((2, count), kind.exponent)
+    np.right_shift(largest, kind.mantissa_bits, out=largest)
+    np.maximum(largest, 1, out=ends[0], casting="unsafe")
+    np.right_shift(smallest, kind.mantissa_bits, out=smallest)
+    np.clip(smallest, 1, kind.beyond_finite, out=smallest)
+    np.subtract(kind.beyond_finite, smallest, out=ends[1], casting="unsafe")
+    if exchange is not None:
+        exchange(np.maximum, ends.reshape(-1))
+    high = ends[0].astype(np.int32)
+    return high, high + ends[1] - kind.beyond_finite
+
+
+def _sum_beyond_finite(
+    blocks: Sequence[np.ndarray], where: np.ndarray, out: np.ndarray, exchange: Exchange | None
+) -> None:
+    """Write the sums of elements with an infinity or a NaN; their finite values do not matter."""
+    total = np.zeros(len(where), np.float64)
+    for block in blocks:
+        values = block[:, where]
+        total += np.where(np.isfinite(values), 0, values).sum(0, dtype=np.float64)
+    if exchange is not None:
+        exchange(np.add, total)
+    out[where] = np.where(np.isnan(total), np.nan, total)
+
+
+def _sum_digits(
+    blocks: Sequence[np.ndarray],
+    largest: np.ndarray,
+    depth: int,
+    kind: _Format,
+    headroom: int,
+    dtype: np.dtype,
+    exchange: Exchange | None,
+) -> np.ndarray:
+    """Return finite sums, computed with integers that hold ``width`` bits of each value."""
+    width = 62 - headroom
+    count = -(-(depth + kind.precision) // width)
+    # In 64 bits: NumPy 1 would keep an array of 32 bits if a number of 64 bits is added.
+    units = [largest.astype(np.int64) - (kind.bias - 1 + width * (k + 1)) for k in range(count)]
+    into, back = [_times_power(-unit) for unit in units], [_times_power(unit) for unit in units[:-1]]
+    digits = np.zeros((count, len(largest)), np.int64)
+    for block in blocks:
+        rest = block.astype(np.float64, copy=False)
+        for k in range(count - 1):
+            whole = np.trunc(into[k](rest))
+            digits[k] += _over_rows(np.add, whole.astype(np.int64))
+            rest = rest - back[k](whole)
+        digits[-1] += _over_rows(np.add, into[-1](rest).astype(np.int64))
+    if exchange is not None:
+        exchange(np.add, digits.reshape(-1))
+    return _rounded(digits, width, units[0], dtype)
+
+
+def _times_power(exponent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that multiplies by a power of two, which need not be a normal float64 itself."""
+    if exponent.min() > -1023 and exponent.max() < 1024:
+        return partial(np.multiply, ((exponent + 1023) << 52).view(np.float64))
+    return lambda values: np.ldexp(values, exponent)
+
+
+def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return ``sum(digits[k] * 2 ** (unit - k * width))``, rounded to the nearest, ties to even.
+
+    The 62 leading bits go into one integer. Its last bit is set if a lower bit is set, which decides a tie.
+    """
+    if len(digits) == 1:
+        return _times_power(unit)(digits[0].astype(dtype).astype(np.float64)).astype(dtype)
+    _carry(digits, width)
+    sign = np.where(digits[0] < 0, np.int64(-1), np.int64(1))
+    digits *= sign
+    _carry(digits, width)
+    leading, left = digits[0], np.zeros(len(unit), bool)
+    for digit in digits[1:]:
+        # Clear the bit after the highest one, so that the conversion cannot round up to the next power of two.
+        used = np.frexp((leading & ~(leading >> 1)).astype(np.float64))[1].astype(np.int64)
+        room = np.clip(62 - used, 0, width)
+        behind = width - room
+        leading = (leading << room) | (digit >> behind)
+        left |= (digit & ((np.int64(1) << behind) - 1)) != 0
+        unit = unit - room
+    leading |= left
+    return _times_power(unit)((leading * sign).astype(dtype).astype(np.float64)).astype(dtype)
+
+
+def _carry(digits: np.ndarray, width: int) -> None:
+    """Carry between digits until all but the first are in ``[0, 2 ** width)``."""
+    for k in range(len(digits) - 1, 0, -1):
+        over = digits[k] >> width
+        digits[k] -= over << width
+        digits[k - 1] += over
 
 
 class ExactAllReduce(Algorithm):

@@ -17,7 +17,7 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import HostRoute, packed_for_host, reduce_one, short_steps_of
 from mpistrat.collectives.packing import Message
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps
-from mpistrat.collectives.rings.segmented import InMemory, segmented_ring_all_reduce
+from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
 

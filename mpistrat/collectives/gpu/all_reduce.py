@@ -6,22 +6,120 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
+from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.gpu.direct import GpuDirectRoute
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.packing import Laid, lay_down, packed_for_gpu, unpack, widened
-from mpistrat.collectives.gpu.pinned import PinnedRoute
 from mpistrat.collectives.gpu.route import GpuCall, Route
+from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Key, Message, message_of
 from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.device import Device, cupy_for
+from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.runtime.record.layout import Kind
 from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
+
+
+class GpuDirectRoute(Route):
+    """The route of all-to-all, sums of one part on each rank's GPU, and all-gather."""
+
+    name = "gpu_direct"
+
+    def obstacle(self, topology: Topology, device: int) -> str:
+        found = gpu_pointers.obstacles(topology, device)
+        return found["Alltoall"] or found["Allgather"]
+
+    def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
+        return wire.kind in "iufc"
+
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+        cupy = cupy_for("arrays on GPUs")
+        topology = call.topology
+        with gpu_pointers.scratch(call.device) as memory:
+            for job in jobs:
+                message = widened(job)
+                wide = job.total if job.total.dtype == message.dtype else cupy.empty_like(message)
+                step = gpu_pointers.PIECE_BYTES // topology.size // message.itemsize * topology.size
+                for start in range(0, len(message), step):
+                    part = slice(start, start + step)
+                    _reduce_piece(topology, memory, job.message.combine, message[part], wide[part])
+                finish(wide, job.message.divisor, job.total)
+
+
+def _reduce_piece(
+    topology: Topology, memory: gpu_pointers.Scratch, combine: np.ufunc, message: Any, total: Any
+) -> None:
+    size, dtype = topology.size, message.dtype
+    each = -(-len(message) // size)
+    send, receive = (way[: size * each * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
+    send[: len(message)] = message
+    gpu_pointers.all_to_all(topology, send, receive)
+    own = send[:each]
+    combine_on_gpu(combine, list(receive.reshape(size, each)), own)
+    gpu_pointers.all_gather(topology, own, receive)
+    total[...] = receive[: len(message)]
+
+
+class PinnedRoute(Route):
+    """The route through the host, which overlaps the copy to it, the combination, and the copy back.
+
+    It works for several ranks on one GPU, any MPI library and any dtype. The result has the same bits as that of the
+    same arrays on the host, reduced by the same algorithm.
+    """
+
+    name = "pinned"
+
+    def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
+        return _best(topology, message, algorithm).algorithm.meets
+
+    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+        pieces: list[StagedCopy] = []
+        for job in jobs:
+            pieces += _pieces(call.topology, job, call.algorithm)
+        with staging(call.device) as stage:
+            through_host(stage, pieces)
+
+
+def _best(topology: Topology, message: Message, name: str | None) -> Candidate:
+    return Choice.of(topology).best(message.length * message.wire.itemsize, message.wire, name)
+
+
+def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]:
+    message = job.message
+    algorithm, _, piece_bytes = _best(topology, message, name)
+    source, result = message.source, message.result
+    widest = max(each.itemsize for each in (source, message.wire, result))
+    step = max(1, min(piece_bytes, CHUNK_BYTES) // widest)
+    start_of_source, start_of_total = int(job.send.data.ptr), int(job.total.data.ptr)
+
+    def work(down: np.ndarray, up: np.ndarray) -> np.ndarray:
+        send = down.view(source)
+        if source is message.wire is result:
+            reduce_piece(topology, message, algorithm, send, send)
+            return down
+        into = up[: len(send) * result.itemsize]
+        reduce_piece(topology, message, algorithm, send, into.view(result))
+        return into
+
+    return [
+        StagedCopy(
+            start_of_source + start * source.itemsize,
+            min(step, message.length - start) * source.itemsize,
+            work,
+            start_of_total + start * result.itemsize,
+        )
+        for start in range(0, message.length, step)
+    ]
+
 
 # In the order of preference; the last one is always possible.
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}

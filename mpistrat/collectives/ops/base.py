@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import moves, structures
+from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
@@ -184,7 +185,7 @@ class CrossDeviceOps:
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Broadcast one value: the hook of `broadcast`. Return an array or a Mirrored."""
-        return moves.broadcasted(self._ranks, component(tensor))
+        return any_library.broadcasted(self._ranks, component(tensor))
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Raise on every rank if the values differ between ranks in form or in the kinds of leaves. Collective."""

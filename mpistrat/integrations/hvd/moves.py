@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import all_gather, all_to_all
 from mpistrat.collectives.movement import broadcast as broadcasts
+from mpistrat.collectives.movement import gather, scatter
 from mpistrat.integrations.hvd.all_reduce import copy_into
 from mpistrat.integrations.hvd.handles import with_handle
 from mpistrat.integrations.hvd.job import global_process_set
@@ -55,8 +55,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     topology = process_set.topology
     with refusals("allgather", process_set):
         host = arrays.to_host(tensor)
-        all_gather.checked_axis(host, 0)
-    rows = _named_collective("allgather", name, process_set, lambda: all_gather.all_gather(topology, host, 0))
+        gather.checked_axis(host, 0)
+    rows = _named_collective("allgather", name, process_set, lambda: gather.all_gather(topology, host, 0))
     return arrays.from_host(rows, tensor)
 
 
@@ -189,7 +189,7 @@ def alltoall(
         lengths = None if own is None else own.tolist()
 
     array, received = _named_collective(
-        "alltoall", name, process_set, lambda: all_to_all.all_to_all(topology, host, lengths)
+        "alltoall", name, process_set, lambda: scatter.all_to_all(topology, host, lengths)
     )
     result = arrays.from_host(array, tensor)
     if own is None:

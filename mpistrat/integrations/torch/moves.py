@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import all_gather, broadcast
+from mpistrat.collectives.movement import broadcast, gather
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.torch.tensors import (
     host_array,
@@ -63,7 +63,7 @@ class Moves:
             )
             require_dtype("all_gather", output, tensor)
             row = host_array(tensor).reshape(1, own)
-        write(output, all_gather.all_gather(self.topology, row, 0))
+        write(output, gather.all_gather(self.topology, row, 0))
 
     @_collective
     def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
@@ -74,19 +74,19 @@ class Moves:
             flat = host_array(tensor).reshape(-1)
             lengths = [output.numel() for output in outputs]
         if set(lengths) == {len(flat)}:
-            rows = all_gather.all_gather(self.topology, flat.reshape(1, -1), 0)
+            rows = gather.all_gather(self.topology, flat.reshape(1, -1), 0)
             write_each(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
         # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
         own = np.array([[[*lengths, len(flat)]]], np.int64)
-        told = all_gather.all_gather(self.topology, own, 0)[:, 0]
+        told = gather.all_gather(self.topology, own, 0)[:, 0]
         if (told[:, :-1] != told[:, -1]).any():
             raise ValueError(
                 f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "
                 f"{told[:, :-1].tolist()} (a list for each rank)"
             )
-        joined = all_gather.all_gather(self.topology, flat, 0)
+        joined = gather.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
     def gather(self, parts: list[Tensor], tensor: Tensor, root: int) -> None:

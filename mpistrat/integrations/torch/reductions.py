@@ -12,7 +12,7 @@ from torch import Tensor
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, reduce_scatter, structures
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
-from mpistrat.collectives.movement import all_gather
+from mpistrat.collectives.movement import gather
 from mpistrat.integrations.torch.tensors import (
     BYTES_ONLY,
     host_array,
@@ -172,7 +172,7 @@ class TensorReductions:
         self.topology.lock.compare(
             operation("reduce", ufunc.__name__)
         )  # the all-gather does not know the ufunc
-        rows = all_gather.all_gather(self.topology, host.reshape(1, -1), 0)
+        rows = gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     @_collective

@@ -9,10 +9,9 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import CollectiveAllReduce
+from mpistrat.collectives import CollectiveAllReduce, segmented_ring
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.collectives.arenas.arena import Arenas
-from mpistrat.collectives.rings import segmented as segmented_ring
 from mpistrat.runtime.memory import shared as shared_memory
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology

@@ -9,8 +9,8 @@ import mpistrat
 from mpistrat.collectives import (
     CommunicationOptions,
 )
-from mpistrat.collectives.algorithms.hierarchical_copy import HierarchicalCopy
-from mpistrat.collectives.algorithms.identity import Identity
+from mpistrat.collectives.algorithms.choose import Identity
+from mpistrat.collectives.algorithms.mpi import HierarchicalCopy
 from mpistrat.runtime.limits import Limits
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.arithmetic.operations import COMBINE, FurtherOp
-from mpistrat.collectives.movement.all_gather import all_gather
 from mpistrat.collectives.movement.broadcast import broadcast
+from mpistrat.collectives.movement.gather import all_gather
 from mpistrat.collectives.reduce_scatter import reduce_scatter
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.limits import Limits

@@ -11,7 +11,7 @@ import numpy as np
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import all_gather
+from mpistrat.collectives.movement import gather
 from mpistrat.integrations.torch.new_groups import meeting
 from mpistrat.integrations.torch.tensors import require
 from mpistrat.runtime.agreement.operation import MismatchError
@@ -113,7 +113,7 @@ def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
         )
         places = np.full((1, topology.size), _OUTSIDE)
         places[0, list(ranks)] = range(len(ranks))
-    rows = all_gather.all_gather(topology, places, 0)
+    rows = gather.all_gather(topology, places, 0)
     given = [row.tobytes() for row in rows]
     first_givers: dict[bytes, int] = {}
     for rank, part in enumerate(given):

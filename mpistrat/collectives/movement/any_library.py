@@ -11,7 +11,7 @@ from typing import Any
 from mpistrat.collectives import reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.movement import all_gather, broadcast
+from mpistrat.collectives.movement import broadcast, gather
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 
@@ -25,7 +25,7 @@ def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ..
         If the value cannot be gathered.
     """
     array = arrays.numpy_or_cupy(value)
-    axis = all_gather.checked_axis(array, axis)
+    axis = gather.checked_axis(array, axis)
     rest = (*array.shape[:axis], *array.shape[axis + 1 :])
     return structures.kind(value), axis, (array.dtype, rest)
 
@@ -45,23 +45,23 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather a value as `all_gather.all_gather` does, and return an array of the library of ``value``."""
+    """Gather a value as `gather.all_gather` does, and return an array of the library of ``value``."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives.gpu import all_gather as gpu_all_gather  # most programs do not use a GPU
+        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
-        found = gpu_all_gather.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
+        found = on_gpu.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
         if found is not None:
             return arrays.from_cupy(found, value)
-    host = all_gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds)
+    host = gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds)
     return arrays.from_host(host, value)
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Return the value of replica 0, as an array of the library of this replica's ``value``."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives.gpu import broadcast as gpu_broadcast  # most programs do not use a GPU
+        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
-        found = gpu_broadcast.broadcast(topology, arrays.to_cupy(value))
+        found = on_gpu.broadcast(topology, arrays.to_cupy(value))
         if found is not None:
             return arrays.from_cupy(found, value)
     with structures.refusals("broadcast", topology):
@@ -73,11 +73,9 @@ def broadcasted(topology: Topology, value: Any) -> Any:
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
     if arrays.on_gpu(value):
-        from mpistrat.collectives.gpu import (
-            reduce_scatter as gpu_reduce_scatter,  # most programs do not use a GPU
-        )
+        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
-        found = gpu_reduce_scatter.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
+        found = on_gpu.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
         if found is not None:
             return arrays.from_cupy(found, value)
     host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)

@@ -1,0 +1,158 @@
+"""The all-gather, broadcast and reduce-scatter of arrays on GPUs, by device pointers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu.combine import combine_on_gpu
+from mpistrat.collectives.gpu.packing import Laid, widened
+from mpistrat.collectives.movement.gather import checked_axis, lengths_by_mpi
+from mpistrat.collectives.packing import message_of
+from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.device import cupy_for
+from mpistrat.runtime.gpu.kernels import as_bits, copy_each
+from mpistrat.runtime.topology import Topology
+
+_EVEN, _UNEVEN = "Allgather", "Allgatherv"
+
+
+def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+    """Gather CuPy arrays as `gather.all_gather` does.
+
+    Return None on every rank if the MPI library does not take device pointers for it.
+    """
+    axis = checked_axis(value, axis)
+    cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
+    with cupy.cuda.Device(device):
+        if not (
+            gpu_pointers.possible(topology, device, _EVEN) or gpu_pointers.possible(topology, device, _UNEVEN)
+        ):
+            return None
+        rows = cupy.ascontiguousarray(cupy.moveaxis(value, axis, 0) if axis else value)
+        what = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
+        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
+            if topology.size == 1:
+                return value.copy()
+            lengths = lengths_by_mpi(topology, rows)
+            if not gpu_pointers.possible(topology, device, _EVEN if len(set(lengths)) == 1 else _UNEVEN):
+                return None
+            total = cupy.empty((sum(lengths), *rows.shape[1:]), rows.dtype)
+            if total.nbytes:
+                with gpu_pointers.scratch(device) as memory:
+                    _gather(topology, memory, as_bits(rows), as_bits(total), lengths)
+        return cupy.ascontiguousarray(cupy.moveaxis(total, 0, axis)) if axis else total
+
+
+def _gather(
+    topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: Any, lengths: Sequence[int]
+) -> None:
+    words = len(total) // sum(lengths)  # in a row
+    starts = [0, *itertools.accumulate(length * words for length in lengths)]
+    parts = [total[first:last] for first, last in itertools.pairwise(starts)]
+    send, receive = (way.view(total.dtype) for way in (memory.send, memory.receive))
+    step = len(receive) // topology.size
+    for start in range(0, max(map(len, parts)), step):
+        pieces = [part[start : start + step] for part in parts]
+        counts = [len(piece) for piece in pieces]
+        own = send[: counts[topology.rank]]
+        copy_each([mine[start : start + step]], [own])
+        if len(set(counts)) == 1:
+            gpu_pointers.all_gather(topology, own, receive[: sum(counts)])
+        else:
+            gpu_pointers.all_gather_uneven(topology, own, receive[: sum(counts)], counts)
+        ends = itertools.pairwise([0, *itertools.accumulate(counts)])
+        copy_each([receive[first:last] for first, last in ends], pieces)
+
+
+def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
+    """Return a copy of the CuPy array of rank ``root``. On other ranks ``value`` gives the dtype and shape.
+
+    Return None on every rank if the MPI library does not take device pointers for it.
+    """
+    cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
+    with cupy.cuda.Device(device):
+        if not gpu_pointers.possible(topology, device, "Bcast"):
+            return None
+        what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
+        with topology.lock.turn(what):
+            total = value.copy() if topology.rank == root else cupy.empty(value.shape, value.dtype)
+            if total.nbytes and topology.size > 1:
+                with gpu_pointers.scratch(device) as memory:
+                    _broadcast(topology, memory, as_bits(total), root)
+    return total
+
+
+def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root: int) -> None:
+    """Broadcast piece by piece, through two buffers in alternation, so that copies overlap with messages."""
+    ways = [way.view(data.dtype) for way in (memory.send, memory.receive)]
+    step = len(ways[0])
+    for number, start in enumerate(range(0, len(data), step)):
+        piece = data[start : start + step]
+        way = ways[number % 2][: len(piece)]
+        if topology.rank == root:
+            copy_each([piece], [way])
+        gpu_pointers.broadcast(topology, way, root)
+        if topology.rank != root:
+            copy_each([way], [piece])
+
+
+def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
+    """Reduce and scatter CuPy arrays as `reduce_scatter.reduce_scatter` does, in the order of ranks.
+
+    Return None on every rank if the MPI library does not take device pointers for it.
+    """
+    rows = rows_of_ranks(value, topology.size)
+    key = ((value.dtype, tuple(value.shape)),)
+    whole = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
+    cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
+    with cupy.cuda.Device(device):
+        if not gpu_pointers.possible(topology, device, "Alltoall"):
+            return None
+        flat = cupy.ascontiguousarray(value).reshape(-1)
+        width = math.prod(value.shape[1:])
+        ends = [0, *itertools.accumulate([each * width for each in rows])]
+        own = ends[topology.rank + 1] - ends[topology.rank]
+        total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
+        job = Laid(whole, flat, total.reshape(-1))
+        what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
+        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
+            wide_send = widened(job)
+            wide = job.total if whole.result == whole.wire else cupy.empty(own, whole.wire)
+            parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]
+            if topology.size == 1:
+                wide[...] = wide_send
+            else:
+                with gpu_pointers.scratch(device) as memory:
+                    _scatter(topology, memory, whole.combine, parts, wide)
+        if own:
+            finish(wide, whole.divisor, job.total)
+    return total
+
+
+def _scatter(
+    topology: Topology, memory: gpu_pointers.Scratch, combine: np.ufunc, parts: Sequence[Any], wide: Any
+) -> None:
+    size, dtype = topology.size, wide.dtype
+    longest = max(map(len, parts))
+    step = gpu_pointers.PIECE_BYTES // size // dtype.itemsize
+    for start in range(0, longest, step):
+        count = min(step, longest - start)
+        send, receive = (
+            way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive)
+        )
+        pieces = [part[start : start + count] for part in parts]
+        copy_each(pieces, [send[i * count : i * count + len(each)] for i, each in enumerate(pieces)])
+        gpu_pointers.all_to_all(topology, send, receive)
+        mine = len(pieces[topology.rank])
+        if mine:
+            got = [receive[i * count : i * count + mine] for i in range(size)]
+            combine_on_gpu(combine, got, wide[start : start + mine])

@@ -1,1 +1,0 @@
-"""All-reduces on rings between nodes: in segments, and on each rail."""
