@@ -5,14 +5,13 @@ from mpistrat.training.metrics.accuracy import (
     BinaryAccuracy,
     CategoricalAccuracy,
     SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    TopKCategoricalAccuracy,
 )
 from mpistrat.training.metrics.confusion_matrix import ConfusionMatrix
-from mpistrat.training.metrics.mean import Mean
-from mpistrat.training.metrics.mean_squared_error import MeanSquaredError
+from mpistrat.training.metrics.mean_and_sum import Mean, MeanSquaredError, Sum
 from mpistrat.training.metrics.metric import Metric
-from mpistrat.training.metrics.sum import Sum
 from mpistrat.training.metrics.thresholds import AUC, Precision, Recall
-from mpistrat.training.metrics.top_k import SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy
 
 __all__ = [
     "AUC",

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.runtime import arrays
-from mpistrat.training.metrics.accuracy import require_same_shape
-from mpistrat.training.metrics.metric import Metric, weighted
+from mpistrat.training.metrics.metric import Metric, require_same_shape, weighted
 
 
 class ConfusionMatrix(Metric):

@@ -177,3 +177,9 @@ def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"sample_weight of shape {np.shape(sample_weight)} does not fit values of shape {values.shape}"
         ) from None
+
+
+def require_same_shape(y_true: np.ndarray, y_pred: np.ndarray) -> None:
+    """Raise ValueError unless the shapes are equal."""
+    if y_true.shape != y_pred.shape:
+        raise ValueError(f"y_true has shape {y_true.shape}, and y_pred {y_pred.shape}")

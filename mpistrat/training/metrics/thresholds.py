@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.training.metrics.accuracy import require_same_shape
-from mpistrat.training.metrics.metric import Metric, as_float64, weighted
+from mpistrat.training.metrics.metric import Metric, as_float64, require_same_shape, weighted
 
 _BEYOND = 1e-7  # how far the first and the last threshold of an AUC lie outside of [0, 1]
 

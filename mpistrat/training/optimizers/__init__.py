@@ -1,8 +1,7 @@
 """Optimizers, one method per file."""
 
 from mpistrat.training.optimizers.adagrad import Adagrad
-from mpistrat.training.optimizers.adam import Adam
-from mpistrat.training.optimizers.adamw import AdamW
+from mpistrat.training.optimizers.adam import Adam, AdamW
 from mpistrat.training.optimizers.lars import LARS
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.training.optimizers.rmsprop import RMSprop
