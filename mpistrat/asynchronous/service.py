@@ -27,9 +27,8 @@ from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
+from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, PreparedWrites
 from mpistrat.variables.on_server import ServerVariable
-from mpistrat.variables.once.kept import KeptWrites, NotPreparedError
-from mpistrat.variables.once.prepared import PreparedWrites
 from mpistrat.variables.store import VariableStore
 
 _LONGEST = 1e9  # seconds, 30 years: a timer does not take any number

@@ -1,11 +1,17 @@
 """Values with one component per replica, sparse rows, and the enums that name reductions."""
 
 from mpistrat.values.array_like import ArrayLike
-from mpistrat.values.distributed import DistributedValues, Mirrored, PerReplica, component, reducible
+from mpistrat.values.distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ValueContext,
+    component,
+    reducible,
+)
 from mpistrat.values.enums import OPS, ReduceOp, VariableAggregation, VariableSynchronization
 from mpistrat.values.indexed_slices import IndexedSlices
 from mpistrat.values.snapshot import snapshot
-from mpistrat.values.value_context import ValueContext
 
 __all__ = [
     "OPS",

@@ -1,9 +1,9 @@
-"""Methods of NumPy arrays on values that behave like arrays."""
+"""Methods of NumPy arrays on values that behave like arrays, and those that another call replaces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 #: Methods that read the value, as those of ``numpy.ndarray``.
 READING = (
@@ -45,3 +45,33 @@ def _reading(name: str) -> Callable[..., Any]:
 
 for _name in READING:
     setattr(ArrayMethods, _name, _reading(_name))
+
+
+def _refuse(method: str, instead: str) -> NoReturn:
+    raise NotImplementedError(f"{method} is not provided: {instead}")
+
+
+class NotProvided:
+    """Methods that raise NotImplementedError and name the call to make instead."""
+
+    __slots__ = ()
+
+    def fill(self, value: Any) -> NoReturn:
+        """Raise NotImplementedError: assign an array of equal elements instead."""
+        _refuse("fill", "call v.assign(np.full_like(v, value))")
+
+    def sort(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError: assign the sorted array instead."""
+        _refuse("sort", "call v.assign(np.sort(v))")
+
+    def partition(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError: assign the partitioned array instead."""
+        _refuse("partition", "call v.assign(np.partition(v, kth))")
+
+    def put(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError: set elements instead."""
+        _refuse("put", "set v[indices] = values")
+
+    def resize(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError: the shape of a variable is fixed."""
+        _refuse("resize", "the shape of a variable is fixed; np.resize(v, shape) returns an array")

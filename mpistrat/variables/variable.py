@@ -12,9 +12,8 @@ from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
-from mpistrat.values.array_methods import ArrayMethods
+from mpistrat.values.array_methods import ArrayMethods, NotProvided
 from mpistrat.variables import shown
-from mpistrat.variables.not_provided import NotProvided
 from mpistrat.variables.reference import Reference
 from mpistrat.variables.scatter_nd import ScatterNd
 
