@@ -30,7 +30,7 @@ _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
-class Stretch(NamedTuple):
+class WeightStretch(NamedTuple):
     """Variables side by side in memory, or a part of them, that one call updates.
 
     Attributes
@@ -54,7 +54,7 @@ class Stretch(NamedTuple):
     state: list[np.ndarray]
 
 
-class Message(NamedTuple):
+class JoinedGradients(NamedTuple):
     """Gradients of one dtype that are reduced as one array.
 
     Attributes
@@ -132,12 +132,12 @@ class FlatStep:
         self._prepared = self._is_alone = False
         self._places: np.ndarray | None = None  # of what the step changes
 
-    def _message(self, members: list[int], least_alone: int) -> Message:
+    def _message(self, members: list[int], least_alone: int) -> JoinedGradients:
         size, dtype = sum(self._values[i].size for i in members), self.dtypes[members[0]]
         alone = len(members) == 1 and size * dtype.itemsize >= least_alone
-        return Message(members, None if alone else np.empty(size, dtype))
+        return JoinedGradients(members, None if alone else np.empty(size, dtype))
 
-    def _of_message(self, number: int, message: Message) -> list[Stretch]:
+    def _of_message(self, number: int, message: JoinedGradients) -> list[WeightStretch]:
         runs: list[list[int]] = []
         before: list[np.ndarray] = []
         for i in message.members:
@@ -150,13 +150,13 @@ class FlatStep:
                 runs.append([i])
             before = arrays
         is_joined = message.buffer is not None
-        stretches: list[Stretch] = []
+        stretches: list[WeightStretch] = []
         start = 0
         for run in runs:
             flat = [*map(joined, zip(*([self._values[i], *self._state[i]] for i in run), strict=True))]
             for weights, *state in blocks(*flat) if is_joined else [flat]:
                 end = start + weights.size
-                stretches.append(Stretch(number, is_joined, slice(start, end), weights, state))
+                stretches.append(WeightStretch(number, is_joined, slice(start, end), weights, state))
                 start = end
         return stretches if len(stretches) > 1 else [each._replace(where=None) for each in stretches]
 
