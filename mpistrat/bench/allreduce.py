@@ -9,10 +9,18 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mpistrat.bench.measuring import launch, sizes
+from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction.array_way import ArrayWay, wrong_sums
-from mpistrat.bench.reduction.bounds import BOUND, BUFFERS, COPY, PLAIN, WIRE, least_bytes
+from mpistrat.bench.reduction.array_way import (
+    BOUND,
+    BUFFERS,
+    COPY,
+    PLAIN,
+    WIRE,
+    ArrayWay,
+    least_bytes,
+    wrong_sums,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +34,11 @@ Key = TypeVar("Key")
 Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], ArrayWay]]"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("allreduce", __doc__ or "", repetitions=21)
+    parser = under_ranks.parser("allreduce", __doc__ or "", repetitions=21)
     parser.add_argument(
         "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )
@@ -57,7 +67,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
         help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
         "that is not CUDA-aware crashes",
     )
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

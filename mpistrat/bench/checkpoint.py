@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.checkpoint")
@@ -26,17 +26,19 @@ class ReadsAndWrites(Protocol):
     def read(self, arrays: Sequence[Any], path: str) -> None: ...
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("checkpoint", __doc__ or "", repetitions=11)
+    parser = under_ranks.parser("checkpoint", __doc__ or "", repetitions=11)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
         "--megabytes",
-        type=launch.positive,
+        type=under_ranks.positive,
         default=440,
         help=f"size of {TENSORS} float32 arrays (%(default)s)",
     )
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.closures")
@@ -21,11 +21,11 @@ COORDINATOR = "ClusterCoordinator"
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
     """Run the subject with these arguments."""
-    parser = launch.parser("closures", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("closures", __doc__ or "", repetitions=10)
     parser.add_argument(
-        "--calls", type=launch.positive, default=5000, help="calls per measurement (%(default)s)"
+        "--calls", type=under_ranks.positive, default=5000, help="calls per measurement (%(default)s)"
     )
-    return launch.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, program, _measure)
 
 
 def _empty() -> None:

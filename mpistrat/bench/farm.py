@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.farm")
@@ -21,12 +21,12 @@ CASES = {"5 to 500 ms": (0.005, 0.5), "0.05 to 500 ms": (0.00005, 0.5)}  # the l
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
     """Run the subject with these arguments."""
-    parser = launch.parser("farm", __doc__ or "", repetitions=3)
+    parser = under_ranks.parser("farm", __doc__ or "", repetitions=3)
     parser.set_defaults(n=8)
     parser.add_argument(
-        "--tasks", type=launch.positive, default=200, help="sleeping tasks per measurement (%(default)s)"
+        "--tasks", type=under_ranks.positive, default=200, help="sleeping tasks per measurement (%(default)s)"
     )
-    return launch.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, program, _measure)
 
 
 def list_scheduling(seconds: Sequence[float], workers: int) -> float:

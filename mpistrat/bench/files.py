@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAM = ("-m", "mpistrat.bench.files")
@@ -24,12 +24,16 @@ Rivals: TypeAlias = "Callable[[Any, str], Mapping[str, Callable[[int], object]]]
 _START, _COLLECTIVES, OPENED = "start", "start, in collectives", "opened"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("files", __doc__ or "", repetitions=3)
+    parser = under_ranks.parser("files", __doc__ or "", repetitions=3)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument("--files", type=launch.positive, default=10_000, help="number of files (%(default)s)")
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    parser.add_argument(
+        "--files", type=under_ranks.positive, default=10_000, help="number of files (%(default)s)"
+    )
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

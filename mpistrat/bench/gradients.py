@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.reduction.networks import NETWORKS
 
@@ -29,9 +29,11 @@ class GradientsWay(NamedTuple):
     totals: Callable[[], Sequence[np.ndarray]]
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("gradients", __doc__ or "", repetitions=11)
+    parser = under_ranks.parser("gradients", __doc__ or "", repetitions=11)
     parser.add_argument(
         "--network",
         choices=list(NETWORKS),
@@ -40,11 +42,11 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lau
     )
     parser.add_argument(
         "--part",
-        type=launch.positive,
+        type=under_ranks.positive,
         default=1,
         help="measure only every N-th tensor, for a trial (%(default)s)",
     )
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

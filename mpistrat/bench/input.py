@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 BATCH = 64
@@ -32,11 +32,14 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mpistrat bench input", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
-        "--mib", type=launch.positive, default=512, help="MiB of rows in each layout (%(default)s)"
+        "--mib", type=under_ranks.positive, default=512, help="MiB of rows in each layout (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the contents of the files (%(default)s)")
     parser.add_argument(
-        "--repetitions", type=launch.positive, default=5, help="measurements of each program (%(default)s)"
+        "--repetitions",
+        type=under_ranks.positive,
+        default=5,
+        help="measurements of each program (%(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
     return parser
@@ -45,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
 def run(parser: argparse.ArgumentParser, argv: list[str], measurement: type[Measurement]) -> int:
     """Run the subject by a measurement class, which may add ways and cases."""
     arguments = parser.parse_args(argv)
-    if launch.under_several_ranks():
+    if under_ranks.under_several_ranks():
         parser.error("input measures one rank: call it without a launcher")
-    os.environ.update(launch.one_thread(os.environ))
+    os.environ.update(under_ranks.one_thread(os.environ))
     return measurement(arguments).run()
 
 

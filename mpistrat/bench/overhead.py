@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ LENGTHS = (16, 256, 4096)  # floats per array of a list
 Rivals: TypeAlias = "Callable[[Any, list[np.ndarray]], Mapping[str, Callable[[int], object]]]"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("overhead", __doc__ or "", repetitions=30)
+    parser = under_ranks.parser("overhead", __doc__ or "", repetitions=30)
     parser.add_argument(
-        "--inner", type=launch.positive, default=500, help="calls per measurement (%(default)s)"
+        "--inner", type=under_ranks.positive, default=500, help="calls per measurement (%(default)s)"
     )
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

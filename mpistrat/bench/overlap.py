@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
@@ -25,21 +25,25 @@ ONE_LIST = f"{LIBRARY}, one list at the end"
 Rivals: TypeAlias = "Callable[[Any, Network], Mapping[str, tuple[Callable[[int], object], list[np.ndarray]]]]"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("overlap", __doc__ or "", repetitions=15)
+    parser = under_ranks.parser("overlap", __doc__ or "", repetitions=15)
     parser.add_argument(
-        "--layers", type=launch.positive, default=8, help="layers of the network (%(default)s)"
+        "--layers", type=under_ranks.positive, default=8, help="layers of the network (%(default)s)"
     )
     parser.add_argument(
         "--width",
-        type=launch.positive,
+        type=under_ranks.positive,
         default=1024,
         help="width of a layer; its gradient is square (%(default)s)",
     )
-    parser.add_argument("--blocks", type=launch.positive, default=8, help="blocks per layer (%(default)s)")
-    parser.add_argument("--rows", type=launch.positive, default=256, help="rows per batch (%(default)s)")
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    parser.add_argument(
+        "--blocks", type=under_ranks.positive, default=8, help="blocks per layer (%(default)s)"
+    )
+    parser.add_argument("--rows", type=under_ranks.positive, default=256, help="rows per batch (%(default)s)")
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

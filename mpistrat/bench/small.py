@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
-    from mpistrat.bench.programs.small_work import Call, Work
+    from mpistrat.bench.programs.digits import Call, Work
 
 PROGRAM = ("-m", "mpistrat.bench.small")
 LOOPS = ("loop, data in memory", "loop, data in HDF5 files")
@@ -27,14 +27,18 @@ Ways: TypeAlias = "Mapping[str, Call]"  # by case
 Rivals: TypeAlias = "Callable[[Any, Work], Mapping[str, Ways]]"  # by way
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("small", __doc__ or "", repetitions=21)
-    parser.add_argument("--epochs", type=launch.positive, default=20, help="epochs of a loop (%(default)s)")
+    parser = under_ranks.parser("small", __doc__ or "", repetitions=21)
     parser.add_argument(
-        "--inner", type=launch.positive, default=100, help="hot calls per measurement (%(default)s)"
+        "--epochs", type=under_ranks.positive, default=20, help="epochs of a loop (%(default)s)"
     )
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    parser.add_argument(
+        "--inner", type=under_ranks.positive, default=100, help="hot calls per measurement (%(default)s)"
+    )
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
@@ -87,8 +91,7 @@ def _batches() -> int:
 def _work(folder: Path, epochs: int) -> Work:
     import numpy as np
 
-    from mpistrat.bench.programs.digits import initial_weights
-    from mpistrat.bench.programs.small_work import Work
+    from mpistrat.bench.programs.digits import Work, initial_weights
 
     random = np.random.default_rng(0)
 

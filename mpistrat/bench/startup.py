@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 PROGRAMS = {LIBRARY: "start_library.py", "by hand": "start_mpi.py"}
@@ -30,9 +30,9 @@ class Start(NamedTuple):
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
-    parser = launch.parser("startup", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("startup", __doc__ or "", repetitions=10)
     arguments = parser.parse_args(argv)
-    if arguments.here or launch.under_several_ranks():
+    if arguments.here or under_ranks.under_several_ranks():
         parser.error("startup measures launches, so it launches the ranks itself: call it without a launcher")
     launcher = arguments.launcher or _mpirun()
     starts: dict[str, list[Start]] = {way: [] for way in PROGRAMS}
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int | None:
         ways = list(PROGRAMS) if repetition % 2 else list(PROGRAMS)[::-1]
         for way in ways:
             path = Path(__file__).parent / "programs" / PROGRAMS[way]
-            start = _start(launch.command(arguments.n, launcher, [str(path)]), arguments.n)
+            start = _start(under_ranks.command(arguments.n, launcher, [str(path)]), arguments.n)
             if repetition:  # the first launch only warms the page cache
                 starts[way].append(start)
     report = Report("startup", arguments.n)
@@ -73,7 +73,11 @@ _LENIENT = {
 def _start(command: list[str], n: int) -> Start:
     begin = time.time()
     ended = subprocess.run(
-        command, env=_LENIENT | launch.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command,
+        env=_LENIENT | under_ranks.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     lines = _LINE.findall(ended.stdout)
     if ended.returncode or len(lines) != n:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
@@ -33,11 +33,13 @@ class TrainingStep(Protocol):
         ...
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = launch.no_rivals) -> int | None:
+def main(
+    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
+) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = launch.parser("step", __doc__ or "", repetitions=50)
+    parser = under_ranks.parser("step", __doc__ or "", repetitions=50)
     parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
-    return launch.run(parser, argv, program, partial(_measure, rivals=rivals))
+    return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
 def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from mpistrat.bench.allreduce import algorithms, interleaved_for
-from mpistrat.bench.measuring import launch, sizes
+from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.runtime import cache_file
 from mpistrat.runtime.environment import Options
 
@@ -17,7 +17,7 @@ SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
-    parser = launch.parser("tune", __doc__ or "", repetitions=9)
+    parser = under_ranks.parser("tune", __doc__ or "", repetitions=9)
     parser.add_argument(
         "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int | None:
         "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the results without storing them")
-    return launch.run(parser, argv, ("-m", "mpistrat.bench.tune"), _measure)
+    return under_ranks.run(parser, argv, ("-m", "mpistrat.bench.tune"), _measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 from mpistrat.bench.reduction.networks import NETWORKS
 
@@ -17,22 +17,22 @@ PROGRAM = ("-m", "mpistrat.bench.variables")
 
 def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
     """Run the subject with these arguments."""
-    parser = launch.parser("variables", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("variables", __doc__ or "", repetitions=10)
     parser.set_defaults(n=4)
     parser.add_argument(
         "--servers",
-        type=launch.positive,
+        type=under_ranks.positive,
         default=2,
         help="parameter servers, the last ranks (%(default)s); at least 2 ranks are left for chief and worker",
     )
     parser.add_argument("--network", choices=list(NETWORKS), default="ResNet-50", help="(%(default)s)")
     parser.add_argument(
         "--part",
-        type=launch.positive,
+        type=under_ranks.positive,
         default=1,
         help="measure only every N-th tensor, for a trial (%(default)s)",
     )
-    return launch.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, program, _measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from mpistrat.bench.measuring import sizes
 from mpistrat.bench.reduction import networks
-from mpistrat.bench.reduction.bounds import least_bytes
+from mpistrat.bench.reduction.array_way import least_bytes
 from mpistrat.bench.reduction.networks import NETWORKS
 from mpistrat.collectives.algorithms import cost_file
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
-from mpistrat.cli.run import launcher
+from mpistrat.cli.run import mpirun
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "gpu", "hetjob", "mpich", "requeue")
@@ -233,12 +233,12 @@ def test_modules_are_loaded_before_errors_end_the_script():
     ("family", "plugin"), [("openmpi", "pmix"), ("mpich", "pmi2"), ("intel", "pmi2"), ("cray", "cray_shasta")]
 )
 def test_mpi_of_the_library(monkeypatch, family, plugin):
-    monkeypatch.setattr(launcher, "library_of", lambda python: family)
+    monkeypatch.setattr(mpirun, "library_of", lambda python: family)
     assert f"mpi=${{MPISTRAT_SRUN_MPI:-{plugin}}}\n" in write("prog.py")
 
 
 def test_mpi_of_an_unknown_library(monkeypatch):
-    monkeypatch.setattr(launcher, "library_of", lambda python: "other")
+    monkeypatch.setattr(mpirun, "library_of", lambda python: "other")
     assert "give --mpi; `srun --mpi=list` shows all types" in write("prog.py")
 
 
@@ -250,7 +250,7 @@ def test_mpi_of_no_python():
 @pytest.mark.mpich
 def test_mpi_of_this_python(run_alone):
     found = run_alone("-m", "mpistrat", "slurm", "write", "-m", "x").check()
-    found.shows("pmix}" if launcher.find().family == "openmpi" else "pmi2}")
+    found.shows("pmix}" if mpirun.find().family == "openmpi" else "pmi2}")
 
 
 @pytest.mark.parametrize(

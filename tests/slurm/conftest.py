@@ -13,7 +13,7 @@ import cluster as clusters
 import pytest
 from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
-from mpistrat.cli.run.launcher import library_of
+from mpistrat.cli.run.mpirun import library_of
 from mpistrat.runtime.process.launch import srun_plugin
 
 SECONDS = pytest.StashKey[list[str]]()

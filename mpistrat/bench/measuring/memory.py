@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 
 _EVERY = 0.02
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
@@ -30,7 +30,7 @@ def peak(program: Sequence[str]) -> int | None:
         return None
     peaks: dict[int, int] = {}
     with subprocess.Popen(
-        [sys.executable, *launch.safe_words(program)],
+        [sys.executable, *under_ranks.safe_words(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,11 +1,11 @@
-"""The network of the example ``train_digits``, and data for it: a program whose step takes half a millisecond."""
+"""What `mpistrat bench small` works on: the network of the example ``train_digits``, data for it, and single arrays."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -74,3 +74,25 @@ def loss_and_gradients(
         gradients = [x.T @ delta, delta.sum(axis=0), *gradients]
         delta = (delta @ matrix.T) * (x > 0)
     return -float(log_odds[rows, labels].sum(dtype=np.float64)), gradients
+
+
+class Work(NamedTuple):
+    """What the calls work on, and where the files of the loops are.
+
+    ``values`` are reduced as they are, given to a metric, or summed. ``few`` and ``many`` are gradients of the
+    variables of the loop, and of 200 variables. ``array`` has 64 KiB, and ``arrays`` are 60 vectors of 16 to 4,096
+    floats.
+    """
+
+    values: np.ndarray
+    few: list[np.ndarray]
+    many: list[np.ndarray]
+    array: np.ndarray
+    arrays: list[np.ndarray]
+    folder: Path
+    epochs: int
+
+
+Call: TypeAlias = (
+    "Callable[[int], Any]"  # of k: repeats the call k times, and returns what the last one returned
+)

@@ -12,7 +12,7 @@ from mpistrat.bench.programs import digits
 from mpistrat.values import ReduceOp
 
 if TYPE_CHECKING:
-    from mpistrat.bench.programs.small_work import Call, Work
+    from mpistrat.bench.programs.digits import Call, Work
 
 _RATE = 0.003
 _SUM = ReduceOp.SUM

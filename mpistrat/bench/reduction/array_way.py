@@ -1,14 +1,31 @@
-"""A way to reduce an array, and the check of the sums of all ways before they are timed."""
+"""A way to reduce an array, its lower bound, and the check of the sums of all ways before they are timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpistrat.bench.reduction.bounds import BOUND
-
 if TYPE_CHECKING:
     import numpy as np
+
+PLAIN, BUFFERS, BOUND = "plain array", "buffer", "bound"
+COPY, WIRE = "a copy in memory", "the wire"
+
+
+def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
+    """Return the minimum of bytes that every node must send, or every rank of a single node.
+
+    Patarasuk and Yuan 2009, theorem 1.
+
+    Examples
+    --------
+    >>> least_bytes((2, 2, 2, 2), 1000)
+    1500.0
+    >>> least_bytes((2,), 1000)
+    1000.0
+    """
+    parts = len(ranks_per_node) if len(ranks_per_node) > 1 else ranks_per_node[0]
+    return 2 * (parts - 1) / parts * nbytes
 
 
 class ArrayWay(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction.array_way import ArrayWay, wrong_sums
-from mpistrat.bench.reduction.bounds import BOUND
+from mpistrat.bench.reduction.array_way import BOUND, ArrayWay, wrong_sums
 from mpistrat.runtime.gpu.bounds import bounds
 
 ARRAY = "array on a GPU"

@@ -8,7 +8,7 @@ import subprocess
 
 import click
 
-from mpistrat.bench.measuring import launch
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.cli import table
 from mpistrat.cli.check.checks import CHECKS
 from mpistrat.cli.check.checks.finding import Check, CheckedJob, CheckOptions, Finding, Severity
@@ -70,13 +70,13 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
 
 def _probe(limit: float) -> int:
     """Run the GPU probe: on these ranks, or on two new ones if there is one rank. The MPI library may crash."""
-    if launch.under_several_ranks():
+    if under_ranks.under_several_ranks():
         from mpistrat.cli.check import gpu_probe
 
         return gpu_probe.main()
-    program = launch.command(2, None, ["-m", "mpistrat.cli.check.gpu_probe"])
+    program = under_ranks.command(2, None, ["-m", "mpistrat.cli.check.gpu_probe"])
     try:
-        status = subprocess.run(program, env=launch.environment(), timeout=limit).returncode
+        status = subprocess.run(program, env=under_ranks.environment(), timeout=limit).returncode
     except subprocess.TimeoutExpired:
         click.echo(f"the probe did not end within {limit:g} s and was stopped")
         return 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpistrat.cli.run.launcher import Launcher
+from mpistrat.cli.run.mpirun import Launcher
 from mpistrat.runtime.environment import Options
 
 _SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli.run import launcher, machine, running_job
+from mpistrat.cli.run import machine, mpirun, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.cli.run.streams import RANK
 from mpistrat.runtime.environment import Options
@@ -99,7 +99,7 @@ def command(
                 f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
             )
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-    found = launcher.find(mpi)
+    found = mpirun.find(mpi)
     if ft and not found.can_survive:
         raise click.UsageError(
             f"--ft needs ULFM, which Open MPI 5 has, and {found.path} belongs to {found.family} "

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mpistrat.cli.run import launcher
+from mpistrat.cli.run import mpirun
 from mpistrat.cli.slurm.script import Resources, Script, text
 from mpistrat.runtime.atomic_file import appearing
 from mpistrat.runtime.process.launch import srun_plugin
@@ -187,9 +187,9 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
 
 def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any]) -> Script:
     components = [*ctx.meta["components"], _resources(given)]
-    container, mpirun, requeue = given["container"], given["mpirun"], given["requeue"]
+    container, by_mpirun, requeue = given["container"], given["mpirun"], given["requeue"]
     program = _program(arguments, container is not None)
-    if mpirun and (requeue or container is not None or len(components) > 1):
+    if by_mpirun and (requeue or container is not None or len(components) > 1):
         what = (
             "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
         )
@@ -215,8 +215,8 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         time=given["time"],
         program=program,
         python=python,
-        mpi=given["mpi"] or ("" if mpirun else _mpi(python, container)),
-        mpirun=mpirun,
+        mpi=given["mpi"] or ("" if by_mpirun else _mpi(python, container)),
+        mpirun=by_mpirun,
         array=given["array"],
         signal=(signal, int(seconds)) if requeue else None,
         container=container,
@@ -243,7 +243,7 @@ def _mpi(python: str, container: str | None) -> str:
     """Return the value of ``srun --mpi=``."""
     if container is not None:
         raise click.UsageError("say which MPI is in the image: --mpi pmix for Open MPI, --mpi pmi2 for MPICH")
-    family = launcher.library_of(python)
+    family = mpirun.library_of(python)
     plugin = srun_plugin(family)
     if plugin is None:
         raise click.UsageError(

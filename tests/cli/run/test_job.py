@@ -6,7 +6,7 @@ import pytest
 
 from mpistrat.cli.run import machine
 from mpistrat.cli.run.job import Machine, plan
-from mpistrat.cli.run.launcher import Launcher
+from mpistrat.cli.run.mpirun import Launcher
 
 OPEN_MPI_5 = Launcher("/opt/bin/mpirun", "openmpi", (5, 0, 11))
 OPEN_MPI_4 = Launcher("/usr/bin/mpirun", "openmpi", (4, 1, 4))

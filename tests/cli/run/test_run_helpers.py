@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpistrat.cli.run import processes
-from mpistrat.cli.run.launcher import find
+from mpistrat.cli.run.mpirun import find
 
 FAMILY = find().family
 ROOT = Path(__file__).parents[3]
