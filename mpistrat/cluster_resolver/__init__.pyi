@@ -4,6 +4,8 @@ from .cloud import KubernetesClusterResolver as KubernetesClusterResolver
 from .cloud import KubernetesExecutableLocation as KubernetesExecutableLocation
 from .cloud import TPUClusterResolver as TPUClusterResolver
 from .cluster_spec import ClusterSpec as ClusterSpec
+from .given import SimpleClusterResolver as SimpleClusterResolver
+from .given import UnionResolver as UnionResolver
 from .mpi.resolver import MpiClusterResolver as MpiClusterResolver
 from .placement import Fact as Fact
 from .placement import Placement as Placement
@@ -12,9 +14,7 @@ from .roles import Roles as Roles
 from .schedulers import FluxClusterResolver as FluxClusterResolver
 from .schedulers import LsfClusterResolver as LsfClusterResolver
 from .schedulers import PbsClusterResolver as PbsClusterResolver
-from .simple import SimpleClusterResolver as SimpleClusterResolver
 from .slurm.resolver import SlurmClusterResolver as SlurmClusterResolver
 from .slurm.step import expand_counts as expand_counts
 from .slurm.step import expand_hostlist as expand_hostlist
 from .tf_config import TFConfigClusterResolver as TFConfigClusterResolver
-from .union import UnionResolver as UnionResolver
