@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpistrat import nest
-from mpistrat.asynchronous.bar import CallsBar
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.remote_value import (
     CancelledError,
@@ -17,7 +16,7 @@ from mpistrat.asynchronous.remote_value import (
     RemoteValue,
     ScheduledValue,
 )
-from mpistrat.asynchronous.statistics import Statistics
+from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.data import Dataset
 from mpistrat.messages.functions import SentFunction, pack_arguments

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mpistrat.asynchronous import on_worker
-from mpistrat.asynchronous.bar import CallsBar
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
 from mpistrat.asynchronous.service import serve
-from mpistrat.asynchronous.statistics import Statistics
+from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments

@@ -1,9 +1,12 @@
-"""What the workers of a coordinator have done."""
+"""What a coordinator or an executor tells of its calls: statistics, and a progress bar."""
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from mpistrat.runtime.environment import rc
 
 
 class WorkerStatistics(NamedTuple):
@@ -92,3 +95,44 @@ class Clock:
         if self._first is None:
             return 0.0
         return (time.monotonic() if still else self._last) - self._first
+
+
+class CallsBar:
+    """A bar from the first call until `close`, on a terminal. The next call begins another bar.
+
+    Parameters
+    ----------
+    shown : bool
+        Whether there is a bar at all. ``mpistrat.rc.progress`` may turn it off.
+
+    Examples
+    --------
+    >>> bar = CallsBar(False)
+    >>> bar.queued(), bar.ended(), bar.close()
+    (None, None, None)
+    """
+
+    def __init__(self, shown: bool):
+        self._shown = shown and rc.progress is not False and bool(rc.progress or sys.stderr.isatty())
+        self._bar: Any = None
+
+    def queued(self) -> None:
+        """Count a call that was queued."""
+        if not self._shown:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=0, desc="calls", unit="call", leave=False)
+        self._bar.total += 1
+
+    def ended(self) -> None:
+        """Count a call that has ended."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpistrat.monitor import system_calls
+from mpistrat.monitor import process
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks, source_line
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -243,7 +243,7 @@ def _c_code(evidence: Evidence) -> Verdict | None:
     if not evidence.holds_interpreter:
         return None
     # A wait for the interpreter's lock ends every 5 ms, to ask for it again.
-    if _waits_for(evidence) == system_calls.LOCK and facts.state != "R" and (facts.timed or facts.others_run):
+    if _waits_for(evidence) == process.LOCK and facts.state != "R" and (facts.timed or facts.others_run):
         return Verdict(
             "C code",
             f"waits {_at(evidence)}; another thread of it is in C code that does not release the interpreter's lock",
@@ -271,7 +271,7 @@ def _device(evidence: Evidence) -> Verdict | None:
 
 def _reading(evidence: Evidence) -> Verdict | None:
     facts = evidence.facts
-    if _waits_for(evidence) != system_calls.FILE:
+    if _waits_for(evidence) != process.FILE:
         return None
     if facts.descriptor == 0 and facts.call == "read":
         return Verdict(
@@ -295,7 +295,7 @@ def _reading(evidence: Evidence) -> Verdict | None:
 
 def _file_lock(evidence: Evidence) -> Verdict | None:
     facts = evidence.facts
-    if _waits_for(evidence) != system_calls.FILE_LOCK or facts.state == "R":
+    if _waits_for(evidence) != process.FILE_LOCK or facts.state == "R":
         return None
     return Verdict(
         "file lock",
@@ -305,7 +305,7 @@ def _file_lock(evidence: Evidence) -> Verdict | None:
 
 
 def _awaits_signal(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != system_calls.SIGNAL:
+    if _waits_for(evidence) != process.SIGNAL:
         return None
     return Verdict(
         "signal", f"waits for a signal, {_at(evidence)}", "Look for the process that should send it."
@@ -313,13 +313,13 @@ def _awaits_signal(evidence: Evidence) -> Verdict | None:
 
 
 def _sleeps(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != system_calls.SLEEP:
+    if _waits_for(evidence) != process.SLEEP:
         return None
     return Verdict("sleep", f"sleeps, {_at(evidence)}", "Look for what that line waits for.")
 
 
 def _lock(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != system_calls.LOCK or evidence.facts.state == "R" or evidence.record.moves:
+    if _waits_for(evidence) != process.LOCK or evidence.facts.state == "R" or evidence.record.moves:
         return None  # a thread that runs also waits for the interpreter's lock now and then
     others = evidence.stacks.others
     if len(others) > 1:
@@ -335,7 +335,7 @@ def _children(evidence: Evidence) -> Verdict | None:
     through_pipe = any(
         each.file.startswith(_LIBRARY) and each.file.endswith(_CHILD_MODULES) for each in evidence.stacks.main
     )
-    if _waits_for(evidence) != system_calls.CHILD and not through_pipe:
+    if _waits_for(evidence) != process.CHILD and not through_pipe:
         return None
     return Verdict(
         "child", f"waits for a process that it has started, {_at(evidence)}", "Look at that process."
@@ -344,7 +344,7 @@ def _children(evidence: Evidence) -> Verdict | None:
 
 def _network(evidence: Evidence) -> Verdict | None:
     waits = _waits_for(evidence)
-    if waits not in (system_calls.MESSAGE, system_calls.FILE) or evidence.facts.state == "R":
+    if waits not in (process.MESSAGE, process.FILE) or evidence.facts.state == "R":
         return None
     return Verdict(
         "message",
@@ -419,7 +419,7 @@ def signal_name(number: int) -> str:
 
 
 def _waits_for(evidence: Evidence) -> str:
-    return system_calls.waits_for(evidence.facts.call)
+    return process.waits_for(evidence.facts.call)
 
 
 def _at(evidence: Evidence) -> str:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpistrat.cli.run import banners, job_end, processes
-from mpistrat.cli.run.banners import Death
-from mpistrat.cli.run.forwarded import Forwarded
+from mpistrat.cli.run.banners import Death, Forwarded
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.job_end import EndOrder, Guard
 from mpistrat.cli.run.streams import Streams, TaggedLines

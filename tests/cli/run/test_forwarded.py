@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mpistrat.cli.run.forwarded import Forwarded
+from mpistrat.cli.run.banners import Forwarded
 
 TEXT = b"x" * 99 + b"\n"
 LINES = 5000  # more than two pipes and a block hold
