@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
+from mpistrat.training.optimizers.rule import blocks
 from mpistrat.variables import Variable
 
 _KERNEL = EachElement(

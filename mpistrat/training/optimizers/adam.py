@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
+from mpistrat.training.optimizers.rule import blocks
 
 _NUMBERS = ["rate", "rest_1", "rest_2", "epsilon"]
 _MOMENTS = "m += (g - m) * rest_1; v += (g * g - v) * rest_2;"

@@ -12,10 +12,9 @@ import numpy as np
 
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.cache import Cache
-from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
-from mpistrat.training.optimizers.rule import Rule, for_update
+from mpistrat.training.optimizers.rule import Rule, blocks, for_update
 from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpistrat.training.optimizers.blocks import blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.training.optimizers.options.clipping import squared_norm
+from mpistrat.training.optimizers.rule import blocks
 
 
 class LARS(Optimizer):

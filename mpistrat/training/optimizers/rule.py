@@ -1,13 +1,16 @@
-"""How an optimizer changes arrays: what its steps need of it."""
+"""How an optimizer changes arrays: the methods that say it, and the blocks in which they go through arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.values import IndexedSlices
+
+ELEMENTS = 1 << 16
 
 
 class Rule(Protocol):
@@ -34,3 +37,23 @@ def for_update(gradient: np.ndarray, dtype: np.dtype) -> np.ndarray:
     A variable of 16 bits keeps a wider gradient: its own dtype has not the range of a gradient before it is scaled.
     """
     return gradient if dtype.itemsize < 4 else gradient.astype(dtype, copy=False)
+
+
+def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
+    """Return the same flat block of each of several arrays of one shape.
+
+    The blocks are views: a write to a block changes its array.
+
+    Raises
+    ------
+    ValueError
+        If an array is not contiguous, and not one short vector.
+    """
+    size = arrays[0].size
+    if size <= ELEMENTS and arrays[0].ndim == 1:
+        return (arrays,) if size else ()
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} is not contiguous")
+    flat = [array.reshape(-1) for array in arrays]
+    return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]

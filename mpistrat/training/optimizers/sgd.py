@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.training.optimizers.blocks import ELEMENTS, blocks
 from mpistrat.training.optimizers.optimizer import Optimizer
+from mpistrat.training.optimizers.rule import ELEMENTS, blocks
 from mpistrat.values import IndexedSlices
 
 _PLAIN = EachElement("mpistrat_sgd", ["g", "w"], ["w"], ["rate"], "w += g * -rate;")

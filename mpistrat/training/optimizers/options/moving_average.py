@@ -7,8 +7,7 @@ import functools
 import numpy as np
 
 from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.training.optimizers.blocks import blocks
-from mpistrat.training.optimizers.rule import Rule
+from mpistrat.training.optimizers.rule import Rule, blocks
 from mpistrat.values import IndexedSlices
 
 AVERAGE = "average"  # the name of the slot
