@@ -24,7 +24,7 @@ except ImportError as error:
     raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.integrations.torch.new_groups.communicators import communicator
+from mpistrat.integrations.torch.new_groups import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore

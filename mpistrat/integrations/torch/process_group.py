@@ -14,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.moves import Moves
-from mpistrat.integrations.torch.new_groups.communicators import part_of
+from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
 from mpistrat.integrations.torch.reductions import TensorReductions, op_of
 from mpistrat.integrations.torch.tensors import require_rank, write_each

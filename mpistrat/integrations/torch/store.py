@@ -22,7 +22,7 @@ import torch
 from torch.distributed import register_rendezvous_handler
 
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.new_groups.communicators import all_ranks
+from mpistrat.integrations.torch.new_groups import all_ranks
 from mpistrat.runtime.agreement.operation import TimedOutError
 from mpistrat.runtime.backoff import Backoff
 from mpistrat.runtime.process import mpi

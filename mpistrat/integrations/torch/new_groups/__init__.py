@@ -1,1 +1,0 @@
-"""New process groups of torch: the agreement of their members, and their communicators."""
