@@ -1,8 +1,88 @@
-"""The node of each rank, from the number of ranks of each node and the order in which they are dealt out."""
+"""The nodes that a scheduler gave to a job, and how the ranks are spread over them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes that a job may use.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        Names of the nodes, in the scheduler's order.
+    variable : str
+        Variable that the nodes were read from.
+    slots : tuple of int or None
+        Number of ranks that the scheduler expects on each node; None if it does not say.
+    slots_variable : str
+        Variable that the slots were read from; empty if it is ``variable``.
+    all_used : bool
+        Whether every node is known to have ranks.
+    """
+
+    nodes: tuple[str, ...]
+    variable: str
+    slots: tuple[int, ...] | None = None
+    slots_variable: str = ""
+    all_used: bool = False
+
+    def ranks_per_node(
+        self, size: int, local_size: int | None, node: int | None
+    ) -> tuple[tuple[int, ...], str] | None:
+        """Return the number of ranks on each node and its source, or None if the variables do not tell.
+
+        There are ``size`` ranks, of which ``local_size`` are on the node of the index ``node``.
+
+        Examples
+        --------
+        >>> Allocation(("a", "b", "c"), "PBS_NODEFILE", slots=(3, 1, 1)).ranks_per_node(5, 1, 2)
+        ((3, 1, 1), 'PBS_NODEFILE')
+        >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(6, 2, 0)
+        ((2, 2, 2), 'SLURM_JOB_NODELIST, evenly')
+        >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(4, 2, 0)  # two nodes or three?
+        """
+        for counts, why in self._candidates(size, local_size):
+            known = local_size is not None and node is not None
+            if sum(counts) == size and all(counts) and not (known and counts[node or 0] != local_size):
+                return counts, why
+        return None
+
+    def _candidates(self, size: int, local_size: int | None) -> list[tuple[tuple[int, ...], str]]:
+        found = []
+        if self.slots is not None:
+            variable = self.slots_variable or self.variable
+            found.append((self.slots, variable))
+            if self.all_used:
+                found.append((_filled(self.slots, size), variable))
+        if local_size is not None and (self.slots is None or len(set(self.slots)) == 1):
+            found.append(((local_size,) * len(self.nodes), f"{self.variable}, evenly"))
+        return found
+
+
+def from_lines(hosts: list[str], variable: str) -> Allocation | None:
+    """Return the allocation of a list that names each node once per slot, or None if the list is empty.
+
+    Examples
+    --------
+    >>> from_lines(["a", "a", "b"], "PBS_NODEFILE").slots
+    (2, 1)
+    """
+    counts = Counter(hosts)
+    return Allocation(tuple(counts), variable, tuple(counts.values())) if counts else None
+
+
+def _filled(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the number of ranks on each node if nodes are filled one after the other."""
+    counts = []
+    for each in slots:
+        counts.append(min(each, size))
+        size -= counts[-1]
+    return tuple(counts)
 
 
 def block(counts: Sequence[int]) -> list[int]:

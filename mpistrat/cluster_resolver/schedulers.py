@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place, told
 from mpistrat.cluster_resolver.mpi.resolver import placement_in_job

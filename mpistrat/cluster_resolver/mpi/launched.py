@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mpistrat.cluster_resolver import gpus, layout
-from mpistrat.cluster_resolver.allocation import Allocation
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task

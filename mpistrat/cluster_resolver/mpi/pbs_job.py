@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpistrat.cluster_resolver.allocation import Allocation, from_lines
+from mpistrat.cluster_resolver.layout import Allocation, from_lines
 
 JOB = "PBS_JOBID"
 NODEFILE = "PBS_NODEFILE"

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus
-from mpistrat.cluster_resolver.allocation import Allocation
+from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place
 from mpistrat.cluster_resolver.placement import Placement

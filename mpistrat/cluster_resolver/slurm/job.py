@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpistrat.cluster_resolver.allocation import Allocation
+from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST
 from mpistrat.cluster_resolver.variables import integer
 from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
