@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.monitor import view
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.process.without_mpi.board import Board
 
@@ -64,7 +64,7 @@ class Notices:
         """
         return self._repeating(f"{_LOOKS}.{_LOOKS}.{self._rank}")
 
-    def ask(self, call: str, seen: View) -> None:
+    def ask(self, call: str, seen: JobView) -> None:
         """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
         self._post(f"{call}.{_ASKS}.{self._rank}", view.as_json(seen))
 
@@ -83,21 +83,23 @@ class Notices:
                 asked.add(call)
         return sorted(asked - told)
 
-    def say(self, call: str, seen: View) -> None:
+    def say(self, call: str, seen: JobView) -> None:
         """Post what this node sees, for another one that asks."""
         self._post(f"{call}.{_SAYS}.{self._rank}", view.as_json(seen))
 
-    def say_that_it_leaves(self, seen: View) -> None:
+    def say_that_it_leaves(self, seen: JobView) -> None:
         """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
         self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", view.as_json(seen))
 
-    def collects(self, own: View) -> bool:
+    def collects(self, own: JobView) -> bool:
         """Return whether no lower rank asks. ``own`` is what this node sees."""
         names = [name for name in self._names() if _parts(name)[1] == _ASKS]
         lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
-    def collect(self, call: str, own: View, size: int, patience: float, waits: Callable[[], bool]) -> View:
+    def collect(
+        self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]
+    ) -> JobView:
         """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
 
         Ends at once where this rank waits no longer, or where a lower rank asks, which collects then.
@@ -105,7 +107,7 @@ class Notices:
         Parameters
         ----------
         call : str
-        own : View
+        own : JobView
             What this node sees.
         size : int
         patience : float
@@ -113,7 +115,7 @@ class Notices:
         waits : callable
             Called now and then. Returns whether this rank still waits.
         """
-        views: dict[str, View] = {}
+        views: dict[str, JobView] = {}
         job = [own]
         signs: dict[str, Any] = {}
         latest = time.monotonic()
@@ -195,14 +197,14 @@ class Notices:
         """Return the names of the notices, and not those of other files."""
         return {name for name in self._board.names() if _NAME.fullmatch(name)}
 
-    def _view(self, name: str) -> View | None:
+    def _view(self, name: str) -> JobView | None:
         # Removed, of another version, or damaged.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             return view.from_json(self._board.read(name))
         return None
 
 
-def _of_one_job(own: View, others: Iterable[View]) -> list[View]:
+def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
     """Return a view and those others that share a communicator with it, directly or through others."""
     job, rest = [own], list(others)
     tokens = _tokens(own)
@@ -213,7 +215,7 @@ def _of_one_job(own: View, others: Iterable[View]) -> list[View]:
     return job
 
 
-def _tokens(seen: View) -> set[int]:
+def _tokens(seen: JobView) -> set[int]:
     return {each.token for record in seen.records for each in record.memberships}
 
 

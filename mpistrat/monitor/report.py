@@ -12,7 +12,7 @@ from mpistrat.monitor import links
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.stacks import Frame, Stacks, source_lines
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.record.layout import Phase
@@ -31,7 +31,7 @@ _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the c
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
 
-def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
+def judge(seen: JobView, found: Sequence[Wait]) -> dict[str, Verdict]:
     """Return the verdict on each rank that others wait for, by the key of its record."""
     verdicts = {}
     origin = [each for each in seen.records if _has_left(each, seen)]
@@ -54,12 +54,12 @@ def judge(seen: View, found: Sequence[Wait]) -> dict[str, Verdict]:
     return verdicts
 
 
-def _has_left(record: Record, seen: View) -> bool:
+def _has_left(record: Record, seen: JobView) -> bool:
     """Return whether a rank has left its job, and not because the launcher has ended it with the others."""
     return record.phase == Phase.FAILED or record.exit_status is not None or record.rank == seen.end.first
 
 
-def _ended_after(seen: View, origin: Sequence[Record]) -> str:
+def _ended_after(seen: JobView, origin: Sequence[Record]) -> str:
     """Return after what the launcher has ended the other ranks of a job, empty if it runs or that is unknown."""
     if not seen.ended:
         return ""
@@ -72,7 +72,7 @@ def _one_of(records: Sequence[Record]) -> tuple[int, ...]:
     return ranks if len(ranks) > 1 else ()
 
 
-def _passed(record: Record, wait: Wait, seen: View) -> bool:
+def _passed(record: Record, wait: Wait, seen: JobView) -> bool:
     """Return whether a rank is behind the call of the others in straight-line code, without having made it.
 
     That is so if it is in the same function at a later line, and its last collective was an earlier line of that
@@ -114,13 +114,13 @@ def _frame(place: str) -> Frame | None:
     return None if found is None else Frame(found[1], int(found[2]), found[3])
 
 
-def text(seen: View, found: Sequence[Wait], rank: int) -> str:
+def text(seen: JobView, found: Sequence[Wait], rank: int) -> str:
     """Return the report, which rank ``rank`` writes."""
     lines = [*causes(seen, found), "where all ranks are:", *classes(seen, found)]
     return "\n".join([f"mpistrat, rank {rank}: {lines[0]}", *lines[1:]]) + "\n"
 
 
-def causes(seen: View, found: Sequence[Wait]) -> list[str]:
+def causes(seen: JobView, found: Sequence[Wait]) -> list[str]:
     """Return for each wait which ranks wait for which, and why those do not come."""
     lines = []
     verdicts = judge(seen, found)
@@ -137,7 +137,7 @@ def causes(seen: View, found: Sequence[Wait]) -> list[str]:
     return lines if first is None else [*_first_to_end(first, seen), *lines]
 
 
-def _first_to_end(record: Record, seen: View) -> list[str]:
+def _first_to_end(record: Record, seen: JobView) -> list[str]:
     """Return what is known of the rank that ended first, where no other rank waited for it yet."""
     found = verdict(Evidence(record, seen.facts[record.key], Stacks()))
     return [
@@ -146,7 +146,7 @@ def _first_to_end(record: Record, seen: View) -> list[str]:
     ]
 
 
-def _is_of_cut_off(wait: Wait, seen: View, found: Sequence[Wait]) -> bool:
+def _is_of_cut_off(wait: Wait, seen: JobView, found: Sequence[Wait]) -> bool:
     """Return whether the ranks of one node are alone in a call, and others wait for them in the next one."""
     nodes = links.at_fault(seen.links)
     cut_off = {rank for each in nodes for rank in each.ranks} if len(nodes) == 1 else set()
@@ -160,7 +160,7 @@ def _place_in_report(wait: Wait, found: Sequence[Wait]) -> int:
     return -len(wait.waiting) if in_circle else 0
 
 
-def _head(wait: Wait, seen: View, verdicts: dict[str, Verdict]) -> list[str]:
+def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     waited = seen.now - wait.entry.entered
     clock = wait.waiting[0].clock
     since = time.strftime("%H:%M:%S", time.localtime(wait.entry.entered + clock))
@@ -220,7 +220,7 @@ def _network(nodes: Sequence[Links]) -> list[str]:
     ]
 
 
-def _unseen(wait: Wait, seen: View) -> list[str]:
+def _unseen(wait: Wait, seen: JobView) -> list[str]:
     """Return what is known of ranks without a record here."""
     ranks = ranks_in_words(wait.unseen)
     hosts = sorted({seen.hosts[rank] for rank in wait.unseen}) if len(seen.hosts) == wait.size else []
@@ -264,7 +264,7 @@ def _call(entry: Entry) -> str:
     return f"{entry.operation}{place} (collective number {entry.number})"
 
 
-def classes(seen: View, found: Sequence[Wait]) -> list[str]:
+def classes(seen: JobView, found: Sequence[Wait]) -> list[str]:
     """Return what each rank does and its stack, ranks with equal ones together."""
     classes: dict[tuple[str, ...], list[int]] = {}
     for record in seen.records:
@@ -275,7 +275,7 @@ def classes(seen: View, found: Sequence[Wait]) -> list[str]:
     return lines
 
 
-def _doing(record: Record, seen: View, found: Sequence[Wait]) -> list[str]:
+def _doing(record: Record, seen: JobView, found: Sequence[Wait]) -> list[str]:
     facts = seen.facts[record.key]
     own = wait_of(record, found)
     if own is not None:
@@ -316,6 +316,6 @@ def _stack(frames: Sequence[Frame]) -> list[str]:
     return lines
 
 
-def waits_in(seen: View) -> list[Wait]:
+def waits_in(seen: JobView) -> list[Wait]:
     """Return the waits of a view."""
     return waits(seen.records, seen.halted)

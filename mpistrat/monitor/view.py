@@ -23,7 +23,7 @@ _SAMPLES, _BETWEEN = 20, 0.01  # of processes that seem to compute, and the seco
 
 
 @dataclass(frozen=True)
-class View:
+class JobView:
     """What is seen of the ranks of a job.
 
     Attributes
@@ -73,7 +73,7 @@ class View:
         return all(each.state in "ZX" for each in self.facts.values())
 
 
-def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> View:
+def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> JobView:
     """Look at the processes of records of this node: at their stacks, and at what the system says.
 
     That may take seconds. ``beat`` is called now and then.
@@ -94,7 +94,7 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
     own = links.look([each.rank for each in records])
     # Between two calls of C functions that take seconds each, the watchdog gets the lock for a moment.
     holding = silent | {each.key for each in records if each.kept_lock and facts[each.key].state == "R"}
-    return View(time.monotonic(), tuple(records), facts, found, frozenset(holding), (own,))
+    return JobView(time.monotonic(), tuple(records), facts, found, frozenset(holding), (own,))
 
 
 def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
@@ -115,7 +115,7 @@ def _is_silent(record: Record) -> bool:
     return bool(record.beat_every) and time.monotonic() - record.heartbeat > _MISSED * record.beat_every
 
 
-def joined(views: Sequence[View]) -> View:
+def joined(views: Sequence[JobView]) -> JobView:
     """Return the views of several nodes as one, by the clock of the first. A record that is in several counts once."""
     first = views[0]
     records: dict[str, Record] = {}
@@ -132,7 +132,7 @@ def joined(views: Sequence[View]) -> View:
     )
 
 
-def as_json(view: View) -> dict[str, Any]:
+def as_json(view: JobView) -> dict[str, Any]:
     """Return what the other nodes need of a view, as values that JSON can hold."""
     records = [dataclasses.replace(each, steps=()) for each in view.records]
     return {
@@ -145,7 +145,7 @@ def as_json(view: View) -> dict[str, Any]:
     }
 
 
-def from_json(told: dict[str, Any]) -> View:
+def from_json(told: dict[str, Any]) -> JobView:
     """Return the view of values that `as_json` made.
 
     Raises
@@ -153,7 +153,7 @@ def from_json(told: dict[str, Any]) -> View:
     KeyError, TypeError, ValueError
         If the values are of another version of the package, or damaged.
     """
-    return View(
+    return JobView(
         told["now"],
         tuple(map(json_form.from_json, told["records"])),
         {key: ProcessFacts(**each) for key, each in told["facts"].items()},

@@ -31,7 +31,7 @@ from mpistrat.runtime.record.flight_record import FlightRecord
 
 if TYPE_CHECKING:
     from mpistrat.monitor.between_nodes import Notices
-    from mpistrat.monitor.view import View
+    from mpistrat.monitor.view import JobView
     from mpistrat.runtime.record.read import Record
     from mpistrat.runtime.topology import Topology
 
@@ -105,7 +105,7 @@ class Watchdog(threading.Thread):
         from mpistrat.monitor import process, view
 
         own = self._own()
-        seen = view.View(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
+        seen = view.JobView(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
         self._ready_notices(own).say_that_it_leaves(seen)
 
     def _beat(self) -> None:
@@ -176,7 +176,7 @@ class Watchdog(threading.Thread):
             text += f"This report is in no file: {error}\n"
         say(text)
 
-    def _see(self, own: Record, job: list[Record], sign: Callable[[], None]) -> View:
+    def _see(self, own: Record, job: list[Record], sign: Callable[[], None]) -> JobView:
         """Return what this node sees, which takes seconds. ``sign`` is called now and then."""
         from mpistrat.monitor import view, without_record
 
@@ -202,7 +202,7 @@ class Watchdog(threading.Thread):
         assert own is not None
         return own
 
-    def _of_all_nodes(self, notices: Notices, own: View, since: float, call: str) -> View:
+    def _of_all_nodes(self, notices: Notices, own: JobView, since: float, call: str) -> JobView:
         """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
         self._writes = notices.collects(own)
         if not self._writes:

@@ -6,7 +6,7 @@ from monitor.records import record_of
 from mpistrat.monitor import report, waits
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.runtime.record.read import Entry
 
 NOW = 130.0
@@ -34,7 +34,7 @@ def test_the_cause_on_one_node_is_not_its_network(nodes, cause):
     records = (record(0, 5.0), record(1, 5.0))
     links = tuple(Links(f"node{i}", (i,), (), (), ()) for i in range(nodes))
     facts = {each.key: ProcessFacts("R") for each in records}
-    seen = View(NOW, records, facts, {}, frozenset(), links)
+    seen = JobView(NOW, records, facts, {}, frozenset(), links)
     text = report.text(seen, report.waits_in(seen), 0)
     assert f"cause: {cause}. All ranks are in this call and get no further" in text
 
@@ -45,7 +45,7 @@ def test_a_node_whose_link_was_cut_in_the_call_before(dead):
     records = (record(0, 5.0, 5), record(1, 4.9, 4))
     links = tuple(Links(f"node{i}", (i,), (), dead if i else (), ()) for i in range(2))
     facts = {each.key: ProcessFacts("R") for each in records}
-    seen = View(NOW, records, facts, {}, frozenset(), links)
+    seen = JobView(NOW, records, facts, {}, frozenset(), links)
     lines = report.causes(seen, report.waits_in(seen))
     assert any(each.startswith("rank 0 of 2 waits for rank 1 since") for each in lines[: 1 if dead else None])
     assert {each.split(".")[0] for each in lines if "cause:" in each} == {"  cause: network"}

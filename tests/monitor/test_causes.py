@@ -4,7 +4,7 @@ import pytest
 
 from mpistrat.monitor import last, report, waits
 from mpistrat.monitor.process import ProcessFacts, gone
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Entry, Membership, Record
 
@@ -44,7 +44,7 @@ def job(**of_rank_two):
 )
 def test_the_ranks_that_a_launcher_has_ended(of_rank_two, causes):
     records = job(**of_rank_two)
-    seen = View(9.0, records, {each.key: gone() for each in records}, {}, frozenset())
+    seen = JobView(9.0, records, {each.key: gone() for each in records}, {}, frozenset())
     verdicts = report.judge(seen, waits.waits(records, ()))
     assert [verdicts[each.key].cause for each in records[1:3]] == causes
 
@@ -53,7 +53,7 @@ def test_a_rank_that_is_gone_while_the_job_runs_was_not_ended_with_it():
     records = job(phase=Phase.FAILED)
     facts = {each.key: ProcessFacts("S") for each in records}
     facts[records[1].key] = gone()
-    verdicts = report.judge(View(9.0, records, facts, {}, frozenset()), waits.waits(records, ()))
+    verdicts = report.judge(JobView(9.0, records, facts, {}, frozenset()), waits.waits(records, ()))
     assert verdicts[records[1].key].cause == "killed"
 
 

@@ -6,7 +6,7 @@ from monitor.records import record_of
 from mpistrat.monitor import report, waits
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.runtime.record.read import Entry
 
 SOURCE = """\
@@ -39,7 +39,7 @@ def test_a_rank_behind_the_call_of_the_others(tmp_path, operation, call, before,
     file.write_text(SOURCE)
     late = record(0, f"{file}:{before} in <module>", "barrier", 3, False)
     waiting = record(1, f"{file}:{call} in <module>", operation, 4, True)
-    seen = View(
+    seen = JobView(
         9.0,
         (late, waiting),
         {late.key: ProcessFacts("S", "clock_nanosleep"), waiting.key: ProcessFacts("R")},
@@ -53,7 +53,7 @@ def test_a_rank_behind_the_call_of_the_others(tmp_path, operation, call, before,
 def test_without_the_source_no_rank_is_said_to_have_skipped_a_call():
     late = record(0, "gone.py:1 in <module>", "barrier", 3, False)
     waiting = record(1, "gone.py:2 in <module>", "all_reduce", 4, True)
-    seen = View(
+    seen = JobView(
         9.0,
         (late, waiting),
         {late.key: ProcessFacts("S", "clock_nanosleep"), waiting.key: ProcessFacts("R")},

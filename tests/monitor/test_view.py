@@ -46,7 +46,7 @@ def view_of(node, *, missing=()):
     clock = 1000.0 * node
     ranks = (2 * node, 2 * node + 1)
     records = tuple(record(rank, rank not in missing, clock) for rank in ranks)
-    return view.View(
+    return view.JobView(
         60.0 - clock,
         records,
         {each.key: ProcessFacts("S", "clock_nanosleep") for each in records},

@@ -16,7 +16,7 @@ from mpistrat.cli.table import counted, echo
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.monitor.view import View
+from mpistrat.monitor.view import JobView
 from mpistrat.runtime.process import children
 from mpistrat.runtime.process.process_facts import parent
 from mpistrat.runtime.record import read
@@ -219,11 +219,11 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
     return lines
 
 
-def view_of(ended: Ended) -> View:
+def view_of(ended: Ended) -> JobView:
     """Return what is known of a job that has ended: its processes are gone."""
     facts = {}
     for each in ended.records:  # those that ended after the first one were not killed for want of memory
         kills = ended.out_of_memory_kills if ended.end.first in (None, each.rank) else None
         facts[each.key] = ProcessFacts("X", out_of_memory_kills=kills)
     now = ended.when - ended.records[0].clock if ended.records else 0.0
-    return View(now, ended.records, facts, {}, frozenset(), end=ended.end)
+    return JobView(now, ended.records, facts, {}, frozenset(), end=ended.end)
