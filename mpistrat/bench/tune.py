@@ -10,7 +10,7 @@ from statistics import median
 from mpistrat.bench.allreduce import algorithms, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.runtime import cache_file
-from mpistrat.runtime.environment import Options
+from mpistrat.runtime.environment import RuntimeOptions
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 
@@ -64,7 +64,9 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
             cache_file.write(cost_file.path_of(topology), cost_file.to_json(topology, points))
-            print(f"kept in {cost_file.path_of(topology)}; programs use it with {Options.tuned.variable}=1")
+            print(
+                f"kept in {cost_file.path_of(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1"
+            )
         if arguments.json:
             cache_file.write(Path(arguments.json), cost_file.to_json(topology, points))
     return 0

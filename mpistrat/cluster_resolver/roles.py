@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
-from mpistrat.runtime.environment import Options, numbers_of_tasks, rc
+from mpistrat.runtime.environment import RuntimeOptions, numbers_of_tasks, rc
 
 CHIEF, WORKER, PARAMETER_SERVER = "chief", "worker", "ps"
 TF_CONFIG = "TF_CONFIG"
-_VARIABLE = Options.roles.variable
+_VARIABLE = RuntimeOptions.roles.variable
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def jobs_told(
     """
     if jobs is not None:
         return checked_jobs(jobs), "jobs"
-    roles = numbers_of_tasks(rc.roles if environ is os.environ else Options.roles.told(environ))
+    roles = numbers_of_tasks(rc.roles if environ is os.environ else RuntimeOptions.roles.told(environ))
     cluster = ClusterSpec(config(environ).get("cluster", {}))
     in_config = {job: cluster.num_tasks(job) for job in cluster.jobs}
     if not in_config.get(

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from mpistrat.collectives.algorithms.choose import ALGORITHMS, GPU_ROUTES
-from mpistrat.runtime.environment import Options, rc
+from mpistrat.runtime.environment import RuntimeOptions, rc
 
 _NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))
 
@@ -148,7 +148,7 @@ def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
     if implementation is CommunicationImplementation.RING or named == "auto":
         return None
     if named not in ALGORITHMS:
-        raise Options.all_reduce.refusal(rc, f"auto, {', '.join(ALGORITHMS)}")
+        raise RuntimeOptions.all_reduce.refusal(rc, f"auto, {', '.join(ALGORITHMS)}")
     return named
 
 

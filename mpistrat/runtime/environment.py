@@ -43,7 +43,7 @@ class OptionError(ValueError):
 
 
 class Option(Generic[_T]):
-    """One option, a descriptor of `Options`.
+    """One option, a descriptor of `RuntimeOptions`.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ class Option(Generic[_T]):
     @overload
     def __get__(self, rc: None, owner: type) -> Option[_T]: ...
     @overload
-    def __get__(self, rc: Options, owner: type) -> _T: ...
-    def __get__(self, rc: Options | None, owner: type) -> Option[_T] | _T:
+    def __get__(self, rc: RuntimeOptions, owner: type) -> _T: ...
+    def __get__(self, rc: RuntimeOptions | None, owner: type) -> Option[_T] | _T:
         if rc is None:
             return self
         if self.attribute in vars(rc):
@@ -88,19 +88,19 @@ class Option(Generic[_T]):
         text = environ.get(self.variable, "").strip()
         return self._checked(text, self.variable) if text else self.default
 
-    def __set__(self, rc: Options, value: Any) -> None:
+    def __set__(self, rc: RuntimeOptions, value: Any) -> None:
         vars(rc)[self.attribute] = self._checked(value, f"mpistrat.rc.{self.attribute}")
 
-    def __delete__(self, rc: Options) -> None:
+    def __delete__(self, rc: RuntimeOptions) -> None:
         vars(rc).pop(self.attribute, None)
 
-    def origin(self, rc: Options) -> str:
+    def origin(self, rc: RuntimeOptions) -> str:
         """Return the name of what sets the value: the attribute, the variable, or ``"default"``."""
         if self.attribute in vars(rc):
             return f"mpistrat.rc.{self.attribute}"
         return self.variable if os.environ.get(self.variable, "").strip() else "default"
 
-    def refusal(self, rc: Options, values: str) -> OptionError:
+    def refusal(self, rc: RuntimeOptions, values: str) -> OptionError:
         """Return the error for a value that the code using the option rejects. ``values`` are the accepted ones."""
         return OptionError(self, self.origin(rc), getattr(rc, self.attribute), values)
 
@@ -209,7 +209,7 @@ def _device(value: Any) -> str:
     return str(value)
 
 
-class Options:
+class RuntimeOptions:
     """The options of the package. ``mpistrat.rc`` is the one object of this class.
 
     An option is read from the environment each time it is used. ``del rc.device`` removes the value that the program
@@ -296,7 +296,7 @@ class Options:
     tuned = Option(False, _flag, "1 or 0", same=False)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not isinstance(vars(Options).get(name), Option):
+        if not isinstance(vars(RuntimeOptions).get(name), Option):
             raise AttributeError(_unknown(name))
         super().__setattr__(name, value)
 
@@ -310,7 +310,7 @@ class Options:
 
 def options() -> tuple[Option[Any], ...]:
     """Return all options, in alphabetical order."""
-    return tuple(each for each in vars(Options).values() if isinstance(each, Option))
+    return tuple(each for each in vars(RuntimeOptions).values() if isinstance(each, Option))
 
 
 def agree(comm: Any) -> None:
@@ -363,4 +363,4 @@ def _unknown(name: str) -> str:
     return f"mpistrat.rc has no option {name!r}: it has {known}"
 
 
-rc = Options()
+rc = RuntimeOptions()

@@ -144,7 +144,7 @@ def test_the_table_of_the_documentation():
     ]
     for attribute in ATTRIBUTES:
         assert f"- `{attribute}`: " in page
-        assert re.search(rf"^ *{attribute} : ", environment.Options.__doc__, re.MULTILINE)
+        assert re.search(rf"^ *{attribute} : ", environment.RuntimeOptions.__doc__, re.MULTILINE)
 
 
 def test_no_variable_is_read_elsewhere():

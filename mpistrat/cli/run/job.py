@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpistrat.cli.run.mpirun import Launcher
-from mpistrat.runtime.environment import Options
+from mpistrat.runtime.environment import RuntimeOptions
 
 _SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm
 # Each library has its own variable. OpenBLAS reads OMP_NUM_THREADS only if its own is not set.
@@ -98,7 +98,7 @@ def plan(
         settings.append(Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe"))
     elif machine.terminal:
         settings.append(
-            Setting(Options.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
+            Setting(RuntimeOptions.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
         )
     return Job(
         (

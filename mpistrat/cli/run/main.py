@@ -14,7 +14,7 @@ import click
 from mpistrat.cli.run import machine, mpirun, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.cli.run.streams import RANK
-from mpistrat.runtime.environment import Options
+from mpistrat.runtime.environment import RuntimeOptions
 from mpistrat.runtime.process.launch import without_launcher
 
 
@@ -111,7 +111,7 @@ def command(
     home = os.path.expanduser("~")
     environ.setdefault("HOME", home if os.path.isabs(home) else "/")
     if trace is not None:
-        environ[Options.trace.variable] = _writable(trace)
+        environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mpistrat.runtime import cache_file
-from mpistrat.runtime.environment import Options, rc
+from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -58,7 +58,8 @@ def read(topology: Topology) -> Points | None:
         return parse(path.read_text(), _key(topology))
     except FileNotFoundError:
         _log.warning(
-            "%s is set, but nothing was measured here: run mpistrat bench tune", Options.tuned.origin(rc)
+            "%s is set, but nothing was measured here: run mpistrat bench tune",
+            RuntimeOptions.tuned.origin(rc),
         )
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         # Not raised, since the other ranks wait for rank 0.

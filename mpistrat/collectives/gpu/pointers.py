@@ -16,7 +16,7 @@ import numpy as np
 from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.environment import Options, rc
+from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -133,9 +133,11 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
     told = topology.world.allgather((problem, mode, key))
     texts = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(told) if text]
     if len({mode for _, mode, _ in told}) > 1:
-        texts.append(f"{Options.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}")
+        texts.append(
+            f"{RuntimeOptions.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}"
+        )
     if mode == "off":
-        texts.append(f"{Options.gpu_direct.origin(rc)} is off")
+        texts.append(f"{RuntimeOptions.gpu_direct.origin(rc)} is off")
     if mode == "auto" and any(other != key for _, _, other in told):
         texts.append("the ranks have GPUs, drivers or MPI libraries of several kinds")
     if texts or mode == "on":

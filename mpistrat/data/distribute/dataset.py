@@ -110,7 +110,7 @@ class DistributedDataset(Distributed):
     ----------
     dataset : Dataset
         A dataset of global batches: ``.batch(...)`` must be among its transforms.
-    topology : object with size, rank, all_gather_object and broadcast_object
+    peers : object with size, rank, all_gather_object and broadcast_object
         The replicas that share the dataset.
     options : InputOptions, optional
         Options of the input.
@@ -136,7 +136,7 @@ class DistributedDataset(Distributed):
     def __init__(
         self,
         dataset: Dataset,
-        topology: Peers,
+        peers: Peers,
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
     ):
@@ -165,11 +165,11 @@ class DistributedDataset(Distributed):
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
-        everyone = topology.all_gather_object((mine, definition.seeds()))
+        everyone = peers.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
-        definition.source.agree(topology)
-        division = _division(definition.with_drawn(everyone[0][1]), topology)
-        super().__init__(division, topology, definition.options.prefetch, options, device)
+        definition.source.agree(peers)
+        division = _division(definition.with_drawn(everyone[0][1]), peers)
+        super().__init__(division, peers, definition.options.prefetch, options, device)
 
 
 def _division(definition: Definition, peers: Peers) -> Division:
@@ -217,7 +217,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     ----------
     dataset_fn : callable
         Called with an `InputContext`. Returns a Dataset, in batches of the replica's own size.
-    topology : object with size, rank, all_gather_object and broadcast_object
+    peers : object with size, rank, all_gather_object and broadcast_object
         The replicas.
     options : InputOptions, optional
         Options of the input.
@@ -245,7 +245,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     def __init__(
         self,
         dataset_fn: Callable[[InputContext], Dataset],
-        topology: Peers,
+        peers: Peers,
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
     ):
@@ -256,7 +256,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         failure: Exception | None = None
         report: dict[str, Any] = {"length": None, "batched": True, "seeds": [], "kind": "", "failure": ""}
         try:
-            dataset = dataset_fn(InputContext(topology.size, topology.rank, topology.size))
+            dataset = dataset_fn(InputContext(peers.size, peers.rank, peers.size))
             if isinstance(dataset, Dataset):
                 report["length"] = dataset.cardinality()
                 report["batched"] = dataset.batch_size is not None
@@ -266,19 +266,19 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         except Exception as error:
             failure = error
             report["failure"] = f"{type(error).__name__}: {error}"
-        reports = topology.all_gather_object(report)
+        reports = peers.all_gather_object(report)
         if failure is not None:
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(topology))
+        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(peers))
         own: Division
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(ready.source, ready.transforms, topology, ready.plan)
+            own = OwnUntilAllEnd(ready.source, ready.transforms, peers, ready.plan)
         else:
             length = None if INFINITE_CARDINALITY in lengths else max(lengths)
-            own = OwnDataset(ready.source, ready.transforms, topology, length)
-        Distributed.__init__(self, own, topology, ready.options.prefetch, options, device)
+            own = OwnDataset(ready.source, ready.transforms, peers, length)
+        Distributed.__init__(self, own, peers, ready.options.prefetch, options, device)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:
