@@ -98,6 +98,7 @@ class PipelinePlan:
         self._source = source
         self._whole = whole
         self._dtypes: list[np.dtype] | None = None
+        self._batch_dtypes: list[Any] | None = None
         self._rows = Order(source.length, rows, source.blocks())
         self._row_maps = [each for each in rows if isinstance(each, Map)]
         self._no_mapped_rows: Any = None
@@ -262,7 +263,8 @@ class PipelinePlan:
             return self.batch.spec(self._row_spec(), size)
         # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
         few, more = (
-            nest.map_structure(spec.of_array, self._map_batch(self._probe(count))) for count in (1, 2)
+            nest.map_structure(spec.of_array, elements.mapped_batch(self._probe(count), self._batch_maps))
+            for count in (1, 2)
         )
         return nest.map_structure(lambda a, b: _common(a, b, size), few, more)
 
@@ -353,7 +355,18 @@ class PipelinePlan:
         return self._dtypes
 
     def _map_batch(self, tree: Any) -> Any:
-        return elements.mapped_batch(tree, self._batch_maps)
+        batch = elements.mapped_batch(tree, self._batch_maps)
+        if not self._batch_maps:
+            return batch
+        if self._batch_dtypes is None:
+            first = batch
+            if (
+                self._whole is not None
+            ):  # as many rows, so that a function of a fixed number of rows accepts them
+                rows = self._first_rows(self._whole, 1) * max(1, len(nest.flatten(tree)[0][0]))
+                first = elements.mapped_batch(self._stack(rows), self._batch_maps)
+            self._batch_dtypes = elements.dtypes_of_batch(first)
+        return elements.batch_of_dtypes(batch, self._batch_dtypes)
 
     def _map_no_rows(self, tree: Any) -> Any:
         try:

@@ -51,6 +51,7 @@ class StreamPlan:
         self._shared = shared
         self._first: Any = None
         self._dtypes: list[np.dtype] | None = None
+        self._batch_dtypes: list[Any] | None = None
 
     def rows(self, k: int, iteration: int) -> list[Any] | None:
         """Return the rows of element ``k`` before ``map``, or None after the last."""
@@ -66,8 +67,13 @@ class StreamPlan:
         if not rows:
             return self.empty()
         mapped = mapped_rows(rows, self._row_maps)
-        batch = self.batch.stack(mapped, self._columns(mapped))
-        batch = elements.mapped_batch(batch, self._batch_maps)
+        batch = self._mapped_batch(mapped)
+        if self._batch_maps:
+            if self._batch_dtypes is None:
+                same = self._first_mapped()
+                first = batch if same is None else self._mapped_batch(same * len(mapped))
+                self._batch_dtypes = elements.dtypes_of_batch(first)
+            batch = elements.batch_of_dtypes(batch, self._batch_dtypes)
         if self._empty is None:
             self._empty = spec.no_rows(batch)
         return batch
@@ -111,12 +117,19 @@ class StreamPlan:
                 return itertools.chain([self._first], stream)
         return stream
 
+    def _mapped_batch(self, rows: Sequence[Any]) -> Any:
+        return elements.mapped_batch(self.batch.stack(rows, self._columns(rows)), self._batch_maps)
+
+    def _first_mapped(self) -> list[Any] | None:
+        """Return the first row of all replicas after ``map``; None if it is not known, or not shared."""
+        if self._first is None:
+            return None
+        return mapped_rows([elements.copied(self._first)], self._row_maps)
+
     def _columns(self, rows: Sequence[Any]) -> list[np.dtype]:
         """Return the dtypes of the columns: those of the first row of all replicas, or else of these."""
         if self._dtypes is None:
-            first = rows[0]
-            if self._shared and self._first is not None:
-                first = mapped_rows([elements.copied(self._first)], self._row_maps)[0]
+            first = (self._first_mapped() or rows)[0]
             self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
         return self._dtypes
 

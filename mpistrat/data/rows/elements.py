@@ -13,6 +13,8 @@ from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.runtime import arrays
 
 _ONLY_ARRAYS = {np.ndarray}
+_NUMBERS = (bool, int, float, complex)
+_TEXTS = "UST"
 
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
@@ -94,37 +96,95 @@ def dtypes_of(spec: Any) -> list[np.dtype]:
 
 
 def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
-    """Return the rows of a column as arrays of this dtype; unchanged without a dtype, and for one of texts or objects.
+    """Return the rows of a column as arrays of this dtype; unchanged without a dtype.
 
     NumPy would promote the rows of each batch for itself, so that batches, and the pieces of one batch on two ranks,
-    would differ in dtype.
+    would differ in dtype. Texts of one kind keep their lengths.
 
     Raises
     ------
     TypeError
         If a row has a value that the dtype cannot hold.
     """
-    if dtype is None or dtype.kind in "USOT" or all(row.dtype == dtype for row in rows):
+    if dtype is None or all(_is_of(row.dtype, dtype) for row in rows):
         return rows
-    return [row if row.dtype == dtype else _converted(row, dtype, number) for number, row in enumerate(rows)]
+    return [
+        row if _is_of(row.dtype, dtype) else _converted(row, dtype, f"row {number} of a batch has")
+        for number, row in enumerate(rows)
+    ]
 
 
-def _converted(row: Any, dtype: np.dtype, number: int) -> np.ndarray:
+def dtypes_of_batch(batch: Any) -> list[Any]:
+    """Return the dtype of each leaf of a batch, also of a Python number. None for a leaf without one."""
+    return [
+        np.dtype(type(leaf)) if type(leaf) in _NUMBERS else getattr(leaf, "dtype", None)
+        for leaf in nest.flatten(batch)[0]
+    ]
+
+
+def batch_of_dtypes(batch: Any, dtypes: Sequence[Any]) -> Any:
+    """Return a batch with the leaves in these dtypes of `dtypes_of_batch`.
+
+    Raises
+    ------
+    TypeError
+        If a leaf has a value that its dtype cannot hold, or is not an array of NumPy.
+    """
+    found = dtypes_of_batch(batch)
+    if all(map(_is_of, found, dtypes)):
+        return batch
+    leaves, rebuild = nest.flatten(batch)
+    told = "a batch that map() returned has"
+    return rebuild(
+        [
+            leaf if _is_of(own, dtype) else _converted(leaf, dtype, told)
+            for leaf, own, dtype in zip(leaves, found, dtypes, strict=True)
+        ]
+    )
+
+
+def _is_of(found: Any, dtype: Any) -> bool:
+    if found is dtype or found is None or dtype is None:
+        return True
+    if not (isinstance(found, np.dtype) and isinstance(dtype, np.dtype)):
+        return type(found) is type(dtype) and bool(found == dtype)
+    return found == dtype or found.kind == dtype.kind in "USTO"
+
+
+def _converted(value: Any, dtype: Any, told: str) -> Any:
+    """Return a row, or a whole batch, in a dtype; raise TypeError if a value would change."""
+    if not isinstance(value, (np.ndarray, np.generic, *_NUMBERS)) or not isinstance(dtype, np.dtype):
+        raise TypeError(
+            f"{told} dtype {value.dtype} in a column of {dtype}, the dtype that the dataset's first row gives: return "
+            "one dtype for all rows"
+        )
+    array = np.asarray(value)
+    made, kept = _cast(array, dtype)
+    if not kept.all():
+        if told.startswith("a batch") and kept.shape:
+            number = int(np.argmin(kept.reshape(len(kept), -1).all(axis=1)))
+            told, array = f"row {number} of {told}", array[number]
+        raise TypeError(
+            f"{told} dtype {array.dtype} in a column of {dtype}, the dtype of the dataset's first row, which cannot "
+            f"hold {np.array2string(array, threshold=6)}: return one dtype for all rows, such as "
+            f"np.{array.dtype}(...)"
+        )
+    return made[()]
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array in another dtype, and where its values are the same."""
+    nowhere = np.zeros(array.shape, bool)
+    if (array.dtype.kind in _TEXTS) != (dtype.kind in _TEXTS) and "O" not in (array.dtype.kind, dtype.kind):
+        return array, nowhere  # NumPy would write numbers as texts, and read them
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ComplexWarning
         try:
-            made = np.asarray(row).astype(dtype)
-            back = made.astype(row.dtype)
-            kept = bool(((back == row) | ((back != back) & (row != row))).all())
-        except (TypeError, ValueError):  # a text for a number
-            kept = False
-    if not kept:
-        raise TypeError(
-            f"row {number} of a batch has dtype {row.dtype} in a column of {dtype}, the dtype of the dataset's first "
-            f"row, which cannot hold {np.array2string(np.asarray(row), threshold=6)}: return one dtype for all rows, "
-            f"such as np.{row.dtype}(...)"
-        )
-    return made
+            made = array.astype(dtype)
+            back = made.astype(array.dtype)
+            return made, np.asarray((back == array) | ((back != back) & (array != array)))
+        except (TypeError, ValueError):
+            return array, nowhere
 
 
 def of_arrays(element: Any) -> Any:

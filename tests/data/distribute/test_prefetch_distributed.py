@@ -122,7 +122,7 @@ def test_an_error_comes_at_its_step_and_reading_goes_on(replicas):
         return [batch.tolist() for batch in iterator]
 
     assert replicas(1, replica) == [[[8, 10], [12, 14]]]
-    assert calls == [0, 2, 4, 4, 6]
+    assert calls == [0, 0, 2, 4, 4, 6]  # the second call gives the dtypes, which all replicas find alike
 
 
 def test_a_file_that_goes_bad_is_told_at_its_step(tmp_path, replicas):
@@ -176,7 +176,7 @@ def test_functions_never_overlap(replicas, kind):
     def slow(x):
         inside.append(x)
         most.append(len(inside))
-        if x[0] == 2 and len(most) == 2:
+        if x[0] == 2 and not began.is_set():
             began.set()
             go_on.wait(20)
         inside.pop()
@@ -196,7 +196,7 @@ def test_functions_never_overlap(replicas, kind):
         main.start()
         main.join(0.3)
         assert main.is_alive()  # it waits
-        assert most == [1, 1]
+        assert most == [1] * (2 if kind == "alone" else 3)  # one more call gives the dtypes
         go_on.set()
         main.join(20)
         assert got == [[2, 3] if kind == "restored" else [0, 1]]
@@ -284,5 +284,5 @@ def test_map_sees_the_strategy_and_may_not_communicate(ahead, thread):
     with strategy.scope():
         dataset = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2).map(fn).prefetch(ahead))
         assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
-    assert seen == [(True, thread)] * 2
+    assert seen == [(True, thread)] * 3  # one more call gives the dtypes
     threads.refuse("reduce")
