@@ -3,8 +3,9 @@
 For 200 programs: ``for seed in $(seq 67); do mpistrat run --ft -n 6 drawn.py $seed 3 kills; done``.
 
 Each program schedules calls that write to variables on parameter servers, some of which raise. With ``kills``, some
-calls kill the worker that runs them, before or after they write, once each, while workers are left. Every call must
-count once: the model adds up what was scheduled.
+calls kill the worker that runs them, once each, while workers are left: before or after they write, or by a timer at
+any later moment, which may lie inside another call, in MPI, or while the worker waits. Every call must count once: the
+model adds up what was scheduled.
 """
 
 import os
@@ -31,26 +32,31 @@ class Model:
         self.number, self.table = int(values[0]), values[1].copy()
 
 
-def die(flag):
-    """Kill this worker if no call with this flag has done so."""
+def die(flag, after):
+    """Kill this worker after some seconds, if no call with this flag has done so."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    os.kill(os.getpid(), signal.SIGKILL)
+    if after:
+        signal.setitimer(
+            signal.ITIMER_REAL, after
+        )  # SIGALRM has no handler: it ends the process wherever it is
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def call_of(variables, amount, rows, raises, flag, late):
-    """A call that adds to both variables. It may raise after that, or kill its worker before or after it."""
+def call_of(variables, amount, rows, raises, flag="", late=False, after=0.0):
+    """A call that adds to both variables. It may raise after that, or kill its worker before, after or later."""
     number, table = variables
 
     def call():
         if flag and not late:
-            die(flag)
+            die(flag, after)
         number.assign_add(amount)
         table.scatter_add(mpistrat.IndexedSlices(np.full((len(rows), 2), float(amount)), np.array(rows)))
         if flag and late:
-            die(flag)
+            die(flag, after)
         if raises:
             raise ArithmeticError(f"on purpose {amount}")
         return amount
@@ -76,7 +82,8 @@ def run_program(draw, coordinator, variables, model, flags, workers):
             flag = ""
             if KILLS and killed < workers - 1 and draw.random() < 0.08:
                 flag, killed = os.path.join(flags, f"{draw.random()}"), killed + 1
-            call = call_of(variables, amount, rows, False, flag, draw.random() < 0.5)
+            after = draw.choice([0.0, 0.1 * draw.random() ** 3])
+            call = call_of(variables, amount, rows, False, flag, draw.random() < 0.5, after)
             scheduled.append((amount, coordinator.schedule(call)))
             model.number += amount
             np.add.at(model.table, rows, float(amount))
@@ -84,7 +91,7 @@ def run_program(draw, coordinator, variables, model, flags, workers):
             coordinator.join()
         assert [value.fetch() for _, value in scheduled] == [amount for amount, _ in scheduled]
         if draw.random() < 0.4:
-            coordinator.schedule(call_of(variables, 99, [0], True, "", False))
+            coordinator.schedule(call_of(variables, 99, [0], True))
             assert error_of_join(coordinator) == "on purpose 99"
     coordinator.join()
     assert int(variables[0].numpy()) == model.number
@@ -99,6 +106,7 @@ def main():
     resolver = MpiClusterResolver(jobs={"chief": 1, "worker": workers, "ps": servers})
     if resolver.task_type != "chief":
         mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         return
     strategy = mpistrat.ParameterServerStrategy(
         resolver, variable_partitioner=FixedShardsPartitioner(servers)
