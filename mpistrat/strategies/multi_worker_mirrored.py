@@ -156,5 +156,6 @@ class FormerMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy, metaclass=_
 
 
 # `mpistrat.experimental` exports it by this name, which errors, `repr` and the reference show.
+FormerMultiWorkerMirroredStrategy.__module__ = "mpistrat.experimental"
 FormerMultiWorkerMirroredStrategy.__name__ = "MultiWorkerMirroredStrategy"
 FormerMultiWorkerMirroredStrategy.__qualname__ = "MultiWorkerMirroredStrategy"

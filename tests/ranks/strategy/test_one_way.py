@@ -49,7 +49,7 @@ def test_all_reduce_enters_few_files_and_each_room_once(name):
     strategy.run(step)
     first, second = found
     files = list(dict.fromkeys(first))
-    assert len(files) <= MOST_FILES_OF_FIRST, files
+    assert len(set(files) - {ERRORS}) <= MOST_FILES_OF_FIRST, files
     rooms = [room for room, _ in itertools.groupby(file.split(os.sep)[0] for file in files)]
     assert rooms == ["strategy", "collectives", "runtime"], files
     assert len(set(second) - {RECORD, ERRORS}) <= MOST_FILES, sorted(set(second))
