@@ -85,3 +85,25 @@ def test_no_room_in_shared_memory(shell):
     program = "import os, signal; from mpi4py import MPI; os.kill(os.getpid(), signal.SIGBUS)"
     ended = shell("run -n 1 {program}", program=program)
     assert "df -h /dev/shm" in ended.stderr
+
+
+def test_no_assertion_or_docstring_is_needed(shell, tmp_path):
+    example = ROOT / "docs" / "examples" / "train_digits.py"
+    options = f"--epochs 1 --out {shlex.quote(str(tmp_path))}"
+    ended = shell(f"run -n 2 {shlex.quote(sys.executable)} -OO {shlex.quote(str(example))} {options}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "accuracy" in ended.stdout
+
+
+def test_nothing_is_left_open(tmp_path):
+    (tmp_path / "program.py").write_text("print('said')")
+    command = [sys.executable, "-X", "dev", "-W", "error", "-m", "mpistrat", "run", "-n", "2", "program.py"]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["said"] * 2, "")
