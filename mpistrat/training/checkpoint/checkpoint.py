@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,6 @@ from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
 from mpistrat.runtime.local_path import local_path
 from mpistrat.training.checkpoint.object_graph import (
-    Node,
     Stateful,
     as_before,
     check,
@@ -44,7 +43,7 @@ class Checkpoint:
     Parameters
     ----------
     root : Mapping, Checkpoint or None
-        Objects that are saved as if they were given as ``objects``.
+        Objects that are saved as if they were given as ``objects``, of a Checkpoint also those that it gets later.
     **objects
         What to save, by name.
 
@@ -80,38 +79,54 @@ class Checkpoint:
     attribute that is set later, and for the variables that an optimizer creates at its first step.
     """
 
+    __slots__ = ("__weakref__", "_objects", "_root", "_saves", "_waiting", "_when_grown")
+
     def __init__(self, root: Mapping[str, Any] | Checkpoint | None = None, **objects: Any):
+        self._root = root if isinstance(root, Checkpoint) else None
         self._objects: dict[str, Any] = {}
         self._saves = 0
         self._waiting: _Waiting | None = None
-        if root is not None:
-            objects = {**(root.tracked() if isinstance(root, Node) else root), **objects}
+        self._when_grown: Callable[[], None] | None = None
+        if root is not None and self._root is None:
+            objects = {**root, **objects}
         for name, each in objects.items():
-            setattr(self, name, each)
+            self._track(name, each)
 
     def tracked(self) -> Mapping[str, Any]:
         """Return the objects of this checkpoint, by name."""
-        return self._objects
+        return self._objects if self._root is None else {**self._root.tracked(), **self._objects}
+
+    def when_grown(self, function: Callable[[], None]) -> None:
+        """Call a function after each attribute that is set.
+
+        Only the last function that was given is called: that of the checkpoint that was restored last.
+        """
+        self._when_grown = function
+        if self._root is not None:
+            self._root.when_grown(function)
 
     def leaves(self) -> list[Any]:
         """Return the variables and arrays of all objects, which say the ranks that save them."""
         return [*graph_of(self).leaves.values()]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
+        if name in Checkpoint.__slots__:
             super().__setattr__(name, value)
-            return
+        else:
+            self._track(name, value)
+
+    def _track(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
             raise ValueError(f"{name!r} is a name of Checkpoint itself: give the object another name")
         check(name, value)
         self._objects[name] = value
-        if self._waiting is not None:
-            self._waiting.restore()
+        if self._when_grown is not None:
+            self._when_grown()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._objects:
+        if name in Checkpoint.__slots__ or name not in self.tracked():
             raise AttributeError(f"this Checkpoint has no object {name!r}")
-        return self._objects[name]
+        return self.tracked()[name]
 
     @property
     def save_counter(self) -> int:
@@ -221,7 +236,7 @@ class Checkpoint:
         return status
 
     def __repr__(self) -> str:
-        return f"<Checkpoint of {', '.join(self._objects) or 'nothing'}>"
+        return f"<Checkpoint of {', '.join(self.tracked()) or 'nothing'}>"
 
 
 class _Waiting:
@@ -275,11 +290,11 @@ class _Waiting:
             each.set(own[name])
         self.matched |= {*leaves, *found}
         self.unmatched.difference_update(self.matched)
-        for creator in graph.growing:
-            creator.when_created(self._restore_created)
+        for growing in graph.growing:
+            growing.when_grown(self._restore_grown)
         return int(found[_COUNTER]) if _COUNTER in found else None
 
-    def _restore_created(self) -> None:
+    def _restore_grown(self) -> None:
         self.restore()
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:

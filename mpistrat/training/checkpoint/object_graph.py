@@ -28,7 +28,7 @@ class Stateful(NamedTuple):
     set: Callable[[Any], Any]
 
 
-NameOf = Callable[[Variable], "str | None"]
+NameOf = Callable[[Variable], str]
 
 
 @runtime_checkable
@@ -36,15 +36,15 @@ class HasVariables(Protocol):
     """An object that names its variables: an optimizer or a metric."""
 
     def named_variables(self, name_of: NameOf) -> Mapping[str, Variable]:
-        """Return the variables by name. ``name_of`` gives the name of a variable that they belong to, if it has one."""
+        """Return the variables by name. ``name_of`` gives the name of a variable that they belong to."""
 
 
 @runtime_checkable
-class CreatesVariables(HasVariables, Protocol):
-    """An object that may create variables later: an optimizer, at its first step."""
+class Growing(Protocol):
+    """An object below which variables may come later: an optimizer, at its first step, and a `Checkpoint`."""
 
-    def when_created(self, function: Callable[[], None]) -> None:
-        """Call a function each time that variables were created, in cross-replica context on all ranks."""
+    def when_grown(self, function: Callable[[], None]) -> None:
+        """Call a function each time that variables have come, in cross-replica context on all ranks."""
 
 
 @runtime_checkable
@@ -65,12 +65,12 @@ class Graph(NamedTuple):
     states : dict
         Objects with a state.
     growing : list
-        Objects that may create variables later.
+        Objects below which variables may come later.
     """
 
     leaves: dict[str, Any]
     states: dict[str, Stateful]
-    growing: list[CreatesVariables]
+    growing: list[Growing]
 
 
 def graph_of(root: Node) -> Graph:
@@ -80,6 +80,8 @@ def graph_of(root: Node) -> Graph:
     ------
     TypeError
         If an object is not of a kind that can be saved; the message names it.
+    ValueError
+        If two objects have one name, as those of the keys 1 and "1".
     """
     graph = Graph({}, {}, [])
     met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
@@ -88,7 +90,9 @@ def graph_of(root: Node) -> Graph:
     # After all others: the slots of an optimizer are named after the variables that they belong to.
     names = {id(leaf): name for name, leaf in graph.leaves.items()}
     for name, owner in owners:
-        for part, variable in owner.named_variables(lambda variable: names.get(id(variable))).items():
+        for part, variable in owner.named_variables(
+            lambda each: names.get(id(each)) or _escaped(each.name)
+        ).items():
             _add(graph, met, _below(name, part), variable)
     return Graph(dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items())), graph.growing)
 
@@ -107,14 +111,14 @@ def _walk(
         _add(graph, met, name, thing)
         return
     met[id(thing)] = thing
+    if isinstance(thing, Growing):
+        graph.growing.append(thing)
     if isinstance(thing, HasVariables):
         owners.append((name, thing))
-        if isinstance(thing, CreatesVariables):
-            graph.growing.append(thing)
         return
     children = _children(thing)
     if children is None:
-        graph.states[_below(name, _STATE)] = _stateful(thing, name)
+        _put(graph.states, _below(name, _STATE), _stateful(thing, name))
         return
     for part, child in children:
         _walk(_below(name, _escaped(part)), child, graph, met, owners)
@@ -127,7 +131,13 @@ def _below(name: str, part: str) -> str:
 def _add(graph: Graph, met: dict[int, Any], name: str, leaf: Any) -> None:
     if id(leaf) not in met:
         met[id(leaf)] = leaf
-        graph.leaves[name] = leaf
+        _put(graph.leaves, name, leaf)
+
+
+def _put(named: dict[str, Any], name: str, thing: Any) -> None:
+    if name in named:
+        raise ValueError(f"two objects of a checkpoint have the name {name!r}: give one of them another key")
+    named[name] = thing
 
 
 def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:

@@ -114,7 +114,7 @@ class Metric(ABC):
         """The variables that hold the counts, to be saved."""
         return list(self._variables)
 
-    def named_variables(self, name_of: Callable[[Variable], str | None]) -> dict[str, Variable]:
+    def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this metric in a `Checkpoint`."""
         return {each.name.removeprefix(f"{self._name}/"): each for each in self._variables}
 

@@ -154,10 +154,10 @@ class Optimizer(ABC):
         self._averages = bool(use_ema)
         self._state = State(self._name)
         self._flat_steps = FlatSteps()
-        self._when_created: Callable[[], None] | None = None
+        self._when_grown: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_when_created": None}  # a copy is below no checkpoint
+        return {**self.__dict__, "_when_grown": None}  # a copy is below no checkpoint
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -190,13 +190,13 @@ class Optimizer(ABC):
         sums = [] if self._accumulation is None else self._accumulation.variables
         return self._state.variables + sums
 
-    def named_variables(self, name_of: Callable[[Variable], str | None]) -> dict[str, Variable]:
+    def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
 
         Parameters
         ----------
         name_of : callable
-            Returns the name of a variable that is trained, or None: its own name then.
+            Returns the name of a variable that is trained.
 
         Raises
         ------
@@ -207,12 +207,12 @@ class Optimizer(ABC):
         named = self._state.named(slots, name_of)
         return named if self._accumulation is None else named | self._accumulation.named(name_of)
 
-    def when_created(self, function: Callable[[], None]) -> None:
+    def when_grown(self, function: Callable[[], None]) -> None:
         """Call a function after each creation of state, in cross-replica context on all ranks.
 
         Only the last function that was given is called: that of the checkpoint that was restored last.
         """
-        self._when_created = function
+        self._when_grown = function
 
     @property
     def name(self) -> str:
@@ -434,8 +434,8 @@ class Optimizer(ABC):
         self._state.create(variables, slots, self._initial_state, are_equal=zeros)
         if self._accumulation is not None:
             self._accumulation.create(variables)
-        if self._when_created is not None and len(self._state.slots) > known:
-            self._when_created()
+        if self._when_grown is not None and len(self._state.slots) > known:
+            self._when_grown()
 
     def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         if slot == AVERAGE and self._averages:

@@ -12,7 +12,7 @@ from mpistrat.collectives import structures
 from mpistrat.variables import Variable
 
 Initial = Callable[[str, Variable], np.ndarray]
-NameOf = Callable[[Variable], "str | None"]
+NameOf = Callable[[Variable], str]
 
 
 class State:
@@ -107,7 +107,7 @@ def add_named(
     ValueError
         If there is another variable of this name.
     """
-    name = f"{slot}/{name_of(variable) or variable.name}"
+    name = f"{slot}/{name_of(variable)}"
     if name in named:
         raise ValueError(
             f"an optimizer trains two variables of the name {variable.name!r}: give them to the checkpoint too, under "

@@ -229,7 +229,7 @@ LOCAL = [
     "Optimizer.update",
     "Optimizer.update_consuming",
     "Optimizer.update_rows",
-    "Optimizer.when_created",
+    "Optimizer.when_grown",
     "Metric.named_variables",
     "Metric.reset_state",
     "Metric.reset_states",

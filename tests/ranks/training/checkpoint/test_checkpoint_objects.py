@@ -176,6 +176,40 @@ def test_a_root_and_arrays(strategy, tmp_path):
     assert (array.tolist(), float(inner.b)) == ([0.0, 1.0, 2.0], 2.0)
 
 
+@pytest.mark.parametrize("make", [lambda inner: Checkpoint(inner=inner), Checkpoint])
+def test_an_inner_checkpoint_that_gets_more_objects(strategy, tmp_path, make):
+    path = make(Checkpoint(a=variable(strategy, 1.0), b=variable(strategy, 2.0))).save(tmp_path / "c")
+    inner = Checkpoint(a=variable(strategy, 0.0))
+    outer = make(inner)
+    status = outer.restore(path)
+    inner.b = variable(strategy, 0.0)
+    assert (float(inner.a), float(inner.b)) == (1.0, 2.0)
+    status.assert_consumed()
+    assert [*load_arrays(outer.write(tmp_path / "d"))] == [*load_arrays(make(inner).write(tmp_path / "e"))]
+
+
+def test_names_that_must_not_be_lost(strategy, tmp_path):
+    v, w = variable(strategy, 1.0), variable(strategy, 2.0)
+    assert [*load_arrays(Checkpoint({"_v": v}, _w=w).write(tmp_path / "c"))] == ["_v", "_w"]
+    for bad in ({1: v, "1": w}, {1: np.random.default_rng(), "1": np.random.default_rng()}):
+        with pytest.raises(ValueError, match=r"two objects of a checkpoint have the name 'm/1"):
+            Checkpoint(m=bad)
+    with pytest.raises(ValueError, match="'_saves' is a name of Checkpoint itself"):
+        Checkpoint(_saves=v)
+
+
+def test_an_optimizer_alone_of_variables_with_odd_names(strategy, tmp_path):
+    optimizers: list[mpistrat.optimizers.SGD] = []
+    for value in (1, 2):
+        optimizers.append(mpistrat.optimizers.SGD(0.1, momentum=0.9))
+        optimizers[-1].build([variable(strategy, 0.0, name) for name in ("a//b", "a", "./c")])
+        for each in optimizers[-1].variables:
+            each.assign(value)
+    path = Checkpoint(optimizer=optimizers[0]).save(tmp_path / "c")
+    Checkpoint(optimizer=optimizers[1]).restore(path).assert_consumed()
+    assert {float(each) for each in optimizers[1].variables} == {1}
+
+
 def test_a_list_that_grows(strategy, tmp_path):
     path = Checkpoint(layers=[variable(strategy, 1.0), variable(strategy, 2.0)]).write(tmp_path / "c")
     layers = [variable(strategy, 0.0)]
