@@ -133,14 +133,14 @@ class Checkpoint:
         """The number of calls of `save`, which `restore` sets to the number in the file."""
         return self._saves
 
-    def save(self, file_prefix: str | os.PathLike[str], number: int | None = None) -> str:
+    def save(self, file_prefix: str | os.PathLike[str], number: Any = None) -> str:
         """Save the objects to the file ``prefix-N``, where N is the new `save_counter`, and return its path.
 
         Parameters
         ----------
         file_prefix : path
             The directory is created if it does not exist.
-        number : int, optional
+        number : int or Variable, optional
             N, in place of the counter.
 
         Raises
@@ -155,7 +155,7 @@ class Checkpoint:
             On every rank, if the file cannot be written. The counter is unchanged then.
         """
         count = self._saves + 1
-        path = f"{os.fspath(file_prefix)}-{count if number is None else number}"
+        path = f"{os.fspath(file_prefix)}-{count if number is None else int(number)}"
         self._write(path, {_COUNTER: np.int64(count)})
         self._saves = count
         return path
@@ -252,7 +252,9 @@ class _Waiting:
 
     def __init__(self, checkpoint: Checkpoint, path: Path):
         self._checkpoint, self._path = checkpoint, path
-        topology, replicas = ranks_of(graph_of(checkpoint).leaves.values(), "Checkpoint.restore")
+        graph = graph_of(checkpoint)
+        topology, replicas = ranks_of(graph.leaves.values(), "Checkpoint.restore")
+        structures.agree(topology, "Checkpoint.restore", str(path), "of", (*graph.leaves, *graph.states))
         self._contents = contents_of(topology, path)
         self._first, self._ranks = replicas.first, replicas.size
         self.matched: set[str] = set()
@@ -312,7 +314,7 @@ class _Waiting:
         """Return this rank's state in the text of all."""
         try:
             states = unpacked(text.tobytes())
-        except (ValueError, TypeError, KeyError) as error:
+        except ValueError as error:
             self._refuse(name, f"it is not a state ({error})")
         if not isinstance(states, list) or not states:
             self._refuse(name, "it is not a list of states")

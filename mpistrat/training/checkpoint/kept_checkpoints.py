@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import os
 import re
 import time
@@ -53,8 +54,8 @@ class CheckpointManager:
         A checkpoint that would be deleted stays on disk if it is so much newer than the one that stayed before.
     checkpoint_name : str
         The part of the files' names before the number.
-    step_counter : Variable, optional
-        What `checkpoint_interval` counts.
+    step_counter : Variable or callable, optional
+        What `checkpoint_interval` counts. For steps of an optimizer ``lambda: optimizer.iterations``.
     checkpoint_interval : int, optional
         The fewest steps between two checkpoints.
     init_fn : callable, optional
@@ -66,7 +67,7 @@ class CheckpointManager:
         If ``max_to_keep`` is below 1, ``checkpoint_name`` is not a plain name, or there is an interval without
         ``step_counter``.
     TypeError
-        If ``checkpoint`` is not a Checkpoint.
+        If ``checkpoint`` is not a Checkpoint, or ``step_counter`` is a number, which does not change.
     DataFileError
         On every rank, if the list in the directory is damaged.
     OSError
@@ -110,6 +111,11 @@ class CheckpointManager:
             raise ValueError(
                 "checkpoint_interval counts steps: give step_counter, the variable that has them"
             )
+        if isinstance(step_counter, numbers.Number):
+            raise TypeError(
+                f"step_counter must be a variable or a function, not {step_counter!r}, which does not change: for the "
+                "steps of an optimizer give lambda: optimizer.iterations"
+            )
         if not _NAME.fullmatch(f"{checkpoint_name}-1"):
             raise ValueError(f"checkpoint_name must be a name without '/', not {checkpoint_name!r}")
         self._checkpoint, self._directory = checkpoint, local_path(directory)
@@ -132,6 +138,9 @@ class CheckpointManager:
 
     def _on_chief(self, function: Callable[[], Any]) -> Any:
         return of_file(ranks_of(self._checkpoint.leaves(), "CheckpointManager")[0], function)
+
+    def _step(self) -> int:
+        return int(self._steps() if callable(self._steps) else self._steps)
 
     @property
     def directory(self) -> str:
@@ -158,12 +167,12 @@ class CheckpointManager:
         """The path of the newest checkpoint, None without one."""
         return self.checkpoints[-1] if self._kept.names else None
 
-    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
         """Save the checkpoint, forget those that are too many, and return the path.
 
         Parameters
         ----------
-        checkpoint_number : int, optional
+        checkpoint_number : int or Variable, optional
             The number in the file's name; by default that of this call of `save`.
         check_interval : bool
             Whether to save only if `checkpoint_interval` steps have passed. Without any step since the last
@@ -179,7 +188,7 @@ class CheckpointManager:
         ValueError, MismatchError, TypeError, OSError
             As `Checkpoint.save`.
         """
-        step = None if self._interval is None else int(self._steps)
+        step = None if self._interval is None else self._step()
         if step is not None and self._last_step is not None:
             assert self._interval is not None
             if step == self._last_step or (check_interval and step < self._last_step + self._interval):
@@ -222,7 +231,7 @@ class CheckpointManager:
             return None
         self._checkpoint.restore(path)
         if self._steps is not None:
-            self._last_step = int(self._steps)
+            self._last_step = self._step()
         return path
 
     def __repr__(self) -> str:
@@ -270,7 +279,7 @@ def _read_list(directory: Path) -> _Kept | None:
         if len(names) != len(times) or not all(map(_NAME.fullmatch, names)):
             raise ValueError("its names are not those of checkpoints beside it")
         return _Kept(names, times, float(found["last_preserved_timestamp"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataFileError(
             f"file {str(path)!r}: it is not a list of checkpoints ({error}); fix: remove it, and name the checkpoint "
             "to Checkpoint.restore"

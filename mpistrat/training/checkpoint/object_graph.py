@@ -193,7 +193,10 @@ def unpacked(text: bytes) -> Any:
     ValueError
         If the text is not a state, as in a damaged file.
     """
-    return json.loads(text, object_hook=_array_of_json)
+    try:
+        return json.loads(text, object_hook=_array_of_json)
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _array_as_json(value: Any) -> Any:

@@ -256,6 +256,7 @@ def test_paths_and_objects_of_ranks_differ(strategy, tmp_path):
         ("save_counter", np.zeros(3)),
         ("it/.state", np.frombuffer(b"not json", np.uint8)),
         ("it/.state", np.frombuffer(b"{}", np.uint8)),
+        ("it/.state", np.frombuffer(b"[" * 200_000, np.uint8)),
         ("it/.state", np.frombuffer(b'[{"array":"AAAA","dtype":"O","shape":[1]}]', np.uint8)),
         ("it/.state", np.frombuffer(b'[{"array":"AAAA","dtype":"i8","shape":[1099511627776]}]', np.uint8)),
         ("it/.state", np.zeros((2, 2))),
@@ -311,7 +312,9 @@ def test_a_folder_may_be_moved(strategy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"all_model_checkpoint_paths": ["../other-1"], "all_model_checkpoint_timestamps": [1],'
+    "text", ["", "[]", "{}", "[" * 200_000, '{"all_model_checkpoint_paths": ["c-1"], '
+             f'"all_model_checkpoint_timestamps": [1{"0" * 400}], "last_preserved_timestamp": 0}}',
+             '{"all_model_checkpoint_paths": ["../other-1"], "all_model_checkpoint_timestamps": [1],'
              ' "last_preserved_timestamp": 0}']
 )  # fmt: skip
 def test_a_damaged_list(strategy, tmp_path, text):
@@ -347,6 +350,32 @@ def test_refused_managers(strategy, tmp_path):
         CheckpointManager([variable(strategy, 1.0)], tmp_path, max_to_keep=1)
     with pytest.raises(ValueError, match="without '/'"):
         CheckpointManager(Checkpoint(), tmp_path, 1, checkpoint_name="../up")
+
+
+def test_numbers_of_variables_and_steps_of_an_optimizer(strategy, tmp_path):
+    with strategy.scope():
+        w, number = mpistrat.Variable(1.0), mpistrat.Variable(7)
+    optimizer = mpistrat.optimizers.SGD(0.1)
+    checkpoint = Checkpoint(w=w)
+    with pytest.raises(TypeError, match=r"give lambda: optimizer\.iterations"):
+        CheckpointManager(checkpoint, tmp_path, 9, step_counter=optimizer.iterations, checkpoint_interval=2)
+    manager = CheckpointManager(
+        checkpoint, tmp_path, 9, step_counter=lambda: optimizer.iterations, checkpoint_interval=2
+    )
+    assert manager.save(checkpoint_number=number) == latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-7")
+    saved = []
+    for _ in range(4):
+        strategy.run(lambda: optimizer.apply_gradients([(np.array(1.0), w)]))
+        saved.append(manager.save() is not None)
+    assert saved == [False, True, False, True]
+
+
+@pytest.mark.ranks(min=2)
+def test_restore_of_other_paths(strategy, tmp_path):
+    checkpoint = Checkpoint(v=variable(strategy, 1.0))
+    paths = [checkpoint.save(tmp_path / "c") for _ in range(2)]
+    with pytest.raises(ValueError, match=r"Checkpoint\.restore"):
+        checkpoint.restore(paths[min(RANK, 1)])
 
 
 def test_the_preemption_handler_takes_both(strategy, tmp_path):
