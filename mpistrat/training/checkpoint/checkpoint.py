@@ -15,6 +15,7 @@ import numpy as np
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
 from mpistrat.runtime.local_path import local_path
+from mpistrat.training.checkpoint import pending_save
 from mpistrat.training.checkpoint.object_graph import (
     Stateful,
     as_before,
@@ -255,6 +256,8 @@ class _Waiting:
         graph = graph_of(checkpoint)
         topology, replicas = ranks_of(graph.leaves.values(), "Checkpoint.restore")
         structures.agree(topology, "Checkpoint.restore", str(path), "of", (*graph.leaves, *graph.states))
+        self._topology = topology
+        pending_save.finish(topology)  # which may be that of this file
         self._contents = contents_of(topology, path)
         self._first, self._ranks = replicas.first, replicas.size
         self.matched: set[str] = set()
@@ -288,8 +291,14 @@ class _Waiting:
         own = {name: self._own_state(name, found[name], each) for name, each in states.items()}
         if leaves:
             load(leaves, self._path)
-        for name, each in states.items():
-            each.set(own[name])
+        if states:  # a program's function may fail on one rank, and the ranks would go on with other states
+            try:
+                for name, each in states.items():
+                    each.set(own[name])
+            except Exception as error:
+                structures.refuse("Checkpoint.restore", self._topology, error)
+                raise
+            structures.agree(self._topology, "Checkpoint.restore", "of states")
         self.matched |= {*leaves, *found}
         self.unmatched.difference_update(self.matched)
         for growing in graph.growing:

@@ -371,6 +371,25 @@ def test_numbers_of_variables_and_steps_of_an_optimizer(strategy, tmp_path):
 
 
 @pytest.mark.ranks(min=2)
+def test_a_state_that_one_rank_cannot_take(strategy, tmp_path):
+    class Fails(Own):
+        def set_state(self, state):
+            if RANK == 1:
+                raise OSError("not now")
+
+    path = Checkpoint(own=Own(1)).save(tmp_path / "c")
+    with pytest.raises(ValueError, match="not now"):
+        Checkpoint(own=Fails(2)).restore(path)
+    assert float(strategy.all_reduce("SUM", 1.0)) == SIZE
+
+
+def test_a_pending_save_is_finished_first(strategy, tmp_path):
+    v = variable(strategy, np.ones(1_000_000))
+    mpistrat.training.save_async({"v": v}, tmp_path / "c")
+    Checkpoint(v=v).read(tmp_path / "c").assert_consumed()
+
+
+@pytest.mark.ranks(min=2)
 def test_restore_of_other_paths(strategy, tmp_path):
     checkpoint = Checkpoint(v=variable(strategy, 1.0))
     paths = [checkpoint.save(tmp_path / "c") for _ in range(2)]
