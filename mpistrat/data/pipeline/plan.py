@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ ORDER_AHEAD_ROWS = 16384
 _ORDER_AHEAD_STEPS = 256
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
+_ONLY_ARRAYS = {np.ndarray}
+_dtype = attrgetter("dtype")
 # Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
 Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
 
@@ -360,12 +363,14 @@ class PipelinePlan:
             return batch
         if self._batch_dtypes is None:
             first = batch
-            if (
-                self._whole is not None
-            ):  # as many rows, so that a function of a fixed number of rows accepts them
+            if self._whole is not None:  # of as many rows: a function may take a fixed number of them
                 rows = self._first_rows(self._whole, 1) * max(1, len(nest.flatten(tree)[0][0]))
                 first = elements.mapped_batch(self._stack(rows), self._batch_maps)
             self._batch_dtypes = elements.dtypes_of_batch(first)
+        # Fast path: a tuple of arrays, without a function of Python (7 of them would take 1 us of 4).
+        are_arrays = type(batch) is tuple and {*map(type, batch)} == _ONLY_ARRAYS
+        if are_arrays and [*map(_dtype, batch)] == self._batch_dtypes:
+            return batch
         return elements.batch_of_dtypes(batch, self._batch_dtypes)
 
     def _map_no_rows(self, tree: Any) -> Any:

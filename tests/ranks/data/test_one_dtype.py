@@ -82,6 +82,7 @@ def test_batches_of_other_dtypes_are_converted(strategy, comm, source):
     assert [x for batch in mapped for x in batch] == [x for batch in made for x in batch]
 
 
+@pytest.mark.ranks(min=2)  # one rank has one batch, which says the dtype
 @pytest.mark.parametrize("source", ["range", "zip", "sequence"])
 def test_a_value_of_a_batch_that_would_change_is_refused(strategy, comm, source):
     """On the rank that has the batch. The others read on: they need nothing of it."""
