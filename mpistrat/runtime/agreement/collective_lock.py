@@ -238,7 +238,7 @@ class CollectiveLock:
                 "same communicator: one thread at a time; give each thread a communicator (comm=) of its own"
             )
         if self.size == 1:
-            return  # there is no other rank that could be out of step
+            return  # no other rank could be out of step
         if state == BROKEN and not self._given_up:
             self.failed(InterruptedError())  # which an interrupt has kept from its work
         if state == thread:

@@ -192,6 +192,13 @@ class Checkpoint:
             ):
                 different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
                 texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
+                if texts[name].size > _MOST_OF_STATES:  # it could not be restored
+                    raise ValueError(
+                        f"the state {name!r} of all ranks takes {texts[name].size} bytes, and {_MOST_OF_STATES} is the "
+                        "limit: give large arrays to the checkpoint as arrays"
+                    )
+        if self._waiting is not None:
+            self._waiting.warn_of_loss(path)
         save({**graph.leaves, **texts, **more}, path)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
@@ -221,6 +228,7 @@ class Checkpoint:
         if counter is not None:
             self._saves = counter
         self._waiting = waiting
+        waiting.warn_at_end()
         return Status(waiting)
 
     def read(self, save_path: str | os.PathLike[str]) -> Status:
@@ -263,7 +271,6 @@ class _Waiting:
         self.matched: set[str] = set()
         self.over = False
         self._unmatched = _Unmatched(str(path), {*self._contents}, is_expected=not replicas.is_chief)
-        weakref.finalize(self, self._unmatched.warn)
 
     @property
     def unmatched(self) -> set[str]:
@@ -274,6 +281,20 @@ class _Waiting:
         """Return the names of the objects that the file lacks."""
         graph = graph_of(self._checkpoint)
         return [name for name in (*graph.leaves, *graph.states) if name not in self._contents]
+
+    def warn_at_end(self) -> None:
+        """Warn when this object goes, at the latest at the end of the program, of what nothing has taken."""
+        weakref.finalize(self, self._unmatched.warn)
+
+    def warn_of_loss(self, path: str) -> None:
+        """Warn that a new file lacks what still waits, as the slots of an optimizer before its first step."""
+        if self.unmatched and not self._unmatched.is_expected:
+            _log.warning(
+                "%s lacks %s of %s, which wait for their objects: call optimizer.build(variables) before restore()",
+                path,
+                _few(self.unmatched),
+                self._path,
+            )
 
     def expect_partial(self) -> None:
         """Warn of nothing when the program ends."""

@@ -121,7 +121,7 @@ class CheckpointManager:
         self._checkpoint, self._directory = checkpoint, local_path(directory)
         self._name, self._most = checkpoint_name, max_to_keep
         self._preserving = (
-            math.inf if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * _HOUR
+            keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
         )
         self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None

@@ -182,7 +182,19 @@ def packed(state: Any) -> bytes:
     TypeError
         If it holds something else.
     """
+    _require_texts_as_keys(state)
     return json.dumps(state, default=_array_as_json, separators=(",", ":")).encode()
+
+
+def _require_texts_as_keys(state: Any) -> None:
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            if not isinstance(key, str):  # JSON would return another key than it was given
+                raise TypeError(f"a key of a state in a checkpoint must be a text, not {key!r}")
+            _require_texts_as_keys(value)
+    elif isinstance(state, (list, tuple)):
+        for each in state:
+            _require_texts_as_keys(each)
 
 
 def unpacked(text: bytes) -> Any:
@@ -229,5 +241,7 @@ def as_before(value: Any, like: Any) -> Any:
     if isinstance(value, dict) and isinstance(like, Mapping):
         return {key: as_before(each, like.get(key)) for key, each in value.items()}
     if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
-        return type(like)([as_before(*each) for each in zip(value, like, strict=True)])
+        parts = [as_before(*each) for each in zip(value, like, strict=True)]
+        kind: Any = type(like)
+        return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
     return value

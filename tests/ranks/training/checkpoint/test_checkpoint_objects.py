@@ -1,5 +1,7 @@
 """Objects that are saved together and restored, on any number of ranks."""
 
+import collections
+import gc
 import json
 import logging
 import os
@@ -230,8 +232,6 @@ def test_a_warning_of_what_was_not_taken(strategy, tmp_path, caplog, expected):
         status.expect_partial()
     with caplog.at_level(logging.WARNING, AT):
         del checkpoint, status
-        import gc
-
         gc.collect()
     assert caplog.text.count("nothing took 'b'") == (RANK == 0 and not expected)
 
@@ -426,3 +426,46 @@ def test_an_optimizer_of_two_variables_of_one_name(strategy, tmp_path):
     with pytest.raises(ValueError, match="two variables of the name 'same'"):
         Checkpoint(optimizer=optimizer).save(tmp_path / "c")
     Checkpoint(optimizer=optimizer, v=v, w=w).save(tmp_path / "c")
+
+
+def test_a_save_before_the_first_step_says_what_it_lacks(strategy, tmp_path, caplog):
+    _, checkpoint = trained(strategy, OPTIMIZERS["adam"], 1)
+    path = checkpoint.save(tmp_path / "c")
+    _, again = trained(strategy, OPTIMIZERS["adam"], 0, path)
+    with caplog.at_level(logging.WARNING, AT):
+        again.save(tmp_path / "c")
+    assert ("c-2 lacks 'optimizer/iterations'" in caplog.text) == (RANK == 0)
+    caplog.clear()
+    _, built = trained(strategy, OPTIMIZERS["adam"], 0, path, build=True)
+    built.save(tmp_path / "c")
+    assert caplog.text == ""
+
+
+def test_states_keep_their_types_or_are_refused(strategy, tmp_path):
+    pair = collections.namedtuple("pair", "a b")
+    path = Checkpoint(own=Own(pair(1, [2]))).save(tmp_path / "c")
+    like = Own(pair(0, [0]))
+    Checkpoint(own=like).restore(path).assert_consumed()
+    assert (type(like.state), like.state) == (pair, pair(1, [2]))
+    with pytest.raises(TypeError, match="must be a text, not 1"):
+        Checkpoint(own=Own({"deep": [{1: "a"}]})).save(tmp_path / "c")
+
+
+def test_a_restore_that_fails_warns_of_nothing(strategy, tmp_path, caplog):
+    gc.collect()  # what other tests have left, of which their own warnings come
+    caplog.clear()
+    path = Checkpoint(v=variable(strategy, [1.0, 2.0]), w=variable(strategy, 1.0)).save(tmp_path / "c")
+    with pytest.raises(ValueError, match="shape"):
+        Checkpoint(v=variable(strategy, 1.0)).restore(path)
+    gc.collect()
+    assert "restored in part" not in caplog.text
+
+
+def test_zero_hours_keep_no_more(strategy, tmp_path):
+    manager = CheckpointManager(
+        Checkpoint(v=variable(strategy, 1.0)), tmp_path, 1, keep_checkpoint_every_n_hours=0
+    )
+    for _ in range(3):
+        manager.save()
+    strategy.barrier()
+    assert {each.name for each in tmp_path.iterdir()} == {"checkpoint", "ckpt-3"}
