@@ -243,5 +243,5 @@ def as_before(value: Any, like: Any) -> Any:
     if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
         parts = [as_before(*each) for each in zip(value, like, strict=True)]
         kind: Any = type(like)
-        return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return value
