@@ -19,7 +19,7 @@ from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.record.read import Record
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 CIRCLE = "other order"
 _CHILD_MODULES = (
     "subprocess.py",
@@ -104,7 +104,11 @@ def of_package(frame: Frame) -> bool:
 
 
 def _is_users(frame: Frame) -> bool:
-    return "site-packages" in frame.file or not frame.file.startswith((_PACKAGE, _LIBRARY, "<frozen"))
+    # Frames of the standard library below the program (runpy, pdb, cProfile) are not the user's, nor are frozen ones:
+    # a report that names them says nothing of the line that waits. What pip installed counts as the user's choice.
+    return "site-packages" in frame.file or not frame.file.startswith(
+        (_PACKAGE, _STANDARD_LIBRARY, "<frozen")
+    )
 
 
 def _exited(evidence: Evidence) -> Verdict | None:
@@ -333,7 +337,8 @@ def _lock(evidence: Evidence) -> Verdict | None:
 
 def _children(evidence: Evidence) -> Verdict | None:
     through_pipe = any(
-        each.file.startswith(_LIBRARY) and each.file.endswith(_CHILD_MODULES) for each in evidence.stacks.main
+        each.file.startswith(_STANDARD_LIBRARY) and each.file.endswith(_CHILD_MODULES)
+        for each in evidence.stacks.main
     )
     if _waits_for(evidence) != process.CHILD and not through_pipe:
         return None
@@ -385,6 +390,8 @@ def _runs(evidence: Evidence) -> Verdict | None:
     return Verdict("Python code", f"runs Python code, {_at(evidence)}", "Look whether that loop ends.")
 
 
+# Facts of the process before its place in the program, a call that the system names before a guess from stacks. A rank
+# that skipped a call may also sleep or read by now: "skipped" comes first, because the remedy is to make the call.
 CAUSES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _exited,
     _gone,

@@ -309,7 +309,7 @@ class RuntimeOptions:
 
 
 def options() -> tuple[Option[Any], ...]:
-    """Return all options, in alphabetical order."""
+    """Return all options, in the order of the class, which is alphabetical."""
     return tuple(each for each in vars(RuntimeOptions).values() if isinstance(each, Option))
 
 

@@ -63,9 +63,12 @@ class Algorithm(ABC):
     name : str
         The name by which a user chooses the algorithm.
     dtypes : str
-        The character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines.
+        The character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines. Half precision is not
+        needed: float16 and bfloat16 are sent as float32, see `dtypes.accumulator`.
     meets : bool
-        Whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way.
+        Whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way. The lock then makes no
+        meeting of its own. If this is true and `reduce` does not meet, ranks in different calls are not noticed: they
+        hang, or combine values that do not belong together.
     by_name_only : bool
         Whether the algorithm is used only if the user names it.
     in_place : bool
@@ -89,7 +92,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def piece_bytes(self, topology: Topology) -> int:
-        """Return the bytes of the largest message that `reduce` takes."""
+        """Return the bytes of the largest message that `reduce` takes.
+
+        ``topology.limits.chunk_bytes`` is usual.
+        """
 
     @abstractmethod
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:

@@ -36,6 +36,8 @@ class OrderedAllReduce(Algorithm):
         return _in_memory.piece_bytes(topology) if _shares_all(topology) else _PIECE_BYTES
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        # The ranks wait in MPI from here on unless they share memory. A rank that is interrupted then cannot tell the
+        # others by a meeting: the lock must know, see `CollectiveLock.only_meets`.
         topology.lock.only_meets = _shares_all(topology)
         if topology.lock.only_meets:
             _in_memory.reduce(topology, combine, send, receive)
@@ -51,6 +53,7 @@ def _shares_all(topology: Topology) -> bool:
 
 def _gather_and_combine(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
     everything = np.empty((topology.size, len(send)), send.dtype)
+    # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
     topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
     combine_rows(combine, list(everything), receive)
 
