@@ -3,6 +3,8 @@
 ``expected.json`` holds what TensorFlow answers. A world ``w`` gives each program its strategy and its coordinator.
 """
 
+import os
+
 SCENARIOS = {}
 
 
@@ -668,3 +670,31 @@ def partitioner_of_a_strategy_refuses(w):
         w.raises(make([7, 7], 5.0)),
         w.raises(make([9, 1], square)),
     ]
+
+
+@scenario("shards")
+def checkpoint_into_other_shards(w):
+    values = w.array([[float(i), -float(i)] for i in range(7)], "float32")
+    with partitioned(w, 2).scope():
+        path = w.train.Checkpoint(v=w.Variable(values)).save(os.path.join(w.folder(), "c"))
+    out = []
+    for n in (3, 1):
+        with partitioned(w, n).scope():
+            u = w.Variable(values * 0.0)
+        w.train.Checkpoint(v=u).restore(path).assert_consumed()
+        out.append([w.parts(u), w.py(u) == w.py(values)])
+    return out
+
+
+@scenario("shards")
+def variables_in_both_directions(w):
+    """Restore the checkpoint of a plain variable of the coordinator into shards, and back."""
+    plain = w.Variable(w.array([1.0, 2.0, 3.0], "float32"))
+    path = w.train.Checkpoint(v=plain).save(os.path.join(w.folder(), "c"))
+    with partitioned(w, 2).scope():
+        v = w.Variable(w.array([0.0] * 3, "float32"))
+    w.train.Checkpoint(v=v).restore(path).assert_consumed()
+    v.assign_add(w.array([1.0, 1.0, 1.0], "float32"))
+    back = w.train.Checkpoint(v=v).save(os.path.join(w.folder(), "d"))
+    w.train.Checkpoint(v=plain).restore(back).assert_consumed()
+    return [w.py(v), w.py(plain)]

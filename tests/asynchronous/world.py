@@ -5,6 +5,7 @@ Rank 0 is the coordinator. It prints the answers as JSON. The other ranks serve 
 
 import json
 import sys
+import tempfile
 import traceback
 
 import numpy as np
@@ -28,7 +29,7 @@ def dataset(x):
 class World:
     """The names that a scenario uses; strategies are made when they are first asked for."""
 
-    dist = mpistrat
+    dist, train = mpistrat, mpistrat.training
     Variable = mpistrat.Variable
     ClusterSpec = mpistrat.ClusterSpec
     Dataset = mpistrat.data.Dataset
@@ -57,6 +58,9 @@ class World:
 
     def function(self, fn):
         return fn
+
+    def folder(self):
+        return tempfile.mkdtemp()
 
     def name_of(self, error):
         return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")

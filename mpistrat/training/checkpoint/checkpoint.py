@@ -24,7 +24,7 @@ from mpistrat.training.checkpoint.object_graph import (
     packed,
     unpacked,
 )
-from mpistrat.training.checkpoint.variables import contents_of, load, load_arrays, ranks_of, save
+from mpistrat.training.checkpoint.variables import contents_of, load, loaded_arrays, ranks_of, save
 
 _COUNTER = "save_counter"
 _MOST_NAMED = 5  # objects in a message
@@ -267,7 +267,7 @@ class _Waiting:
         self._topology = topology
         pending_save.finish(topology)  # which may be that of this file
         self._contents = contents_of(topology, path)
-        self._first, self._ranks = replicas.first, replicas.size
+        self._replicas = replicas
         self.matched: set[str] = set()
         self.over = False
         self._unmatched = _Unmatched(str(path), {*self._contents}, is_expected=not replicas.is_chief)
@@ -338,7 +338,11 @@ class _Waiting:
             if (dtype, len(shape)) != expected or math.prod(shape) > _MOST_OF_STATES:
                 self._refuse(name, f"it is {dtype} of shape {shape}, which no checkpoint has there")
             likes[name] = np.empty(shape, dtype)
-        return load_arrays(self._path, likes) if likes else {}
+        if not likes:
+            return {}
+        # On the ranks of the objects: outside of a scope, `load_arrays` would wait for all ranks of the job.
+        values = loaded_arrays(self._topology, self._replicas, likes, self._path)
+        return dict(zip(likes, values, strict=True))
 
     def _own_state(self, name: str, text: np.ndarray, state: Stateful) -> Any:
         """Return this rank's state in the text of all."""
@@ -348,12 +352,13 @@ class _Waiting:
             self._refuse(name, f"it is not a state ({error})")
         if not isinstance(states, list) or not states:
             self._refuse(name, "it is not a list of states")
-        if len(states) not in (1, self._ranks):
+        if len(states) not in (1, self._replicas.size):
             raise ValueError(
                 f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
-                f"there are {self._ranks} ranks now: restore with as many, or leave {name.rpartition('/')[0]!r} out"
+                f"there are {self._replicas.size} ranks now: restore with as many, or leave "
+                f"{name.rpartition('/')[0]!r} out"
             )
-        return as_before(states[self._first if len(states) > 1 else 0], state.get())
+        return as_before(states[self._replicas.first if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise DataFileError(

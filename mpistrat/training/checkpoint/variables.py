@@ -15,6 +15,7 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.engine import Engine
+from mpistrat.messages import contact
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import MismatchError
@@ -207,7 +208,9 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     topology, replicas = _prepared(named, "load")
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        for leaf, value in zip(named.values(), _loaded(topology, replicas, _likes(named), file), strict=True):
+        for leaf, value in zip(
+            named.values(), loaded_arrays(topology, replicas, _likes(named), file), strict=True
+        ):
             leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
     except MismatchError:
         raise
@@ -258,8 +261,8 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
         if like is None:
             found = contents_of(topology, file)
             likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
-            return names.nested(dict(zip(likes, _loaded(topology, replicas, likes, file), strict=True)))
-        values = _loaded(topology, replicas, _likes(named), file)
+            return names.nested(dict(zip(likes, loaded_arrays(topology, replicas, likes, file), strict=True)))
+        values = loaded_arrays(topology, replicas, _likes(named), file)
     except MismatchError:
         raise
     except BaseException as error:
@@ -307,7 +310,8 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
         )
     strategy = next(iter(strategies.values()), get_strategy())
     require_cross_replica(strategy, what, "call it outside of strategy.run")
-    if strategies or not context.is_default():
+    # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
+    if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine
         return engine.topology, engine.replicas
     topology = Topology.of(mpi.start().COMM_WORLD)  # arrays outside of any scope: all ranks of the job
@@ -372,7 +376,7 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
         write(values, path)
 
 
-def _loaded(
+def loaded_arrays(
     topology: Topology, replicas: ReplicaGroup, likes: Mapping[str, np.ndarray], path: Path
 ) -> list[np.ndarray]:
     """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective."""

@@ -221,6 +221,14 @@ def files(resolver):
         plain = mpistrat.Variable(value * 0)
         mpistrat.training.load({"w": plain}, path)
         mpistrat.training.load({"w": u}, path)
+        manager = mpistrat.training.CheckpointManager(
+            mpistrat.training.Checkpoint(v=v), folder, max_to_keep=1
+        )
+        kept = [manager.save() for _ in range(2)][-1]
+        assert (
+            mpistrat.training.latest_checkpoint(folder) == kept
+        )  # outside of a scope, where no worker would come
+        np.testing.assert_array_equal(mpistrat.training.load_arrays(kept)["v"], value)
     np.testing.assert_array_equal(plain.numpy(), value)
     np.testing.assert_array_equal(u.numpy(), value)
 

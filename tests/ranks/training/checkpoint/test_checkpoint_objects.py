@@ -108,6 +108,20 @@ def test_generators_go_on(strategy, tmp_path):
     assert [len(json.loads(texts[name][".state"].tobytes())) for name in ("own", "equal")] == [SIZE, 1]
 
 
+def test_ranks_of_a_strategy_restore_without_the_others(tmp_path):
+    """Outside of a scope, too: only the last rank has a strategy of its own and a checkpoint."""
+    comm = MPI.COMM_WORLD.Split(RANK == SIZE - 1)
+    if RANK == SIZE - 1:
+        own = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+        v, rng = variable(own, 3.0), np.random.default_rng(1)
+        path = Checkpoint(v=v, rng=rng).save(tmp_path / "c")
+        expected = rng.normal()
+        v.assign(0.0)
+        Checkpoint(v=v, rng=rng).restore(path).assert_consumed()
+        assert (float(v), rng.normal()) == (3.0, expected)
+    comm.Free()
+
+
 def test_states_of_other_ranks_are_not_taken(strategy, tmp_path):
     if RANK == 0:
         text = np.frombuffer(b'["a","b","c","d","e","f","g"]', np.uint8)
