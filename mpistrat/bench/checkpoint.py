@@ -30,7 +30,7 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("checkpoint", __doc__ or "", repetitions=11)
+    parser = under_ranks.parser("mpistrat bench checkpoint", __doc__ or "", repetitions=11)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
         "--megabytes",

@@ -28,7 +28,7 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("files", __doc__ or "", repetitions=3)
+    parser = under_ranks.parser("mpistrat bench files", __doc__ or "", repetitions=3)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
         "--files", type=under_ranks.positive, default=10_000, help="number of files (%(default)s)"

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
@@ -18,7 +17,6 @@ from mpistrat.bench.measuring.report import LIBRARY, Report
 BATCH = 64
 WARM, COLD = "warm", "cold"
 _COMPUTED = 0.005  # seconds of computation per step
-_INDICES = (6, 9, 12)  # numbers of rows, as powers of ten
 _UNTHREADED = f"{LIBRARY}, prefetch(0)"
 
 
@@ -60,6 +58,8 @@ class Measurement:
     Attributes
     ----------
     arguments : argparse.Namespace
+    files : module
+        The module that makes the files.
     paths : dict
         The files of each layout.
     """
@@ -68,7 +68,7 @@ class Measurement:
         # Imported here: it loads the BLAS, which reads its number of threads from the environment set before.
         from mpistrat.bench.programs import hdf5_files
 
-        self._files = hdf5_files
+        self.files = hdf5_files
         self.arguments = arguments
         self.report = Report("input", 1)
         self.nbytes = arguments.mib << 20
@@ -80,14 +80,12 @@ class Measurement:
 
     def run(self) -> int:
         """Measure all cases, print the table and write the file."""
-        cold = self._files.forget(self.paths["contiguous"])
+        cold = self.files.forget(self.paths["contiguous"])
         self._in_order(cold)
         self._first_epoch()
         self._shuffled(cold)
-        self._index()
         self._step()
         self.further()
-        self._memory()
         warm = "nothing is measured cold: this system does not drop files from the page cache on request"
         self.report.show(self.arguments.json, *([] if cold else [warm]))
         return 0
@@ -99,19 +97,11 @@ class Measurement:
     def further(self) -> None:
         """Measure further cases. Subclasses add them."""
 
-    def programs(self) -> dict[str, list[str]]:
-        """Return the programs for measurements of memory: arguments of Python, without the files."""
-        folder = Path(__file__).parent / "programs"
-        return {
-            LIBRARY: [str(folder / "read_batches.py"), str(BATCH)],
-            "raw read": [str(folder / "read_bytes.py"), str(BATCH * self._files.ROW_BYTES)],
-        }
-
     def raw(self, paths: list[str]) -> Callable[[], object]:
         """Return a function that reads the bytes of these files: no program reads faster."""
         from mpistrat.bench.programs import read_bytes
 
-        return partial(read_bytes.epoch, paths, BATCH * self._files.ROW_BYTES)
+        return partial(read_bytes.epoch, paths, BATCH * self.files.ROW_BYTES)
 
     def _in_order(self, cold: bool) -> None:
         from mpistrat.bench.programs import read_batches as library
@@ -127,7 +117,7 @@ class Measurement:
                 ways["raw read"] = self.raw(paths)
             self.compare(f"{layout}, {WARM}", ways)
             if cold and not stored:
-                self.compare(f"{layout}, {COLD}", ways, partial(self._files.forget, paths))
+                self.compare(f"{layout}, {COLD}", ways, partial(self.files.forget, paths))
 
     def _first_epoch(self) -> None:
         """Measure from distributing a dataset to the last batch."""
@@ -159,32 +149,7 @@ class Measurement:
         }
         self.compare(f"shuffled, {WARM}", {**ways, "raw read": self.raw(paths)})
         if cold:
-            self.compare(f"shuffled, {COLD}", ways, partial(self._files.forget, paths))
-
-    def _index(self) -> None:
-        """Measure one index of a shuffled epoch, computed in batches as the library does."""
-        import numpy as np
-        from mpi4py import MPI
-
-        from mpistrat.bench.measuring.timing import interleaved
-        from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
-        from mpistrat.data.rows.blocks import BlockOrder, Blocks
-
-        def batches(rows: int) -> Callable[[int], None]:
-            order = BlockOrder(rows, Blocks.of(self._files.ROW_BYTES, 0, np.array([0, rows])))
-
-            def find(k: int) -> None:
-                for i in range(0, k, ORDER_AHEAD_ROWS):
-                    first = i % (rows - ORDER_AHEAD_ROWS)
-                    order(np.arange(first, first + ORDER_AHEAD_ROWS), self.arguments.seed, 0)
-
-            return find
-
-        ways = {exponent: batches(10**exponent) for exponent in _INDICES}
-        each = 64 * ORDER_AHEAD_ROWS
-        seconds = interleaved(MPI.COMM_SELF, ways, self.arguments.repetitions, each)
-        for exponent, samples in seconds.items():
-            self.report.add(f"an index of 10^{exponent}, shuffled", LIBRARY, 8, median(samples))
+            self.compare(f"shuffled, {COLD}", ways, partial(self.files.forget, paths))
 
     def _step(self) -> None:
         """Measure a program that computes for a fixed time while its next batch is read."""
@@ -199,7 +164,7 @@ class Measurement:
             for _ in range(times):
                 matrix @ matrix
 
-        steps = -(-self.nbytes // self._files.ROW_BYTES // BATCH)
+        steps = -(-self.nbytes // self.files.ROW_BYTES // BATCH)
         for layout in ("contiguous", *(["zstd"] if "zstd" in self.paths else ["gzip"])):
             paths = self.paths[layout]
             ways: dict[str, Callable[[], object]] = {
@@ -209,14 +174,6 @@ class Measurement:
                 "reading alone": partial(library.epoch, library.distributed(paths, BATCH)),
             }
             self.compare(f"{_COMPUTED * 1000:g} ms of computing a batch, {layout}", ways)
-
-    def _memory(self) -> None:
-        from mpistrat.bench.measuring import memory
-
-        for way, program in self.programs().items():
-            peak = memory.peak([*program, *self.paths["contiguous"]])
-            if peak is not None:
-                self.report.add("memory", way, peak, 0.0)
 
     def compare(
         self, case: str, ways: dict[str, Callable[[], object]], before: Callable[[], object] | None = None

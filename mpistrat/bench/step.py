@@ -37,7 +37,7 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("step", __doc__ or "", repetitions=50)
+    parser = under_ranks.parser("mpistrat bench step", __doc__ or "", repetitions=50)
     parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
     return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 

@@ -10,18 +10,10 @@ import click
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
     "step": "One training step on several ranks.",
-    "startup": "The time from the start of a program to its first step.",
-    "overhead": "The time of a call beyond its computation.",
-    "small": "Small training steps and calls, cold and hot.",
     "input": "Reading batches from HDF5 files.",
     "checkpoint": "Saving variables to a file, and loading them.",
     "files": "Starting on many small HDF5 files.",
     "allreduce": "All-reduce of one array, by size and algorithm.",
-    "gradients": "All-reduce of the gradients of known networks.",
-    "overlap": "The part of an all-reduce that overlaps with computation.",
-    "variables": "Reading and updating variables on parameter servers.",
-    "closures": "Calls of functions on other ranks.",
-    "farm": "A task farm: sleeping tasks of unequal length, beside list scheduling.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 

@@ -11,7 +11,6 @@ from mpistrat.bench import step
 from mpistrat.bench.measuring.report import Report
 
 OURS = {"mpistrat", "mpistrat, plain arrays"}
-LISTS = [f"all_reduce of 200 x {length} floats" for length in (16, 256, 4096)]
 
 
 @pytest.fixture
@@ -42,8 +41,11 @@ def check_rows(path, subject, n, expected):
 
 
 def run_subject(run_alone, launcher, subject, path, *arguments):
-    module = f"mpistrat.bench.{subject}"
-    return run_alone("-m", module, *launcher, "--json", path, *arguments, limit=100).check()
+    return run_program(run_alone, launcher, ["-m", f"mpistrat.bench.{subject}"], path, *arguments)
+
+
+def run_program(run_alone, launcher, program, path, *arguments):
+    return run_alone(*program, *launcher, "--json", path, *arguments, limit=100).check()
 
 
 @pytest.mark.full
@@ -74,52 +76,9 @@ def test_difference_finds_each_parameter():
     assert "parameter 0 of b" in step.difference({"a": same, "b": [same[0] * np.nan, same[1]]})
 
 
-@pytest.mark.mpich
-def test_overhead(run_alone, launcher, tmp_path):
-    path = tmp_path / "rows.json"
-    run_subject(run_alone, launcher, "overhead", path, "--repetitions", "2", "--inner", "5")
-    rows = check_rows(
-        path,
-        "overhead",
-        2,
-        {
-            "run": {"mpistrat", "plain call"},
-            "reduce": {"mpistrat", "Allreduce"},
-            "assign_add": {"mpistrat", "Allreduce"},
-            **{case: {"mpistrat", "Allreduce of as many bytes"} for case in LISTS},
-        },
-    )
-    assert [row["bytes"] for row in rows if row["case"] == LISTS[1]] == [200 * 256 * 4] * 2
-
-
-@pytest.mark.full
-@pytest.mark.mpich
-def test_startup(run_alone, launcher, tmp_path):
-    path = tmp_path / "rows.json"
-    run_subject(run_alone, launcher, "startup", path, "--repetitions", "1")
-    both = {"mpistrat", "by hand"}
-    cases = ("launch to first all-reduce", "first line to first all-reduce", "memory")
-    check_rows(path, "startup", 2, dict.fromkeys(cases, both))
-
-
-def test_startup_says_what_a_launched_program_printed(run_alone, tmp_path):
-    """Such as the error of a launcher that does not work."""
-    program = tmp_path / "launcher.py"
-    program.write_text("import sys; sys.exit('no such partition')")
-    ended = run_alone("-m", "mpistrat.bench.startup", "--launcher", f"python3 {program} -n {{n}}")
-    assert ended.status == 1
-    ended.shows("ended with status 1, and 0 of 2 ranks came", "no such partition")
-
-
-def test_startup_wants_no_launcher(run_ranks):
-    ended = run_ranks(2, "-m", "mpistrat.bench.startup")
-    assert ended.status not in (0, None)
-    ended.shows("call it without a launcher")
-
-
-@pytest.mark.parametrize("arguments", [["-n", "0"], ["--repetitions", "x"], ["--inner", "-1"]])
+@pytest.mark.parametrize("arguments", [["-n", "0"], ["--repetitions", "x"], ["--momentum", "x"]])
 def test_arguments_are_checked(run_alone, arguments):
-    ended = run_alone("-m", "mpistrat.bench.overhead", *arguments)
+    ended = run_alone("-m", "mpistrat.bench.step", *arguments)
     assert ended.status == 2
     assert re.search(rf"argument {arguments[0]}: .*{arguments[1]}", ended.output)
 

@@ -1,15 +1,12 @@
-"""`mpistrat bench allreduce`, `gradients`, `overlap` and `tune` measure what they say, of sums that are right."""
+"""`mpistrat bench allreduce` and `tune` measure what they say, of sums that are right."""
 
 import argparse
 import json
-import math
 
 import pytest
 
 from mpistrat.bench.measuring import sizes
-from mpistrat.bench.reduction import networks
 from mpistrat.bench.reduction.array_way import least_bytes
-from mpistrat.bench.reduction.networks import NETWORKS
 from mpistrat.collectives.algorithms import cost_file
 
 PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", "one call"}
@@ -36,44 +33,6 @@ def test_allreduce(run_ranks, tmp_path):
         (case, nbytes): ways[case] for case in ways for nbytes in (100, 1 << 20)
     }
     assert sum(map(len, found.values())) == sum(map(len, (*ways.values(), *ways.values())))
-
-
-@pytest.mark.core
-@pytest.mark.mpich
-def test_gradients(run_ranks, tmp_path):
-    rows = tmp_path / "rows.json"
-    arguments = ["--repetitions", "1", "--network", "ResNet-50", "--part", "20", "--json", rows]
-    run_ranks(2, "-m", "mpistrat.bench.gradients", *arguments, limit=100).check()
-    found = {}
-    for row in json.loads(rows.read_text()):
-        assert row["seconds"] > 0
-        assert row["bytes"] == 4 * sum(map(math.prod, networks.resnet50()[::20]))
-        found.setdefault(row["case"], set()).add(row["way"])
-    separate = {"mpistrat", "one buffer, one call"}
-    assert found == {"ResNet-50, separate arrays": separate, "ResNet-50, in place": {"mpistrat"}}
-
-
-SMALL_NETWORK = ["--repetitions", "1", "--layers", "3", "--width", "40", "--rows", "7", "--blocks", "3"]
-
-
-def test_overlap(run_ranks, tmp_path):
-    rows = tmp_path / "rows.json"
-    ended = run_ranks(2, "-m", "mpistrat.bench.overlap", *SMALL_NETWORK, "--json", rows).check()
-    ended.shows("mpistrat hides ")
-    found = {row["way"]: row["seconds"] for row in json.loads(rows.read_text())}
-    one_list = "mpistrat, one list at the end"
-    assert set(found) == {"mpistrat", one_list, "computing alone", "reducing alone"}
-    assert min(found.values()) > 0
-
-
-def test_networks():
-    """The numbers of arrays and of parameters that are published."""
-    assert [
-        (len(shapes), sum(map(math.prod, shapes))) for shapes in (make() for make in NETWORKS.values())
-    ] == [
-        (161, 25_557_032),
-        (199, 109_482_240),
-    ]
 
 
 def test_unknown_algorithm(run_alone):

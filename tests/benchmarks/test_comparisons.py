@@ -102,13 +102,24 @@ def ways_of(path):
     return found
 
 
-@pytest.mark.parametrize("subject", list(COMPARISONS))
+MARKED = {
+    "overhead": [pytest.mark.mpich],
+    "gradients": [pytest.mark.core, pytest.mark.mpich],
+    "small": [pytest.mark.mpich],
+}
+
+
+@pytest.mark.parametrize("subject", [pytest.param(each, marks=MARKED.get(each, [])) for each in COMPARISONS])
 def test_every_rival_is_measured(run_ranks, tmp_path, subject):
     arguments, expected = COMPARISONS[subject]
     rows = tmp_path / "rows.json"
     arguments = [str(tmp_path / each) if each == "data" else each for each in arguments]
     ended = run_ranks(2, FOLDER / f"{subject}.py", *arguments, "--json", rows, limit=100).check()
     ended.shows(f"{subject}, 2 ranks\n", "mpistrat takes")
+    if subject == "overlap":
+        ended.shows("mpistrat hides ", "by hand hides ")
+    if subject == "gradients":  # every 20th of the 161 tensors
+        assert {row["bytes"] for row in json.loads(rows.read_text())} == {1_371_040}
     assert ways_of(rows) == expected
 
 
@@ -149,6 +160,8 @@ def test_input(run_alone, tmp_path):
     ended.shows("torch is left out", "mpistrat takes")
     found = ways_of(rows)
     assert {"h5py, slices", "h5py, read_direct", "raw read"} <= found["contiguous, warm"]
+    for exponent in (6, 9, 12):
+        assert found[f"an index of 10^{exponent}, shuffled"] == {"mpistrat"}
     assert found["first epoch"] == found["contiguous, warm"] - {"mpistrat, prefetch(0)"} | {
         "mpistrat, shuffled"
     }

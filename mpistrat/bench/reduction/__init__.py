@@ -1,1 +1,1 @@
-"""Common parts of the measurements of all-reduce: bounds, networks, charts, arrays on GPUs."""
+"""Common parts of the measurements of all-reduce: the library, bounds, arrays on GPUs."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
-PROGRAMS = {LIBRARY: "start_library.py", "by hand": "start_mpi.py"}
+PROGRAMS = {LIBRARY: "startup_with_library.py", "by hand": "startup_by_hand.py"}
 _LINE = re.compile(r"started (\S+) (\S+) (\d+) \.")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("startup", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("benchmarks/startup.py", __doc__ or "", repetitions=10)
     arguments = parser.parse_args(argv)
     if arguments.here or under_ranks.under_several_ranks():
         parser.error("startup measures launches, so it launches the ranks itself: call it without a launcher")
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int | None:
     for repetition in range(arguments.repetitions + 1):
         ways = list(PROGRAMS) if repetition % 2 else list(PROGRAMS)[::-1]
         for way in ways:
-            path = Path(__file__).parent / "programs" / PROGRAMS[way]
+            path = Path(__file__).with_name(PROGRAMS[way])
             start = _start(under_ranks.command(arguments.n, launcher, [str(path)]), arguments.n)
             if repetition:  # the first launch only warms the page cache
                 starts[way].append(start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
@@ -13,19 +13,18 @@ from typing import Any
 from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
-PROGRAM = ("-m", "mpistrat.bench.closures")
 WARMUP = 100  # calls
 SAMPLES = 200  # single calls, of which the median is taken
 COORDINATOR = "ClusterCoordinator"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
+def main(argv: list[str]) -> int:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("closures", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("benchmarks/closures.py", __doc__ or "", repetitions=10)
     parser.add_argument(
         "--calls", type=under_ranks.positive, default=5000, help="calls per measurement (%(default)s)"
     )
-    return under_ranks.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, [__file__], _measure)
 
 
 def _empty() -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from networks import NETWORKS
+
 from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
-from mpistrat.bench.reduction.networks import NETWORKS
-
-PROGRAM = ("-m", "mpistrat.bench.variables")
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
+def main(argv: list[str]) -> int:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("variables", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser("benchmarks/variables.py", __doc__ or "", repetitions=10)
     parser.set_defaults(n=4)
     parser.add_argument(
         "--servers",
@@ -32,7 +31,7 @@ def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
         default=1,
         help="measure only every N-th tensor, for a trial (%(default)s)",
     )
-    return under_ranks.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, [__file__], _measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -40,7 +39,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.measuring.timing import interleaved, repeated
 
     size, servers = MPI.COMM_WORLD.size, arguments.servers
     jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}
@@ -70,22 +69,14 @@ def _measure(arguments: argparse.Namespace) -> int:
         ("update", "assign_add of each"): lambda: [v.assign_add(each) for v, each in pairs],
         ("update", "in this rank"): lambda: [*map(np.add, targets, arrays, targets)],
     }
-    repeated = {name: _repeated(way) for name, way in ways.items()}
-    seconds = interleaved(MPI.COMM_SELF, repeated, arguments.repetitions)
+    calls = {name: repeated(way) for name, way in ways.items()}
+    seconds = interleaved(MPI.COMM_SELF, calls, arguments.repetitions)
     report = Report("variables", size)
     nbytes = sum(each.nbytes for each in arrays)
     for (case, way), samples in seconds.items():
         report.add(f"{case}, {arguments.network}", way, nbytes, median(samples))
     report.show(arguments.json)
     return 0
-
-
-def _repeated(way: Callable[[], object]) -> Callable[[int], None]:
-    def times(k: int) -> None:
-        for _ in range(k):
-            way()
-
-    return times
 
 
 def _add(variable: Any, delta: Any) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import small_digits as digits
 
 import mpistrat
-from mpistrat.bench.programs import digits
 from mpistrat.values import ReduceOp
 
 if TYPE_CHECKING:
-    from mpistrat.bench.programs.digits import Call, Work
+    from small_digits import Call, Work
 
 _RATE = 0.003
 _SUM = ReduceOp.SUM

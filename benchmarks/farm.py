@@ -15,18 +15,17 @@ from typing import Any
 from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
-PROGRAM = ("-m", "mpistrat.bench.farm")
 CASES = {"5 to 500 ms": (0.005, 0.5), "0.05 to 500 ms": (0.00005, 0.5)}  # the logarithms are equally likely
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM) -> int | None:
+def main(argv: list[str]) -> int:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("farm", __doc__ or "", repetitions=3)
+    parser = under_ranks.parser("benchmarks/farm.py", __doc__ or "", repetitions=3)
     parser.set_defaults(n=8)
     parser.add_argument(
         "--tasks", type=under_ranks.positive, default=200, help="sleeping tasks per measurement (%(default)s)"
     )
-    return under_ranks.run(parser, argv, program, _measure)
+    return under_ranks.run(parser, argv, [__file__], _measure)
 
 
 def list_scheduling(seconds: Sequence[float], workers: int) -> float:
