@@ -55,18 +55,6 @@ def main(
     parser.add_argument(
         "--wire", type=sizes.rate, metavar="RATE", help="payload rate of the link of a node, such as 940mbit"
     )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="place of the array: cuda is the GPU of each rank (%(default)s)",
-    )
-    parser.add_argument(
-        "--device-pointers",
-        action="store_true",
-        help="with --device cuda: also measure the MPI library's own all-reduce on device pointers; a library "
-        "that is not CUDA-aware crashes",
-    )
     return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 
@@ -77,8 +65,6 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     from mpistrat.runtime.topology import Topology
 
     comm = MPI.COMM_WORLD.Dup()
-    if arguments.device == "cuda":
-        return _measure_on_gpus(arguments, comm)
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
     named = algorithms(topology, arguments.algorithm)
@@ -99,41 +85,6 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             )
     if comm.rank == 0:
         report.show(arguments.json)
-    return 0
-
-
-def _measure_on_gpus(arguments: argparse.Namespace, comm: Any) -> int:
-    import mpistrat
-    from mpistrat.bench.reduction import on_gpu
-    from mpistrat.collectives.gpu.all_reduce import ROUTES, obstacles
-
-    try:
-        strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
-    except RuntimeError as error:
-        if comm.rank == 0:
-            print(error, file=sys.stderr)
-        return 1
-    topology, device = strategy.extended.engine.topology, strategy.extended.engine.device
-    found = obstacles(topology, device)
-    names = [name for name, text in found.items() if not text] if "all" in arguments.algorithm else []
-    names += [name for name in arguments.algorithm if name != "all"]
-    unknown = [name for name in names if name not in ROUTES or found.get(name)]
-    if unknown:
-        if comm.rank == 0:
-            why = found.get(unknown[0]) or f"use one of {', '.join(ROUTES)}"
-            print(f"arrays on GPUs cannot be reduced by {unknown[0]!r}: {why}", file=sys.stderr)
-        return 1
-
-    def timed(ways: dict[Any, Callable[[int], object]]) -> dict[Any, float]:
-        seconds = interleaved_for(comm, ways, arguments.repetitions, arguments.seconds)
-        return {way: median(each) for way, each in seconds.items()}
-
-    report = Report("allreduce", comm.size)
-    if not on_gpu.measure(comm, strategy, report, arguments.sizes, names, timed, arguments.device_pointers):
-        return 1
-    if comm.rank == 0:
-        routes = [f"route {name}: {text or 'possible'}" for name, text in found.items()]
-        report.show(arguments.json, *on_gpu.bandwidths(report, report.rows[-1].bytes), *routes)
     return 0
 
 

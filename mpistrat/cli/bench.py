@@ -9,7 +9,6 @@ import click
 
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
-    "step": "One training step on several ranks.",
     "input": "Reading batches from HDF5 files.",
     "checkpoint": "Saving variables to a file, and loading them.",
     "files": "Starting on many small HDF5 files.",
@@ -57,7 +56,7 @@ def command() -> None:
     """Measure the speed of this machine and of the library.
 
     \b
-    mpistrat bench step -n 2 --json out.json
+    mpistrat bench allreduce -n 2 --json out.json
 
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """

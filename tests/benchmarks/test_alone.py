@@ -1,9 +1,10 @@
-"""The benchmarks without rivals run, and write what they say they do."""
+"""The benchmarks run alone, and write what they say they do."""
 
 import itertools
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bench.test_bench import check_rows, launcher, run_program
 
@@ -16,6 +17,41 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def beside(monkeypatch):
     """The folder of the benchmarks is one to import from."""
     monkeypatch.syspath_prepend(FOLDER)
+
+
+STEPS = {"mpistrat", "mpistrat, plain arrays", "by hand", "by hand, 2 MiB pieces"}
+
+
+@pytest.mark.full
+@pytest.mark.mpich
+@pytest.mark.parametrize(("n", "momentum"), [(1, None), (2, None), (2, "0.9")])
+def test_step(run_alone, launcher, tmp_path, n, momentum):
+    path = tmp_path / "rows.json"
+    options = [] if momentum is None else ["--momentum", momentum]
+    ended = run_program(
+        run_alone, launcher, [FOLDER / "step.py"], path, "-n", str(n), "--repetitions", "2", *options
+    )
+    case = "sgd" if momentum is None else "sgd, momentum 0.9"
+    rows = check_rows(path, "step", n, {case: STEPS})
+    assert {row["bytes"] for row in rows} == {4 * 1_863_690}
+    ended.shows(f"step, {n} rank{'s' * (n > 1)}\n", "mpistrat takes")
+
+
+def test_step_under_a_launcher(run_ranks, tmp_path):
+    """Then it measures those ranks, and launches none."""
+    path = tmp_path / "rows.json"
+    ended = run_ranks(3, FOLDER / "step.py", "--repetitions", "1", "--json", path, limit=100).check()
+    check_rows(path, "step", 3, {"sgd": STEPS})
+    assert ended.output.count("mpistrat takes") == 1
+
+
+def test_difference_finds_each_parameter(beside):
+    import step
+
+    same = [np.ones(3), np.zeros((2, 2))]
+    assert step.difference({"a": same, "b": [x + 1e-7 for x in same]}) is None
+    assert "parameter 1 of b by up to 0.5" in step.difference({"a": same, "b": [same[0], same[1] + 0.5]})
+    assert "parameter 0 of b" in step.difference({"a": same, "b": [same[0] * np.nan, same[1]]})
 
 
 @pytest.mark.full

@@ -79,10 +79,10 @@ def test_python_m():
 
 def test_bench_leaves_the_arguments_to_the_subject(monkeypatch):
     seen = []
-    subject = types.ModuleType("mpistrat.bench.step")
+    subject = types.ModuleType("mpistrat.bench.tune")
     subject.main = lambda arguments: seen.append(arguments) or 4
-    monkeypatch.setitem(sys.modules, "mpistrat.bench.step", subject)
-    result = invoke("bench", "step", "-n", "2", "--json", "out.json", "--help")
+    monkeypatch.setitem(sys.modules, "mpistrat.bench.tune", subject)
+    result = invoke("bench", "tune", "-n", "2", "--json", "out.json", "--help")
     assert seen == [["-n", "2", "--json", "out.json", "--help"]]
     assert result.exit_code == 4
 

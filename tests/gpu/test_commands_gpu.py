@@ -23,9 +23,9 @@ def gpus(monkeypatch, tmp_path):
 
 def test_bench_allreduce(run_ranks, tmp_path):
     rows = tmp_path / "rows.json"
-    arguments = ["--device", "cuda", "--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1"]
+    arguments = ["--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1"]
     arguments += ["--algorithm", "pinned", "--json", rows]
-    ended = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, limit=100).check()
+    ended = run_ranks(2, ROOT / "benchmarks" / "allreduce_gpu.py", *arguments, limit=100).check()
     ended.shows(
         "GB/s", "route pinned: possible", "route gpu_direct: Alltoall on the memory of GPUs was not tried"
     )
@@ -37,7 +37,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
         *(way for way in ways if "PCIe" in way[1]),
     }
     assert "% of the bound: down and up again, pinned" in ended.output
-    refused = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, "--algorithm", "gpu_direct")
+    refused = run_ranks(2, ROOT / "benchmarks" / "allreduce_gpu.py", *arguments, "--algorithm", "gpu_direct")
     assert refused.status == 1
     refused.shows("cannot be reduced by 'gpu_direct': Alltoall")
 

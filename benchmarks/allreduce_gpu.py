@@ -2,52 +2,95 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from mpistrat.bench.allreduce import SIZES, interleaved_for
+from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.reduction.array_way import BOUND, ArrayWay, wrong_sums
 from mpistrat.runtime.gpu.bounds import bounds
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ARRAY = "array on a GPU"
 CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one call"
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
 
 
-def measure(
-    comm: Any,
-    strategy: Any,
-    report: Report,
-    sizes: Sequence[int],
-    names: Sequence[str],
-    timed: Callable[[dict[tuple[str, str], Callable[[int], object]]], dict[tuple[str, str], float]],
-    device_pointers: bool,
-) -> bool:
-    """Add the rows of all sizes to a report. Return whether all sums are right. Collective.
+def main(argv: list[str]) -> int:
+    """Run the subject with these arguments."""
+    parser = under_ranks.parser("benchmarks/allreduce_gpu.py", __doc__ or "", repetitions=21)
+    parser.add_argument(
+        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
+    )
+    parser.add_argument(
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also measure this route; repeatable; 'all' is every route that works here",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="time limit for the repetitions of one size (%(default)g)"
+    )
+    parser.add_argument(
+        "--device-pointers",
+        action="store_true",
+        help="also measure the MPI library's own all-reduce on device pointers; a library that is not CUDA-aware "
+        "crashes",
+    )
+    return under_ranks.run(parser, argv, [__file__], _measure)
 
-    The device of the strategy is a GPU. ``names`` are routes to measure in addition, and ``timed`` returns the seconds
-    of each way. With ``device_pointers`` the MPI library's own all-reduce on device pointers is measured too.
-    """
+
+def _measure(arguments: argparse.Namespace) -> int:
     import cupy
+    from mpi4py import MPI
 
-    limits = bounds(strategy.extended.engine.device.index)
-    for nbytes in sizes:
+    import mpistrat
+    from mpistrat.collectives.gpu.all_reduce import ROUTES, obstacles
+
+    comm = MPI.COMM_WORLD.Dup()
+    try:
+        strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda")
+    except RuntimeError as error:
+        if comm.rank == 0:
+            print(error, file=sys.stderr)
+        return 1
+    topology, device = strategy.extended.engine.topology, strategy.extended.engine.device
+    found = obstacles(topology, device)
+    names = [name for name, text in found.items() if not text] if "all" in arguments.algorithm else []
+    names += [name for name in arguments.algorithm if name != "all"]
+    unknown = [name for name in names if name not in ROUTES or found.get(name)]
+    if unknown:
+        if comm.rank == 0:
+            why = found.get(unknown[0]) or f"use one of {', '.join(ROUTES)}"
+            print(f"arrays on GPUs cannot be reduced by {unknown[0]!r}: {why}", file=sys.stderr)
+        return 1
+    report, limits = Report("allreduce", comm.size), bounds(device.index)
+    for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
-        ways = _ways(comm, strategy, count, names, device_pointers)
+        ways = _ways(comm, strategy, count, names, arguments.device_pointers)
         if any_fault(comm, wrong_sums(comm, ways, cupy.asarray, cupy.asnumpy)):
-            return False
-        seconds = timed({name: way.times for name, way in ways.items()})
+            return 1
+        timed = {name: way.times for name, way in ways.items()}
+        seconds = interleaved_for(comm, timed, arguments.repetitions, arguments.seconds)
         for (case, way), each in seconds.items():
-            report.add(case, way, 4 * count, each)
+            report.add(case, way, 4 * count, median(each))
         if limits.link is not None:
             report.add(BOUND, f"{limits.link_name}, as the system says", 4 * count, 4 * count / limits.link)
         if limits.memory is not None:
             report.add(
                 BOUND, "memory read and written, as the GPU says", 4 * count, 8 * count / limits.memory
             )
-    return True
+    if comm.rank == 0:
+        routes = [f"route {name}: {text or 'possible'}" for name, text in found.items()]
+        report.show(arguments.json, *bandwidths(report, report.rows[-1].bytes), *routes)
+    return 0
 
 
 def bandwidths(report: Report, nbytes: int) -> list[str]:
@@ -66,6 +109,7 @@ def _ways(
     comm: Any, strategy: Any, count: int, names: Sequence[str], device_pointers: bool
 ) -> dict[tuple[str, str], ArrayWay]:
     import cupy
+    import numpy as np
 
     from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.runtime.process import mpi
@@ -135,3 +179,7 @@ def _ways(
 
 def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
     return down
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

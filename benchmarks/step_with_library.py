@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from step_perceptron import SHAPES, Perceptron, initial_parameters
 
 import mpistrat
-from mpistrat.bench.programs.perceptron import SHAPES, Perceptron, initial_parameters
 
 
 class StepWithLibrary:
