@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpistrat.cli.run.mpirun import Launcher
-from mpistrat.runtime.environment import RuntimeOptions
 
 _SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm
 # Each library has its own variable. OpenBLAS reads OMP_NUM_THREADS only if its own is not set.
@@ -42,8 +41,6 @@ class Machine:
     root : bool
         Whether this user is root.
     terminal : bool
-        Whether stderr is a terminal.
-    output_terminal : bool
         Whether stdout is a terminal.
     shared : int or None
         The bytes free in /dev/shm, if it exists.
@@ -53,8 +50,7 @@ class Machine:
 
     cores: int
     root: bool = False
-    terminal: bool = False
-    output_terminal: bool = True
+    terminal: bool = True
     shared: int | None = None
     reads: bool = True
 
@@ -94,12 +90,8 @@ def plan(
         Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where"),
         Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
     ]
-    if tag:
+    if tag or not machine.terminal:
         settings.append(Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe"))
-    elif machine.terminal:
-        settings.append(
-            Setting(RuntimeOptions.progress.variable, "1", "stderr is a terminal, though ranks see a pipe")
-        )
     return Job(
         (
             launcher.path,
@@ -129,14 +121,10 @@ class _OpenMpi:
     def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
         root = ["--allow-run-as-root"] if machine.root else []
         binding = "core:overload-allowed" if bind else "none"
-        # Version 5 waits for whole lines, so that lines of ranks do not mix. But a progress bar does not end its line.
-        raw = ["--output", ":raw"] if machine.terminal and launcher.version >= (5,) else []
-        return [*root, "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", binding, *raw]
+        return [*root, "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", binding]
 
     @staticmethod
     def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
-        if not machine.output_terminal:  # this launcher keeps lines together, whatever the pieces are
-            yield Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe")
         alone = "this machine only, even inside a batch job"
         if launcher.version < (5,):
             yield Setting("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,loadleveler,alps", alone)

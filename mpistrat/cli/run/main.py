@@ -115,8 +115,7 @@ def command(
     here = Machine(
         cores=machine.cores(),
         root=os.geteuid() == 0,
-        terminal=os.isatty(2),
-        output_terminal=os.isatty(1),
+        terminal=os.isatty(1),
         shared=machine.shared_memory_free(),
         reads=machine.reads_other_processes(),
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
 from mpistrat.runtime.process.process_facts import parent
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
-_LONGEST = 60  # characters of a command
 
 
 def ranks_below(launcher: int) -> dict[int, int]:
@@ -34,21 +32,6 @@ def rank_of(process: int) -> int | None:
         (each.partition(b"=")[2] for each in _words(process, "environ") if each.startswith(_RANKS)), b""
     )
     return int(value) if value.isdigit() else None
-
-
-def started_by_ranks(folder: Path) -> list[int]:
-    """Return the processes with the environment of a rank whose variables name the folder of its job."""
-    return [
-        process
-        for process in _all()
-        if rank_of(process) is not None and any(bytes(folder) in each for each in _words(process, "environ"))
-    ]
-
-
-def command_of(process: int) -> str:
-    """Return the command of a process, shortened; empty if it cannot be read."""
-    text = os.fsdecode(b" ".join(_words(process, "cmdline")).strip())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _all() -> list[int]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpistrat.cli.run import banners, job_end, processes
-from mpistrat.cli.run.banners import Death, Forwarded
+from mpistrat.cli.run import job_end, processes
+from mpistrat.cli.run.banners import Death, LauncherMessages
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.job_end import EndOrder, Guard
-from mpistrat.cli.run.streams import Streams, TaggedLines
+from mpistrat.cli.run.streams import Streams
 from mpistrat.runtime.record import end_mark, layout
 from mpistrat.runtime.record.layout import Phase
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
-_ALL_ENDED = 2.0  # seconds that a launcher may wait for other processes after its ranks, and then to end
 _REACTED = 3.0  # seconds for ranks to end after a SIGINT
-_DRAINED = 2.0  # seconds of silence after which the output of a launcher that has ended is complete
+_DRAINED = 2.0  # seconds after which the messages of a launcher that has ended are complete
 # More likely causes of a death than other signals.
 _USUAL = (signal.SIGABRT, signal.SIGBUS, signal.SIGUSR1, signal.SIGUSR2)
 _NO_ROOM = (
@@ -84,45 +83,24 @@ class _RunningJob:
         self._ends = EndOrder(ends)
         self._passed_on: set[int] = set()
         self._interrupted: float | None = None  # when the first SIGINT came, until ranks that go on are named
-        self._alone_since: float | None = None
-        self._released = False
         self._unnamed = False  # whether the launcher reports a death without its rank
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
-        self._tagged = TaggedLines(folder, job.ranks) if tag else None
-        self._streams = Streams(
-            folder,
-            forwarded=family != "mpich",
-            terminals=self._open_mpi * job.ranks,
-            output=output,
-            tagged=self._tagged,
-        )
+        self._streams = Streams(folder, job.ranks, output=output, tag=tag)
         self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
             env={**environ, end_mark.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
-            # The launcher of Open MPI ends with 0 where it cannot write, for instance to a full disk: this process
-            # writes in its place. A terminal is always written to.
-            stdout=None if self._open_mpi and os.isatty(1) else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=self._streams.inherited,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             preexec_fn=self._guard.watch_this_process,
         )
-        # The ranks of MPICH have the output of this process, so its launcher has only messages to print.
-        out, err = self._process.stdout, self._process.stderr
-        described = banners.of_stdout(family), banners.of_stderr(family, socket.gethostname())
-        targets = (2, 2) if self._streams.inherited else (1, 2)
-        self._forwarded = [
-            Forwarded(pipe, target, texts, self._process.terminate)
-            for pipe, target, texts in zip((out, err), targets, described, strict=True)
-            if pipe is not None
-        ]
+        assert self._process.stdout is not None
+        self._messages = LauncherMessages(self._process.stdout, family, socket.gethostname())
 
     def run(self) -> int:
-        self._streams.copy()
-        if self._tagged is not None:
-            self._tagged.start(self._process.terminate)
+        self._streams.start(self._process.terminate)
         with _handlers(self._pass_on, self._stop):
             # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
             end = threading.Thread(target=self._process.wait, daemon=True)
@@ -135,18 +113,14 @@ class _RunningJob:
                     self._look()
                 else:
                     end.join(_TICK)
-                    self._watch_end()
                     self._watch_interrupt()
         self._guard.end()
-        if self._tagged is not None:
-            self._tagged.finish()
-        for each in self._forwarded:
-            each.join(_DRAINED)
+        self._streams.finish()
+        self._messages.join(_DRAINED)
         code = self._process.returncode
         if code < 0:
             self._end_orphans()
-        lost = self._status_of_output()
-        return self._status(code) or lost
+        return self._status_of_output() or self._status(code)
 
     def status_by_records(self, started: float, status: int) -> int:
         """Return the exit status by the flight records that ranks have left, and keep these for ``mpistrat top``.
@@ -158,7 +132,7 @@ class _RunningJob:
 
         order = self._ends.close()
         records = last.left(started, self.ranks.keys())
-        left = {rank for each in self._forwarded for rank in each.found.left}
+        left = self._messages.found.left
         end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
         if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
@@ -169,8 +143,11 @@ class _RunningJob:
                 status = status or 1
             for text in texts:
                 self._say(text)
-        killed = any(each.found.deaths for each in self._forwarded)
-        if killed and self._job.launcher.can_survive and any(each.phase == Phase.SERVING for each in records):
+        if (
+            self._messages.found.deaths
+            and self._job.launcher.can_survive
+            and any(each.phase == Phase.SERVING for each in records)
+        ):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
         try:
             last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
@@ -185,9 +162,9 @@ class _RunningJob:
         if self._passed_on:
             ending = [signal.Signals(number).name for number in _ENDING if number in self._passed_on]
             return last.End(by=f"the signal {ending[0]}" if ending else "")
-        if any(each.found.aborted for each in self._forwarded):
+        if self._messages.found.aborted:
             return last.End(by="the call of MPI_Abort")
-        named = [self._rank_of(death) for each in self._forwarded for death in each.found.deaths]
+        named = [self._rank_of(death) for death in self._messages.found.deaths]
         if named and named[0] is not None:
             return last.End(named[0])
         return last.End(last.first_to_end(records, order, self._job.ranks))
@@ -202,20 +179,6 @@ class _RunningJob:
         self.ranks.update(ranks)
         return ranks
 
-    def _watch_end(self) -> None:
-        """Limit the wait for processes that ranks left behind and that keep the output of ranks open."""
-        now = time.monotonic()
-        if any(processes.rank_of(process) == rank for process, rank in self.ranks.items()):
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
-        elif now - self._alone_since > _ALL_ENDED:
-            self._alone_since = now
-            if self._released:
-                self._process.kill()
-            elif processes.started_by_ranks(self._folder):
-                self._release()
-
     def _watch_interrupt(self) -> None:
         """Name the ranks that do not react to a SIGINT: Python calls no handler while a rank is in a call of MPI."""
         if self._interrupted is not None and time.monotonic() - self._interrupted > _REACTED:
@@ -226,17 +189,6 @@ class _RunningJob:
                     f"ranks that have not ended {_REACTED:g} s after SIGINT: {running}. They may be in a call of MPI "
                     "or of compiled code, or handle the signal. A second SIGINT (Ctrl-C) kills them"
                 )
-
-    def _release(self) -> None:
-        """End the launcher after its ranks have ended, and report the processes for which it waits."""
-        if not self._released:
-            self._released = True
-            for process in processes.started_by_ranks(self._folder):
-                self._say(
-                    f"all ranks have ended, but process {process} ({processes.command_of(process)}), which one of "
-                    "them started, still runs: it is not waited for"
-                )
-        self._process.terminate()
 
     def _pass_on(self, number: int, frame: Any) -> None:
         """Send a signal to the ranks, not the launcher: some launchers pass it on, some end the job, some die."""
@@ -251,7 +203,7 @@ class _RunningJob:
             if self._starting:
                 self._process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
             elif not ranks:
-                self._process.kill() if ended_before else self._release()
+                self._process.kill() if ended_before else self._process.terminate()
             elif repeated and not again:
                 running = ", ".join(f"{rank} (process {process})" for process, rank in ranks.items())
                 self._say(f"ranks that still run: {running}; SIGINT twice kills them")
@@ -274,9 +226,7 @@ class _RunningJob:
                 _kill(process, signal.SIGKILL)
 
     def _status(self, code: int) -> int:
-        deaths = [death for each in self._forwarded for death in each.found.deaths]
-        failed = int(any(each.found.failed for each in self._forwarded))
-        if deaths:
+        if deaths := self._messages.found.deaths:
             death = deaths[0]
             for number in (death.signal, *death.or_signals):
                 if number in self._passed_on:
@@ -287,19 +237,15 @@ class _RunningJob:
             if death.signal == signal.SIGBUS:
                 self._say(_NO_ROOM)
             return 128 + death.signal
-        if self._released and self._open_mpi:
-            return failed  # this launcher ends as soon as a rank fails: without a banner all ranks succeeded
         if code < 0:
             if -code not in self._passed_on:
                 self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")
             return 128 - code
-        return code or failed
+        return code or int(self._messages.found.failed)
 
     def _status_of_output(self) -> int:
-        """Return 1 if output of the ranks was lost, since its reader has ended or the disk is full."""
-        errors = [each.write_error for each in self._forwarded if each.write_error is not None]
-        if self._tagged is not None:
-            errors += self._tagged.write_errors
+        """Return 1 if output was lost, since its reader has ended or the disk is full: the job was ended then."""
+        errors = self._streams.write_errors
         for error in errors:
             if not isinstance(error, BrokenPipeError):  # the reader has seen what it wanted, as `head` does
                 self._say(f"the output of the ranks cannot be written: {error.strerror}")
@@ -314,7 +260,7 @@ class _RunningJob:
         return "a rank" if rank is None else f"rank {rank}"
 
     def _say(self, text: str) -> None:
-        start = "" if self._forwarded[-1].line_ended else "\n"
+        start = "" if self._streams.line_ended else "\n"
         with contextlib.suppress(OSError):
             os.write(2, f"{start}mpistrat run: {text}\n".encode())
 

@@ -1,9 +1,10 @@
-"""What launchers printed, as it was recorded, through the filter: at once, in pieces, and byte by byte."""
+"""What launchers printed, as it was recorded: banners are left out, and all other messages pass."""
+
+import os
 
 import pytest
-from selection import core
 
-from mpistrat.cli.run.banners import Death, Filter, of_stderr, of_stdout
+from mpistrat.cli.run.banners import Banners, Death, LauncherMessages
 
 DASHES = "-" * 74 + "\n"
 EQUALS = "=" * 83 + "\n"
@@ -33,6 +34,10 @@ signal 11 (Segmentation fault).
 LOST = (
     "[vm:04304] PMIX ERROR: PMIX_ERR_UNREACH in file "
     "/openmpi-5.0.11/3rd-party/openpmix/src/server/pmix_server.c at line 3146\n"
+)
+WARNING = (
+    "[warn] Epoll MOD(1) on fd 20 failed. Old events were 6; read change was 0 (none); write change was 2 (del); "
+    "close change was 0 (none): Bad file descriptor\n"
 )
 # Open MPI 4.1.4
 ABORT_4 = f"""{DASHES}MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
@@ -64,13 +69,7 @@ TERMINATION = f"""
 This typically refers to a problem with your application.
 Please see the FAQ page for debugging suggestions
 """
-MPICH_ABORT = (
-    "Abort(42) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 42) - process 1\n"
-)
-
-OPEN_MPI_ERR = of_stderr("openmpi", "vm.cluster")
-MPICH_ERR = of_stderr("mpich", "vm.cluster")
-MPICH_OUT = of_stdout("mpich")
+MPICH_ABORT = "application called MPI_Abort(MPI_COMM_WORLD, 42) - process 1\n"
 
 TRACEBACK = """Traceback (most recent call last):
   File "prog.py", line 17, in <module>
@@ -80,44 +79,36 @@ ValueError: x
 """
 
 
-def filtered(banners, text, size):
-    """What comes out, and the filter."""
-    unwanted = Filter(banners)
-    data = text.encode()
-    pieces = [unwanted.feed(data[start : start + size]) for start in range(0, len(data), size)]
-    return b"".join([*pieces, unwanted.close()]).decode(), unwanted
+def passed(banners, text):
+    """What comes out of a stream that has ended."""
+    return banners.cut(text.encode(), ended=True)[0].decode()
 
 
-@pytest.mark.parametrize("size", core([1, 2, 7, 64, 75, 4096, 1 << 20], 7, 1 << 20))
 @pytest.mark.parametrize(
-    ("banners", "text", "deaths"),
+    ("family", "text", "deaths"),
     [
-        (OPEN_MPI_ERR, ABORT + ABORTED, []),
-        (OPEN_MPI_ERR, NONZERO, []),
-        (OPEN_MPI_ERR, LOST + NONZERO, []),
-        (OPEN_MPI_ERR, KILLED, [Death(11, rank=1, pid=4222)]),
-        (OPEN_MPI_ERR, ABORT_4, []),
-        (OPEN_MPI_ERR, PRIMARY_4 + NONZERO_4, []),
-        (OPEN_MPI_ERR, PRIMARY_4 + KILLED_4, [Death(9, rank=1, pid=0)]),
-        (MPICH_ERR, MPICH_ABORT, []),
-        (MPICH_OUT, TERMINATION, [Death(9, or_signals=(1, 8))]),
-        (MPICH_OUT, TERMINATION.replace("CODE: 9", "CODE: 11"), [Death(11, pid=4212)]),
-        (MPICH_OUT, TERMINATION.replace("(signal 9)", "(signal 15)"), [Death(15, or_signals=(6, 7, 14))]),
+        ("openmpi", ABORT + ABORTED, []),
+        ("openmpi", NONZERO, []),
+        ("openmpi", LOST + NONZERO + WARNING, []),
+        ("openmpi", KILLED, [Death(11, rank=1, pid=4222)]),
+        ("openmpi", ABORT_4, []),
+        ("openmpi", PRIMARY_4 + NONZERO_4, []),
+        ("openmpi", PRIMARY_4 + KILLED_4, [Death(9, rank=1, pid=0)]),
+        ("mpich", MPICH_ABORT, []),
+        ("mpich", TERMINATION, [Death(9, or_signals=(1, 8))]),
+        ("mpich", TERMINATION.replace("CODE: 9", "CODE: 11"), [Death(11, pid=4212)]),
+        ("mpich", TERMINATION.replace("(signal 9)", "(signal 15)"), [Death(15, or_signals=(6, 7, 14))]),
     ],
 )
-@pytest.mark.parametrize(
-    "before", ["", TRACEBACK, "50%|####  | 3/6", "epoch 1\r", "-----", "\n", "no newline"]
-)
-def test_banners_are_dropped(banners, text, deaths, before, size):
-    passed, unwanted = filtered(banners, before + text, size)
-    # The empty line before MPICH's is left where it ends a line of the program.
-    assert passed in (before, before + "\n" if banners is MPICH_OUT else before)
-    assert unwanted.deaths == deaths
-    assert unwanted.failed
+@pytest.mark.parametrize("before", ["", TRACEBACK, "-----\n", "\n"])
+def test_banners_are_left_out(family, text, deaths, before):
+    banners = Banners(family, "vm.cluster")
+    assert passed(banners, before + text + "after\n") == before + "after\n"
+    assert banners.deaths == deaths
+    assert banners.failed
 
 
-@pytest.mark.parametrize("size", core([1, 3, 74, 1 << 20], 3))
-@pytest.mark.parametrize("banners", [OPEN_MPI_ERR, MPICH_ERR, MPICH_OUT])
+@pytest.mark.parametrize("family", ["openmpi", "mpich"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -127,67 +118,82 @@ def test_banners_are_dropped(banners, text, deaths, before, size):
         f"{DASHES}| a table | of the program |\n{DASHES}",
         f"{DASHES}MPI_ABORT was never called\n{DASHES}",
         "-" * 5000 + "\n",
-        "-" * 30 + "\n",
         EQUALS + EQUALS + "== title ==\n",
         f"\n\n{EQUALS}short test summary info\n{EQUALS}",
-        "Abort(",
         "Abort(1) is what I do\n",
-        "Abort(706822) on node 1 (rank 1 in comm 0): Fatal error in internal_Send_c: Invalid rank, error stack:\n",
         "[vm:00000] *** An error occurred in MPI_Send\n[vm:00000] *** on communicator MPI_COMM_WORLD\n",
         "[vm:1] PMIX ERROR: PMIX_ERR_OUT_OF_RESOURCE in file a.c at line 3\n",
         f"{DASHES}It appears as if there is not enough space for /dev/shm/x\n{DASHES}",
-        "\r 10%|#         |\r 20%|##        |",
-        "a\0b\0",
-        "\0",
     ],
 )
-def test_all_else_passes(banners, text, size):
-    passed, unwanted = filtered(banners, text, size)
-    assert passed == text
-    assert not unwanted.failed
-    assert not unwanted.deaths
+def test_all_else_passes(family, text):
+    banners = Banners(family, "vm.cluster")
+    assert passed(banners, text) == text
+    assert not banners.failed
+    assert not banners.deaths
 
 
-@pytest.mark.parametrize("banners", [OPEN_MPI_ERR, MPICH_ERR, MPICH_OUT])
-@pytest.mark.parametrize(
-    "text", ["\r 10%|#         |", "no newline", "a line\n", "(Pdb) ", "[other:1] text", "x - y"]
-)
-def test_what_can_become_no_banner_passes_at_once(banners, text):
-    unwanted = Filter(banners)
-    assert unwanted.feed(text.encode()) == text.encode()
-    assert not unwanted.holds
+def test_several_and_what_is_between():
+    banners = Banners("openmpi", "vm")
+    assert passed(banners, "a\n" + KILLED + "b\n" + KILLED + ABORTED + "c\n") == "a\nb\nc\n"
+    assert len(banners.deaths) == 2
 
 
-def test_what_looks_like_one_waits_only_until_it_is_told_to_go_on():
-    unwanted = Filter(OPEN_MPI_ERR)
-    assert unwanted.feed(b"list:\n- one\n-----") == b"list:\n- one\n"
-    assert unwanted.holds
-    assert unwanted.flush() == b"-----"
-    assert not unwanted.holds
-
-
-def test_one_that_has_begun_waits_for_its_end_and_half_of_it_is_dropped():
+def test_one_that_has_begun_waits_for_its_end_and_half_of_it_is_left_out():
     begun = ABORT[:200].encode()
-    unwanted = Filter(OPEN_MPI_ERR)
-    assert unwanted.feed(b"before\n" + begun) == b"before\n"
-    assert unwanted.flush() == b""
-    assert unwanted.feed(ABORT[200:].encode() + b"after\n") == b"after\n"
-    half = Filter(OPEN_MPI_ERR)
-    assert half.feed(begun) + half.close() == b""
-    assert half.failed
+    banners = Banners("openmpi", "vm")
+    assert banners.cut(b"before\n" + begun) == (b"before\n", begun)
+    assert not banners.failed
+    assert banners.cut(begun, ended=True) == (b"", b"")
+    assert banners.failed
 
 
 def test_one_that_never_ends_is_none():
-    unwanted = Filter(OPEN_MPI_ERR)
     text = ABORT[:200].encode() + b"x" * 5000
-    assert unwanted.feed(text) == text
-
-
-def test_between_what_the_program_prints():
-    passed, unwanted = filtered(OPEN_MPI_ERR, TRACEBACK + KILLED + "more\n" + KILLED + ABORTED + "end\n", 50)
-    assert passed == TRACEBACK + "more\nend\n"
-    assert len(unwanted.deaths) == 2
+    assert Banners("openmpi", "vm").cut(text) == (text, b"")
 
 
 def test_other_hosts_may_say_what_they_like():
-    assert filtered(of_stderr("openmpi", "other"), LOST, 10)[0] == LOST
+    assert passed(Banners("openmpi", "other"), LOST) == LOST
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "aborted"),
+    [
+        ("openmpi", ABORT, True),
+        ("openmpi", ABORT[:200], True),  # the launcher has failed meanwhile
+        ("openmpi", ABORTED, True),
+        ("openmpi", ABORTED.replace("abort", "exit"), False),
+        ("openmpi", KILLED, False),
+        ("mpich", MPICH_ABORT, True),
+        ("mpich", "Abort(1) is what the program prints\n", False),
+    ],
+)
+def test_a_call_of_abort(family, text, aborted):
+    """The launcher then ends the ranks in any order."""
+    banners = Banners(family, "vm")
+    passed(banners, text)
+    assert banners.aborted is aborted
+
+
+def test_messages_pass_while_the_job_runs(capfd):
+    """A message that is complete, after a moment of silence; a banner in two pieces is left out."""
+    out, end = os.pipe()
+    messages = LauncherMessages(os.fdopen(out, "rb", buffering=0), "openmpi", "vm")
+    os.write(end, b"a warning\n" + KILLED[:130].encode())
+    seen = ""
+    while "a warning" not in seen:
+        seen += capfd.readouterr().err
+    os.write(end, KILLED[130:].encode())
+    os.close(end)
+    messages.join(60)
+    assert seen + capfd.readouterr().err == "a warning\n"
+    assert messages.found.deaths == [Death(11, rank=1, pid=4222)]
+
+
+def test_a_stream_that_another_process_keeps_open_is_not_waited_for():
+    out, end = os.pipe()
+    messages = LauncherMessages(os.fdopen(out, "rb", buffering=0), "mpich", "vm")
+    messages.join(0.05)
+    os.close(end)
+    messages.join(60)

@@ -120,16 +120,11 @@ def test_processes_that_may_not_read_each_other():
     assert settings(OPEN_MPI_4, where=closed)["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
 
 
-def test_progress_only_on_a_terminal():
-    assert "MPISTRAT_PROGRESS" not in settings(MPICH)
-    assert settings(MPICH, where=Machine(cores=4, terminal=True))["MPISTRAT_PROGRESS"] == "1"
-
-
-def test_lines_are_kept_whole_except_on_a_terminal():
-    for terminal in (False, True):
-        where = Machine(cores=4, terminal=terminal)
-        assert (":raw" in plan(OPEN_MPI_5, 2, ["prog"], where, {}).command) == terminal
-        assert ":raw" not in plan(OPEN_MPI_4, 2, ["prog"], where, {}).command
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_output_comes_at_once(launcher):
+    assert "PYTHONUNBUFFERED" not in settings(launcher)
+    assert settings(launcher, where=Machine(cores=4, terminal=False))["PYTHONUNBUFFERED"] == "1"
+    assert settings(launcher, tag=True)["PYTHONUNBUFFERED"] == "1"
 
 
 def test_cores_are_those_of_the_affinity_mask():

@@ -1,0 +1,50 @@
+"""The copy of what ranks print: complete for a slow reader, and read to its end if it cannot be written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# A rank that prints more than two pipes and a block hold, and then a line without an end.
+PROGRAM = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+from mpistrat.cli.run.streams import Streams
+with tempfile.TemporaryDirectory() as folder:
+    streams = Streams(Path(folder), 1)
+    errors = []
+    streams.start(lambda: errors.append("write"))
+    print_lines = "import os\\nfor _ in range(5000): os.write(1, b'x' * 99 + b'\\\\n')\\nos.write(1, b'no end')"
+    rank = [*streams.around([sys.executable, "-c", print_lines])]
+    subprocess.run(rank, env={**os.environ, "PMI_RANK": "0"}, check=True)
+    streams.finish()
+    assert len(errors) == len(streams.write_errors) == int(sys.argv[1]), errors
+    assert streams.line_ended
+"""
+
+
+def start(target, failures):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(failures)],
+        stdin=subprocess.DEVNULL,
+        stdout=target,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_a_slow_reader_gets_all():
+    job = start(subprocess.PIPE, 0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(3)  # nothing is read meanwhile
+    with job.stdout:
+        assert job.stdout.read() == (b"x" * 99 + b"\n") * 5000 + b"no end"
+    assert job.wait(60) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a device of Linux")
+def test_a_full_disk_does_not_stop_the_rank():
+    with open("/dev/full", "wb", buffering=0) as full:
+        assert start(full, 1).wait(60) == 0
