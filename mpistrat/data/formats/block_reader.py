@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,12 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
+from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json, without_times
 from mpistrat.data.rows.byte_order import native
+from mpistrat.runtime.memory.made_once import Chunk, MadeOnce, in_turn
+
+_LINE = 64  # bytes of a cache line
 
 
 class BlockFormat(Format):
@@ -60,8 +63,12 @@ class BlockReader:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, int], list[np.ndarray]] = OrderedDict()
+        self._kept = DecodedChunks(self._most_kept, fewest=1)
         self._written: dict[str, int] = {}
+
+    def share(self, shared: MadeOnce) -> None:
+        """Let the ranks of the node keep blocks for each other. A forked child reads its own."""
+        self._kept.shared = shared
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column."""
@@ -85,13 +92,14 @@ class BlockReader:
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         with self._lock:
             self._check(path, record)
-            parts = zip(np.split(rows, cuts), np.split(where, cuts), np.split(blocks, cuts), strict=True)
-            needed = [(int(number[0]), mine, places) for mine, places, number in parts if len(number)]
-            # Kept blocks first: another one would make room by dropping one of them, and the next rows need that one.
-            needed.sort(key=lambda part: (path, part[0]) not in self._kept)
-            for number, mine, places in needed:
-                for values, block in zip(out, self._block(path, record, number), strict=True):
-                    values[places] = block[mine - layout.starts[number]]
+            needed = zip(np.split(rows, cuts), np.split(where, cuts), np.split(blocks, cuts), strict=True)
+            parts = [
+                self._part(path, record, int(numbers[0]), mine, places, out)
+                for mine, places, numbers in needed
+                if len(numbers)
+            ]
+            # Objects cannot be shared.
+            self._kept.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
             self._check(path, record)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
@@ -101,11 +109,43 @@ class BlockReader:
         """Drop the blocks that are kept."""
         self._start()
 
+    def _part(
+        self,
+        path: str,
+        record: FileRecord,
+        number: int,
+        rows: np.ndarray,
+        places: np.ndarray,
+        out: Sequence[np.ndarray],
+    ) -> Chunk:
+        """Return a block, of which some rows go to ``places`` of ``out``. It is kept, whatever is read of it."""
+        first, last = blocks_of(record).starts[number : number + 2].tolist()
+        count = last - first
+        ends = [
+            0,
+            *np.cumsum([-(-count * each.row_bytes // _LINE) * _LINE for each in record.columns]).tolist(),
+        ]
+
+        def columns(memory: np.ndarray) -> list[np.ndarray]:
+            return [
+                memory[start : start + count * each.row_bytes].view(each.dtype).reshape(count, *each.shape)
+                for start, each in zip(ends, record.columns, strict=False)
+            ]
+
+        def make(memory: np.ndarray | None) -> list[np.ndarray]:
+            block = self._block(path, record, number)
+            if memory is not None:
+                for into, values in zip(columns(memory), block, strict=True):
+                    into[...] = values
+            return block
+
+        def use(block: Any) -> None:
+            for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):
+                values[places] = column[rows - first]
+
+        return Chunk((path, self._written.get(path), number), ends[-1], 0, count, make, use)
+
     def _block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        key = path, number
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
         layout = blocks_of(record)
         first, last = int(layout.starts[number]), int(layout.starts[number + 1])
         try:
@@ -123,11 +163,6 @@ class BlockReader:
                     f"file {path!r}, {column.name!r}: rows {first} to {last - 1} have the shape {values.shape}, not "
                     f"{(last - first, *column.shape)}; fix: all rows need one shape"
                 )
-        self._kept[key] = found
-        total = sum(values.nbytes for block in self._kept.values() for values in block)
-        while total > self._most_kept and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            total -= sum(values.nbytes for values in dropped)
         return found
 
     def _check(self, path: str, record: FileRecord) -> None:
@@ -150,9 +185,7 @@ class BlockReader:
             raise DataFileError.of_file(
                 path, "it has been written to since it was described; fix: do not write to it meanwhile"
             )
-        self._written[path] = found.st_mtime_ns
-        for key in [key for key in self._kept if key[0] == path]:
-            del self._kept[key]
+        self._written[path] = found.st_mtime_ns  # the keys of its blocks change
 
     def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:
         return BlockReader, (self._format, self._most_kept)

@@ -17,6 +17,7 @@ from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
 from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json, without_times
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.runtime.cache import Cache
+from mpistrat.runtime.memory.made_once import MadeOnce
 
 _LAYOUTS_KEPT = 256
 
@@ -55,6 +56,10 @@ class FileReader:
         self._rows = Cache[tuple[str, int], RowReader](_LAYOUTS_KEPT)
         self._written: dict[str, int] = {}
 
+    def share(self, shared: MadeOnce) -> None:
+        """Let the ranks of the node keep decoded chunks for each other. A forked child decodes its own."""
+        self._decoded.shared = shared
+
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column.
 
@@ -71,7 +76,7 @@ class FileReader:
                         self._rows_of(path, record, number).read_run(files, first, values)
                     else:
                         rows = np.arange(first, first + len(values))
-                        self._through_h5py.read(path, record, number, rows, values, None)
+                        self._through_h5py.read(path, record, number, rows, values, None, files.version)
 
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
@@ -90,7 +95,7 @@ class FileReader:
                     if files.direct:
                         self._rows_of(path, record, number).read_rows(files, rows, values, where)
                     else:
-                        self._through_h5py.read(path, record, number, rows, values, where)
+                        self._through_h5py.read(path, record, number, rows, values, where, files.version)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
@@ -192,6 +197,11 @@ class _Files:
         elif isinstance(error, Exception) and not isinstance(error, MemoryError):
             self._check_all()  # h5py answers damage with errors of any kind
             raise DataFileError(self._unreadable(error)) from error
+
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """What changes when one of the files that were requested is written to."""
+        return tuple(file.version for file in self._used.values())
 
     def _check_all(self) -> None:
         for number in range(len(self._column.others) + 1):

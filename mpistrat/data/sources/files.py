@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Source
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.runtime.memory.made_once import MadeOnce
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import mpi
 
@@ -30,6 +33,7 @@ _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8
 _SHARE = operation("experimental_distribute_dataset")
 _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
+_T = TypeVar("_T")
 _log = logging.getLogger("mpistrat.data")
 
 
@@ -102,6 +106,7 @@ class FileSource(Source):
         self._check_finite = check_finite
         self._blocks = blocks
         self._shuffle_bytes, self._kept = shuffle_bytes, kept
+        self._shared: MadeOnce | None = None
 
     @classmethod
     def open(
@@ -217,7 +222,8 @@ class FileSource(Source):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # the memory belongs to this process, or to the node
+        # The memory belongs to this process, or to the node.
+        return {**self.__dict__, "_kept": None, "_shared": None}
 
     def _in_files(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first, last) for each file that has rows of the range ``first`` up to ``last``."""
@@ -255,12 +261,44 @@ class FileSource(Source):
             self._structure,
             self._format,
             part,
-            self._reader,
+            copy.copy(self._reader) if self._shared else self._reader,  # without the ring
             self._check_finite,
             blocks,
             self._shuffle_bytes,
             kept,
         )
+
+    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> FileSource:
+        """Return the source whose rows the ranks of a node decode together, where they must be decoded."""
+        most = self._most_decoded(MOST_DECODED)
+        if not most or getattr(peers, "node", None) is None:
+            return self
+        rows = len(self) * sum(column.row_bytes for column in self._manifest.records[0].columns)
+        make = partial(MadeOnce, most, rows + len(self._manifest.files) * most)
+        shared = self._of_node(peers, make, "each rank decodes what it needs")
+        if shared is None:
+            return self
+        found = copy.copy(self)
+        found._share(self._format.reader(MOST_DECODED), shared)
+        return found
+
+    def _share(self, reader: Any, shared: MadeOnce | None) -> None:
+        self._reader, self._shared = reader, shared
+        if shared is not None:
+            reader.share(shared)
+
+    def _most_decoded(self, most: int) -> int:
+        """Return the bytes of decoded chunks that a node shares for each rank, or 0.
+
+        They are twice what a rank would keep by itself, or two chunks of each column. A ring also has chunks that this
+        rank does not need again: with less, ranks that are far from each other decode chunks of a window twice.
+        """
+        largest: dict[str, int] = {}
+        for record in self._manifest.records:
+            for column in record.columns:
+                for chunk in column.decoded:
+                    largest[column.name] = max(largest.get(column.name, 0), chunk.nbytes)
+        return 2 * max(most, sum(largest.values())) if largest else 0
 
     def for_shuffle(
         self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
@@ -281,10 +319,13 @@ class FileSource(Source):
         if len(self) * row_bytes > nbytes:
             # The whole of two windows for each rank: it decodes all chunks of a window for its own rows. With a part of
             # the node's memory, 2 ranks decoded 62 row groups 118 times.
-            blocks, reader = manifest.blocks(nbytes), self._format.reader(decoded_bytes(nbytes))
+            decoded = decoded_bytes(nbytes)
+            blocks, reader = manifest.blocks(nbytes), self._format.reader(decoded)
+            if self._shared is not None:
+                self._shared.limit(self._most_decoded(decoded))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
             kept = self._rows_in_memory(own if ranks or not mpi.among_several() else 0, peers)
-        return FileSource(
+        found = FileSource(
             self._manifests,
             self._structure,
             self._format,
@@ -295,29 +336,37 @@ class FileSource(Source):
             own,
             kept,
         )
+        found._share(reader, self._shared)
+        return found
 
     def _rows_in_memory(self, nbytes: int, peers: Peers | None) -> RowsInMemory | None:
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
         manifest, block_rows = self._manifest, self.blocks().rows
-        node = getattr(peers, "node", None)
-        if node is not None:
-            topology: Any = (
-                peers  # turn() is collective over all ranks, also a rank that is alone on its node
-            )
-            with topology.lock.turn(_SHARE):
-                if node.size > 1:
-                    try:
-                        return RowsInMemory(manifest, self._reader, block_rows, node)
-                    except NoSharedMemoryError as error:
-                        if node.rank == 0:
-                            _log.warning("%s; each rank reads the files by itself", error)
+        make = partial(RowsInMemory, manifest, self._reader, block_rows)
+        kept = self._of_node(peers, make, "each rank reads the files by itself")
+        if kept is not None:
+            return kept
         if sum(column.row_bytes for column in manifest.records[0].columns) * len(self) > nbytes:
             return None
         try:
-            return RowsInMemory(manifest, self._reader, block_rows)
+            return make()
         except OSError as error:  # the limit of the address space
             _log.warning(_NOT_KEPT, self, error)
             return None
+
+    @staticmethod
+    def _of_node(peers: Any, make: Callable[[Any], _T], otherwise: str) -> _T | None:
+        """Return what the ranks of a node make together; or None if they cannot or a rank is alone there."""
+        node = getattr(peers, "node", None)
+        if node is not None:
+            with peers.lock.turn(_SHARE):  # collective over all ranks, also a rank that is alone on its node
+                if node.size > 1:
+                    try:
+                        return make(node)
+                    except NoSharedMemoryError as error:
+                        if node.rank == 0:
+                            _log.warning("%s; %s", error, otherwise)
+        return None
 
     @property
     def in_memory(self) -> bool:

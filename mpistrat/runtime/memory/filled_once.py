@@ -6,15 +6,13 @@ import contextlib
 import fcntl
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from mpistrat.runtime.memory.buffer_pool import new_memory
-from mpistrat.runtime.memory.shared import FOLDER, NoSharedMemoryError, mapped, pages
-from mpistrat.runtime.process import private_file
+from mpistrat.runtime.memory.shared import pages, share_in_pieces
 
 
 class FilledOnce:
@@ -24,8 +22,7 @@ class FilledOnce:
     lock of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message.
     Threads of a process exclude each other by one lock for all objects.
 
-    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS. At most
-    half of the free shared memory is taken: MPI and the collectives need some later, and may end with a SIGBUS.
+    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS.
 
     Parameters
     ----------
@@ -66,23 +63,8 @@ class FilledOnce:
             return
         self.part = node.rank / node.size
         self._locks = pages(nbytes)
-
-        def reserve() -> None:
-            if node.rank == 0:
-                _check_free(descriptor, nbytes)
-            os.posix_fallocate(descriptor, self._locks, pages(pieces))
-
-        try:
-            descriptor = private_file.share(node, FOLDER, self._locks + pages(pieces))
-            # Not at exit: a thread that reads may still use the descriptor.
-            weakref.finalize(self, os.close, descriptor).atexit = False
-            self.memory = mapped(node, descriptor, self._locks + pages(pieces), reserve)
-        except OSError as error:
-            raise NoSharedMemoryError(
-                f"{node.size} ranks of a node cannot share {nbytes} bytes in {FOLDER}: {error}"
-            ) from None
+        self.memory, self._descriptor = share_in_pieces(self, node, nbytes, pieces)
         self._filled = self.memory[self._locks :]
-        self._descriptor = descriptor
 
     def fill(self, piece: int, spans: Iterable[tuple[int, int]], load: Callable[[], Any]) -> None:
         """Call ``load`` to fill a piece, unless a rank of the node has done so.
@@ -127,11 +109,3 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _check_free(descriptor: int, nbytes: int) -> None:
-    """Raise OSError if ``nbytes`` are more than half of the free bytes of the file system."""
-    system = os.fstatvfs(descriptor)
-    free = system.f_bavail * system.f_frsize
-    if system.f_blocks and 2 * nbytes > free:  # a file system without a limit says that it has 0 blocks
-        raise OSError(f"{free} bytes are free there, of which at most half are taken")

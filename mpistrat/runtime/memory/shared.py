@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,6 +62,45 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
             f"{node.size} ranks of a node cannot share {stretches + common} bytes in {FOLDER}: {error}"
         ) from None
     return Shared(memory[:stretches].reshape(node.size, own), memory[stretches:])
+
+
+def share_in_pieces(owner: object, node: Any, nbytes: int, common: int) -> tuple[np.ndarray, int]:
+    """Return zeroed memory that all ranks of ``node`` share, and its descriptor, which lives as long as ``owner``.
+
+    The first ``nbytes``, in whole pages, are not reserved: ``os.posix_fallocate`` of a piece is an error if memory is
+    short, its use a SIGBUS. The ``common`` bytes after them are reserved. Collective over ``node``.
+
+    At most half of the free shared memory is taken: MPI and the collectives need some later, and may end with a SIGBUS.
+
+    Raises
+    ------
+    NoSharedMemoryError
+        As `share`.
+    """
+    first, common = pages(nbytes), pages(common)
+
+    def reserve() -> None:
+        if node.rank == 0:
+            _check_free(descriptor, nbytes)
+        os.posix_fallocate(descriptor, first, common)
+
+    try:
+        descriptor = private_file.share(node, FOLDER, first + common)
+        # Not at exit: a thread that reads may still use the descriptor.
+        weakref.finalize(owner, os.close, descriptor).atexit = False
+        return mapped(node, descriptor, first + common, reserve), descriptor
+    except OSError as error:
+        raise NoSharedMemoryError(
+            f"{node.size} ranks of a node cannot share {nbytes} bytes in {FOLDER}: {error}"
+        ) from None
+
+
+def _check_free(descriptor: int, nbytes: int) -> None:
+    """Raise OSError if ``nbytes`` are more than half of the free bytes of the file system."""
+    system = os.fstatvfs(descriptor)
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and 2 * nbytes > free:  # a file system without a limit says that it has 0 blocks
+        raise OSError(f"{free} bytes are free there, of which at most half are taken")
 
 
 def mapped(node: Any, descriptor: int, nbytes: int, reserve: Callable[[], None]) -> np.ndarray:

@@ -228,6 +228,19 @@ def test_many_files_with_few_open(tmp_path, monkeypatch):
     assert copy.read(np.array([3])).tolist() == [3]
 
 
+def test_a_virtual_dataset_of_more_files_than_may_be_open(tmp_path):
+    layout = h5py.VirtualLayout((8, 3), "f4")
+    for i in range(4):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+            file.create_dataset("x", data=np.full((2, 3), i, "f4"), chunks=(2, 3), compression="lzf")
+            layout[2 * i : 2 * i + 2] = h5py.VirtualSource(file["x"])
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    dataset = Dataset.from_hdf5(tmp_path / "all.h5", "x")
+    dataset.definition.source._reader = FileReader(most_open=2)
+    assert [int(row[0]) for batch in dataset.batch(3) for row in batch] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_opens_its_own_files(tmp_path):
     write(tmp_path / "a.h5", 5)

@@ -124,7 +124,7 @@ def test_too_little_shared_memory(comm, strategy, files, monkeypatch, fault, cap
     """Rows are then read by each rank: the same rows in the same order."""
     expected = [y.tolist() for _, y in distributed(strategy, files)]
     if SIZE > 1 and fault == "made":
-        monkeypatch.setattr(filled_once, "FOLDER", "/nowhere")
+        monkeypatch.setattr(shared, "FOLDER", "/nowhere")
     elif SIZE > 1:
         monkeypatch.setattr(filled_once.FilledOnce, "fill", _full)
     made = distributed(strategy, files)

@@ -52,6 +52,11 @@ class Descriptor:
         self._mtime_ns = found.st_mtime_ns
 
     @property
+    def version(self) -> tuple[str, int]:
+        """What changes when the file is written to: its path, and its time of writing now, or when it was closed."""
+        return self._path, self._mtime_ns if self._fd < 0 else os.fstat(self._fd).st_mtime_ns
+
+    @property
     def checked(self) -> bool:
         """Whether `check` has passed since the file was opened."""
         return self._mtime_ns >= 0

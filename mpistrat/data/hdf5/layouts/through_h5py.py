@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +14,7 @@ from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
 from mpistrat.data.hdf5.open_file import open_file
 from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
 from mpistrat.data.rows.byte_order import native
+from mpistrat.runtime.memory.made_once import Chunk, in_turn
 
 _MOST_CACHE = 64 << 20
 _CACHE_SLOTS = 521
@@ -35,8 +38,12 @@ class OpenFiles:
         rows: np.ndarray,
         out: np.ndarray,
         where: np.ndarray | None,
+        version: Any,
     ) -> None:
-        """Read ascending rows of one column to the places ``where`` of ``out``, or, if None, in order."""
+        """Read ascending rows of one column to the places ``where`` of ``out``, or, if None, in order.
+
+        ``version`` changes when a file of the column is written to.
+        """
         file = self._open.get(path)
         if file is None:
             while len(self._open) >= self._most:
@@ -47,7 +54,7 @@ class OpenFiles:
         try:
             if column.column.decoded:
                 places = np.arange(len(rows)) if where is None else where
-                column.read_chunks(rows, out, places, (path, number), self._decoded)
+                column.read_chunks(rows, out, places, (path, number, version), self._decoded)
             elif where is None:
                 column.read(rows, out)
             else:
@@ -128,28 +135,34 @@ class _OpenColumn:
         rows: np.ndarray,
         out: np.ndarray,
         where: np.ndarray,
-        key: tuple[str, int],
+        key: Any,
         decoded: DecodedChunks,
     ) -> None:
         """Read ascending rows, each at most once, to the places ``where`` of ``out``, in whole chunks."""
         size = self.column.chunk_rows
         numbers = rows // size
         cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        parts = []
         for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-            number, wanted = int(numbers[start]), stop - start
+            number, wanted, to = int(numbers[start]), stop - start, where[start:stop]
             first = number * size
             count = min(size, self.rows - first)
-            chunk = decoded.get((key, number), wanted)
-            if chunk is None:
-                to = where[start:stop]
-                if wanted == count and int(to[-1]) - int(to[0]) == count - 1 and (np.diff(to) == 1).all():
-                    self._read_run(first, first + count, out[to[0] : to[0] + count])
-                    continue
-                chunk = np.empty((count, *self.column.shape), out.dtype)
-                self._read_run(first, first + count, chunk)
-                if wanted < count:
-                    decoded.keep((key, number), chunk, count - wanted)
-            out[where[start:stop]] = chunk[rows[start:stop] - first]
+            if wanted == count and int(to[-1]) - int(to[0]) == count - 1 and (np.diff(to) == 1).all():
+                self._read_run(first, first + count, out[to[0] : to[0] + count])
+                continue
+            make = partial(self._chunk, first, count, out.dtype)
+            use = partial(_copy, out, to, rows[start:stop] - first)
+            parts.append(
+                Chunk((key, number), count * self.column.row_bytes, wanted, count - wanted, make, use)
+            )
+        decoded.each(parts, in_turn)
+
+    def _chunk(self, first: int, count: int, dtype: np.dtype, memory: np.ndarray | None) -> np.ndarray:
+        if memory is None:
+            memory = np.empty(count * self.column.row_bytes, np.uint8)
+        rows = memory.view(dtype).reshape(count, *self.column.shape)
+        self._read_run(first, first + count, rows)
+        return rows
 
     def _read_run(self, first: int, last: int, out: np.ndarray) -> None:
         if last > self._stored:
@@ -160,3 +173,7 @@ class _OpenColumn:
         count = (last - first, *self._inner)
         self._space.select_hyperslab((first, *self._zeros), count)
         self._id.read(h5py.h5s.create_simple(count), self._space, out, self._type)
+
+
+def _copy(out: np.ndarray, where: np.ndarray, rows: np.ndarray, chunk: np.ndarray) -> None:
+    out[where] = chunk.view(out.dtype).reshape(-1, *out.shape[1:])[rows]
