@@ -50,7 +50,8 @@ class TestMailbox:
     @pytest.fixture(autouse=True)
     def work(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def test_letters(self, tmp_path):
         outbox = Outbox("key", 1)
@@ -80,29 +81,6 @@ class TestMailbox:
         assert outbox.is_closed()
         outbox.close()
         assert os.listdir(tmp_path) == []
-
-    def test_a_letter_is_read_once(self):
-        inbox, outbox = Inbox("key"), Outbox("key", 2)
-        outbox.put("first")
-        inbox.collect()
-        inbox.letters.clear()
-        inbox.collect()
-        outbox.announced("stop")
-        inbox.collect()
-        assert inbox.letters == {}
-        inbox.close()
-
-    def test_an_inbox_that_goes_while_its_letters_are_looked_for(self, tmp_path, monkeypatch):
-        inbox, outbox = Inbox("key"), Outbox("key", 1)
-        outbox.put("something")
-
-        def gone(path, pattern):
-            raise FileNotFoundError(path)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "glob", gone)
-            outbox.close()
-        inbox.close()
 
     def test_what_a_killed_launch_has_left(self, tmp_path):
         """With the same key, letters in its inbox and announcements to its ranks."""

@@ -13,6 +13,7 @@ from mpistrat.runtime.process.without_mpi.board import Board
 from mpistrat.runtime.process.without_mpi.mailbox import Inbox, Outbox
 
 KEY = "a job"
+LETTERS = f"letters {KEY}"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("tempfile.tempdir", str(home))
     results.chmod(mode)
-    planted = home / f".mpistrat-check-{hashed(KEY)}"
+    planted = home / f".mpistrat-board-{hashed(LETTERS)}"
     results.rename(planted)
     place.chmod(0o777)  # others may write here: it is not used
     inbox, outbox = Inbox(KEY), Outbox(KEY, 1)
@@ -57,7 +58,8 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
 
 
 def test_what_was_made_is_used_and_removed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     inbox, outbox = Inbox(KEY), Outbox(KEY, 1)
     outbox.put({"all": "well"})
     inbox.collect()
@@ -112,7 +114,7 @@ def test_two_users_of_one_folder(tmp_path):
         os.chown(each, 65533, 65533)
     shared.chmod(0o777)
     rename = ["import os, sys; os.setuid(65534); os.rename(*sys.argv[1:])", shared / "results"]
-    planted = shared / f".mpistrat-check-{hashed(KEY)}"
+    planted = shared / f".mpistrat-board-{hashed(LETTERS)}"
     subprocess.run([sys.executable, "-c", *map(str, rename), str(planted)], check=True)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -8,7 +8,9 @@ A file system that does not answer is left alone until it does.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -20,7 +22,6 @@ from typing import Any, TypeVar
 from mpistrat.runtime.process.launch_key import hashed
 from mpistrat.runtime.process.patience import within
 from mpistrat.runtime.process.without_mpi import own_folder
-from mpistrat.runtime.process.without_mpi.mailbox import read_json, write_json
 
 T = TypeVar("T")
 
@@ -61,6 +62,10 @@ class Board:
     def folders(self) -> tuple[str, ...]:
         """The directories that this one lies in."""
         return tuple(str(each.parent) for each in self._folders)
+
+    def make(self) -> bool:
+        """Make the directories. Return whether any of them can be used."""
+        return any(self._in_each(own_folder.make))
 
     def post(self, name: str, value: Any) -> None:
         """Add a notice, or replace the one of this name."""
@@ -185,6 +190,23 @@ def _names(folder: Path) -> set[str]:
     if not own_folder.is_made(folder):
         return set()
     return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put a JSON value into a file that other users cannot read, in one step."""
+    temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in a file, or None if the file is missing or not readable."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _remove_old(parent: Path) -> None:

@@ -1,26 +1,20 @@
-"""A directory through which ranks report to rank 0 when MPI does not work."""
+"""Letters of ranks to rank 0 when MPI does not work, as notices on a board."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import secrets
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime.process.launch_key import hashed
-from mpistrat.runtime.process.without_mpi import own_folder
+from mpistrat.runtime.process.without_mpi.board import Board
 
-_RUN = "run"  # file with the name of the inbox of this launch
+_INBOX, _LETTER = "inbox", "letter-"
 
 
 class Inbox:
     """The letters of the other ranks to rank 0. It stays empty if the ranks share no directory.
 
-    Process numbers repeat, so a launch may have the key of an earlier launch that left letters behind. Each inbox is
-    therefore a new directory, whose name is in the file ``run``. Rank 0 reads a letter once and removes it.
+    A launch that was killed may have left letters under the same key. Each inbox therefore has a name of its own, which
+    letters repeat.
 
     Parameters
     ----------
@@ -35,69 +29,53 @@ class Inbox:
 
     def __init__(self, key: str | None):
         self.letters: dict[int, Any] = {}
-        self._heard: dict[str, int] = {}  # rank by sender
+        self._heard: set[str] = set()  # the senders
         self._gone: set[str] = set()
         self._announced: set[str] = set()
-        self._shared = _shared(key)
-        self._folder: Path | None = None
-        if self._shared is None:
-            return
-        with contextlib.suppress(OSError):
-            folder = self._shared / secrets.token_hex(8)
-            own_folder.make(folder)
-            self._folder = folder
-            for old in self._shared.iterdir():
-                if old != folder and old.is_dir():
-                    with contextlib.suppress(OSError):
-                        own_folder.remove(old)
-            write_json(self._shared / _RUN, folder.name)
+        self._name = secrets.token_hex(8)
+        self._board = _board(key)
+        self._post(_INBOX, self._name)
 
     @property
     def works(self) -> bool:
         """Whether the ranks have a directory for letters."""
-        return self._folder is not None
+        return self._board is not None
 
     def collect(self) -> None:
         """Read the letters that arrived."""
-        if self._folder is None:
+        if self._board is None:
             return
-        with contextlib.suppress(OSError):
-            # Sorted names are in the order in which each rank wrote its letters.
-            for path in sorted(self._folder.glob("letter-*.json")):
-                letter = read_json(path)
-                path.unlink()
-                if letter is None:
-                    continue
-                self._heard[letter["from"]] = letter["rank"]
-                if letter["goes"]:
-                    self._gone.add(letter["from"])
-                else:
-                    self.letters[letter["rank"]] = letter["value"]
+        self._post(_INBOX, self._name)  # NFS looks at a directory again after a change that is made here
+        for name in self._board.names():
+            letter = self._board.read(name) if name.startswith(_LETTER) else None
+            if letter is None or letter["to"] != self._name:
+                continue
+            self._heard.add(letter["from"])
+            if letter["goes"]:
+                self._gone.add(letter["from"])
+            else:
+                self.letters[letter["rank"]] = letter["value"]
         for name in self._announced:
             self.announce(name)
 
     def announce(self, name: str) -> None:
         """Announce a name to all senders of letters, also to those whose letters arrive later."""
         self._announced.add(name)
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                write_json(self._folder / name, sorted(self._heard))
+        self._post(name, sorted(self._heard))
 
     def all_have_gone(self) -> bool:
         """Return whether all senders of letters have sent their last one."""
         self.collect()
-        return self._gone >= set(self._heard)
+        return self._gone >= self._heard
 
     def close(self) -> None:
-        """Remove the inbox."""
-        if self._folder is None or self._shared is None:
-            return
-        with contextlib.suppress(OSError):
-            own_folder.remove(self._folder)
-        with contextlib.suppress(OSError):
-            if read_json(self._shared / _RUN) == self._folder.name:
-                (self._shared / _RUN).unlink()
-        _remove_if_empty(self._shared)
+        """Remove the inbox, and what was left in it."""
+        if self._board is not None and self._board.read(_INBOX) == self._name:
+            self._board.take_down(self._board.names(), lambda name: True)
+
+    def _post(self, name: str, value: Any) -> None:
+        if self._board is not None:
+            self._board.post(name, value)
 
 
 class Outbox:
@@ -114,104 +92,53 @@ class Outbox:
     """
 
     def __init__(self, key: str | None, rank: int):
-        self._shared = _shared(key)
-        self._rank = rank
+        self._board = _board(key)
+        self._notice = f"{_LETTER}{rank}"
         self._name = secrets.token_hex(8)
+        self._rank = rank
         self._letter: dict[str, Any] | None = None
-        self._count = 0
-        self._sent_to = ""  # the inbox that got the letter
+        self._sent_to: str | None = None  # the inbox that got the letter
 
     @property
     def works(self) -> bool:
         """Whether the ranks have a directory for letters."""
-        return self._shared is not None
+        return self._board is not None
 
     def put(self, value: Any, *, goes: bool = False) -> None:
         """Send a letter that replaces the previous one. ``goes`` marks the last letter."""
         self._letter = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
-        self._count += 1
-        self._sent_to = ""
+        self._sent_to = None
         self._send()
 
     def announced(self, name: str) -> bool:
         """Return whether rank 0 read a letter of this rank and announced this name."""
-        if self._shared is None:
+        if self._board is None:
             return False
         self._send()
-        heard = read_json(self._shared / self._sent_to / name) if self._sent_to else None
+        heard = self._board.read(name)
         return isinstance(heard, list) and self._name in heard
 
     def is_closed(self) -> bool:
         """Return whether rank 0 removed the inbox that got the letter."""
-        return self._shared is None or not self._sent_to or not (self._shared / self._sent_to).exists()
+        return self._board is None or self._sent_to is None or self._board.read(_INBOX) != self._sent_to
 
     def close(self) -> None:
-        """Remove unread letters of this rank, and the directory if it is empty."""
-        if self._shared is None:
-            return
-        with contextlib.suppress(OSError):
-            for inbox in list(self._shared.iterdir()):
-                with contextlib.suppress(OSError):  # rank 0 may remove its inbox meanwhile
-                    for path in list(inbox.glob(f"letter-{self._rank}-{self._name}-*.json")):
-                        path.unlink(missing_ok=True)
-        _remove_if_empty(self._shared)
+        """Remove an unread letter of this rank, and the directory if it is empty."""
+        if self._board is not None:
+            self._board.take_down([self._notice])
 
     def _send(self) -> None:
-        if self._letter is None or self._shared is None:
+        if self._letter is None or self._board is None:
             return
-        inbox = read_json(self._shared / _RUN)
+        inbox = self._board.read(_INBOX)
         if isinstance(inbox, str) and inbox != self._sent_to:
-            with contextlib.suppress(OSError):
-                name = f"letter-{self._rank}-{self._name}-{self._count:06}.json"
-                write_json(self._shared / inbox / name, self._letter)
-                self._sent_to = inbox
+            self._board.post(self._notice, {**self._letter, "to": inbox})
+            self._sent_to = inbox
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Put a JSON value into a file that other users cannot read, in one step.
-
-    Raises
-    ------
-    OSError
-        If the directory is full or cannot be written to.
-    """
-    temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w") as file:
-        json.dump(value, file)
-    os.replace(temporary, path)
-
-
-def read_json(path: Path) -> Any:
-    """Return the JSON value in a file, or None if the file is missing or not readable."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _shared(key: str | None) -> Path | None:
-    """Return the directory of a key: the first that this package has made and that can be written to, or None.
-
-    It lies in the working directory only where no other user can write.
-    """
-    if key is None:
-        return None
-    name = hashed(key)
-    for parent in (_own_working_directory, Path.home, lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
-            folder = parent() / f".mpistrat-check-{name}"
-            if own_folder.make(folder) and os.access(folder, os.W_OK):
-                return folder
-    return None
-
-
-def _own_working_directory() -> Path:
-    if not own_folder.only_this_user_writes(Path.cwd()):
-        raise PermissionError("others may write to the working directory")
-    return Path.cwd()
+def _board(key: str | None) -> Board | None:
+    """Return the board for the letters of a key, or None if there is no directory for it."""
+    board = (
+        None if key is None else Board(f"letters {key}")
+    )  # the watchdogs of this launch have one of their own
+    return board if board is not None and board.make() else None
