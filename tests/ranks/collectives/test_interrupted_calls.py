@@ -1,4 +1,6 @@
-"""A signal handler raises behind the last collective of a call: the others have its result, and this rank has not."""
+"""A signal handler raises in a call, or behind its last collective: others have its result, this rank has not."""
+
+import sys
 
 import numpy as np
 import pytest
@@ -7,14 +9,13 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat import training
 from mpistrat.collectives.asynchronous import InFlight
+from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.variables import SyncOnReadVariable
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-
-pytestmark = pytest.mark.ranks(min=2)
 
 
 class InterruptError(Exception):
@@ -97,6 +98,7 @@ class Behind:
         patch.setattr(kind, name, method)
 
 
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("name", [*TURNS, *READS])
 def test_call_is_not_repeated_alone(name, tmp_path, monkeypatch):
     case = Case(tmp_path)
@@ -128,6 +130,7 @@ BEFORE_MEETING = {
 }
 
 
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("name", BEFORE_MEETING)
 def test_call_is_not_repeated_where_no_other_rank_was_met(name, tmp_path, monkeypatch):
     """A handler raises where ``__enter__`` of the lock begins: it is held, and its ``with`` has not begun.
@@ -153,6 +156,7 @@ def test_call_is_not_repeated_where_no_other_rank_was_met(name, tmp_path, monkey
         call(case)
 
 
+@pytest.mark.ranks(min=2)
 def test_call_is_repeated_where_its_collective_has_not_begun(tmp_path, monkeypatch):
     case = Case(tmp_path)
     if RANK == SIZE - 1:
@@ -167,3 +171,70 @@ def test_call_is_repeated_where_its_collective_has_not_begun(tmp_path, monkeypat
                     call(case)
     for call in BEFORE_MEETING.values():
         call(case)
+
+
+def interrupted(call, function):
+    """Call, and be interrupted where the function is entered: before its first line."""
+
+    def trace(frame, event, arg):
+        if frame.f_code is function.__code__:
+            raise InterruptError
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(InterruptError):
+            call()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("function", [CollectiveLock.__enter__, CollectiveLock.__exit__, CollectiveLock.end])
+@pytest.mark.parametrize("kind", ["barrier", "agree", "gather", "reduce"])
+def test_collective_that_an_interrupt_left(function, kind):
+    """Several ranks refuse to repeat it, and one rank goes on, wherever in the collective the interrupt came."""
+    if SIZE == 1 and kind == "reduce":
+        pytest.skip("one rank copies the values without it")
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
+    topology = strategy.extended.engine.topology
+    values = np.ones(50_000)
+    call = {
+        "barrier": topology.barrier,
+        "agree": lambda: topology.all_true(True),
+        "gather": lambda: strategy.gather(values, axis=0),
+        "reduce": lambda: strategy.reduce("SUM", values, axis=None),
+    }[kind]
+    interrupted(call, function)
+    WORLD.Barrier()
+    if SIZE > 1:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"was interrupted by InterruptError"):
+                call()
+    else:
+        call()
+        assert strategy.reduce("SUM", values, axis=None)[0] == SIZE
+    topology.lock.left = ""  # or the end of this program would end the job
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_interrupt_before_the_wait(size, monkeypatch):
+    """This rank refuses to repeat the call, and the others wait for it until their time is over."""
+
+    def interrupted(*_):
+        raise InterruptError
+
+    options = CommunicationOptions(timeout_seconds=0.5)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
+    if RANK == SIZE - 1:
+        with monkeypatch.context() as patch:
+            patch.setattr(CollectiveLock, "_wait_for_all", interrupted)
+            with pytest.raises(InterruptError):
+                strategy.reduce("SUM", np.ones(size), axis=None)
+        with pytest.raises(RuntimeError, match="after an InterruptError in the middle of a collective"):
+            strategy.reduce("SUM", np.ones(size), axis=None)
+        strategy.extended.engine.topology.lock.left = ""  # or the end of this program would end the job
+    else:
+        with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0\.5 s"):
+            strategy.reduce("SUM", np.ones(size), axis=None)
+    WORLD.Barrier()

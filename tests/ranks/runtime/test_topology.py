@@ -1,7 +1,6 @@
 """Where the ranks are, and how they notice that they disagree."""
 
 import gc
-import sys
 import threading
 import time
 import weakref
@@ -12,7 +11,6 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Alone, Topology
@@ -242,53 +240,6 @@ def test_an_object_that_cannot_be_pickled(topology):
         with pytest.raises(MismatchError, match=r"refused: (AttributeError|PicklingError)"):
             call((lambda: 0) if RANK == SIZE - 1 else 0)
         topology.barrier()
-
-
-class InterruptError(Exception):
-    """What comes between any two lines, as KeyboardInterrupt does."""
-
-
-def interrupted(call, function):
-    """Call, and be interrupted where the function is entered: before its first line."""
-
-    def trace(frame, event, arg):
-        if frame.f_code is function.__code__:
-            raise InterruptError
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with pytest.raises(InterruptError):
-            call()
-    finally:
-        sys.settrace(before)
-
-
-@pytest.mark.parametrize("function", [CollectiveLock.__enter__, CollectiveLock.__exit__, CollectiveLock.end])
-@pytest.mark.parametrize("kind", ["barrier", "agree", "gather", "reduce"])
-def test_collective_that_an_interrupt_left(function, kind):
-    """Several ranks refuse to repeat it, and one rank goes on, wherever in the collective the interrupt came."""
-    if SIZE == 1 and kind == "reduce":
-        pytest.skip("one rank copies the values without it")
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup())
-    topology = strategy.extended.engine.topology
-    values = np.ones(50_000)
-    call = {
-        "barrier": topology.barrier,
-        "agree": lambda: topology.all_true(True),
-        "gather": lambda: strategy.gather(values, axis=0),
-        "reduce": lambda: strategy.reduce("SUM", values, axis=None),
-    }[kind]
-    interrupted(call, function)
-    WORLD.Barrier()
-    if SIZE > 1:
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"was interrupted by InterruptError"):
-                call()
-    else:
-        call()
-        assert strategy.reduce("SUM", values, axis=None)[0] == SIZE
-    topology.lock.left = ""  # or the end of this program would end the job
 
 
 def test_handler_of_a_signal_makes_no_collective_in_one(topology):

@@ -13,7 +13,6 @@ import mpistrat
 from mpistrat import data, training
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.training import PendingSave
 from mpistrat.training.checkpoint import variables as checkpoint
 from mpistrat.values.array_methods import READING
@@ -340,33 +339,6 @@ def test_save_under_way(call, tmp_path):
     case.extended.engine.topology.lock.give_up(
         "after a time-out", "of the other rank"
     )  # nor does this rank wait for the save
-
-
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_interrupt_before_the_wait(size, monkeypatch):
-    """This rank refuses to repeat the call, and the others wait for it until their time is over."""
-
-    class InterruptError(Exception):
-        pass
-
-    def interrupted(*_):
-        raise InterruptError
-
-    options = CommunicationOptions(timeout_seconds=0.5)
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), communication_options=options)
-    if RANK == SIZE - 1:
-        with monkeypatch.context() as patch:
-            patch.setattr(CollectiveLock, "_wait_for_all", interrupted)
-            with pytest.raises(InterruptError):
-                strategy.reduce("SUM", np.ones(size), axis=None)
-        with pytest.raises(RuntimeError, match="after an InterruptError in the middle of a collective"):
-            strategy.reduce("SUM", np.ones(size), axis=None)
-        strategy.extended.engine.topology.lock.left = ""  # or the end of this program would end the job
-    else:
-        with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0\.5 s"):
-            strategy.reduce("SUM", np.ones(size), axis=None)
-    WORLD.Barrier()
 
 
 def test_limits_of_two_strategies_on_one_communicator():
