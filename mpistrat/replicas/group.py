@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from mpistrat.runtime.topology import Topology
@@ -23,6 +23,8 @@ class ReplicaGroup:
         each rank plays the replica of its own number.
     generation : int
         How often replicas have been dealt to ranks before: 0 for a job that has not lost a rank.
+    is_virtual : bool
+        Whether the number of replicas was chosen apart from that of ranks: results must not depend on the latter.
 
     Attributes
     ----------
@@ -34,7 +36,7 @@ class ReplicaGroup:
         The first of these, and how many they are.
     is_chief : bool
         Whether this rank writes files and reports: the first of those that play replica 0.
-    generation : int
+    generation, is_virtual
         As above.
 
     Raises
@@ -50,9 +52,25 @@ class ReplicaGroup:
     (4, 0, 4, 0)
     """
 
-    __slots__ = ("_blocks", "_groups", "count", "first", "generation", "is_chief", "local", "size")
+    __slots__ = (
+        "_blocks",
+        "_groups",
+        "count",
+        "first",
+        "generation",
+        "is_chief",
+        "is_virtual",
+        "local",
+        "size",
+    )
 
-    def __init__(self, topology: Topology, blocks: Sequence[range] | None = None, generation: int = 0):
+    def __init__(
+        self,
+        topology: Topology,
+        blocks: Sequence[range] | None = None,
+        generation: int = 0,
+        is_virtual: bool = False,
+    ):
         if blocks is None:
             blocks = [range(rank, rank + 1) for rank in range(topology.size)]
         if len(blocks) != topology.size:
@@ -70,8 +88,35 @@ class ReplicaGroup:
         self._groups = tuple(tuple(ranks[block]) for block in dealt for _ in block)
         self.size: int = len(self._groups)
         self.first, self.count = local.start, len(local)
-        self.generation = generation
+        self.generation, self.is_virtual = generation, is_virtual
         self.is_chief = topology.rank == self.rank_of(0)
+
+    @classmethod
+    def dealt(cls, topology: Topology, size: int, *, is_virtual: bool = True) -> ReplicaGroup:
+        """Deal ``size`` replicas to the ranks, in blocks whose lengths differ by one at most.
+
+        The ranks of a node get consecutive blocks, however ranks are placed on nodes.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer replicas than ranks.
+
+        Examples
+        --------
+        >>> from mpistrat.runtime.topology import Alone
+        >>> ReplicaGroup.dealt(Alone(), 6)
+        <ReplicaGroup: 0-5 of 6 replicas>
+        """
+        ranks = topology.size
+        if size < ranks:
+            raise ValueError(
+                f"{size} replicas for {ranks} ranks: a rank plays one at least; start fewer ranks, or ask for more"
+            )
+        blocks = [range(0)] * ranks
+        for place, rank in enumerate(chain(*topology.nodes)):
+            blocks[rank] = range(place * size // ranks, (place + 1) * size // ranks)
+        return cls(topology, blocks, is_virtual=is_virtual)
 
     def block_of(self, rank: int) -> range:
         """Return the replicas that a rank plays."""
@@ -85,6 +130,43 @@ class ReplicaGroup:
         """Return the first rank that plays a replica: the one that sends or receives its values."""
         return self._groups[replica][0]
 
+    def subtrees(self, rank: int) -> tuple[range, ...]:
+        """Return the largest subtrees of the fixed tree whose replicas a rank plays all, in order.
+
+        The tree does not depend on the ranks: the sum over ``[a, b)`` is that of its left part, the largest power of
+        two below ``b - a`` replicas, plus that of the rest.
+
+        Examples
+        --------
+        >>> from mpistrat.runtime.topology import Alone
+        >>> ReplicaGroup.dealt(Alone(), 6).subtrees(0)
+        (range(0, 6),)
+        """
+        return tuple(_inside(range(self.size), self._blocks[rank]))
+
     def __repr__(self) -> str:
         own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
         return f"<ReplicaGroup: {own} of {self.size} replicas>"
+
+
+def halves(replicas: range) -> tuple[range, range]:
+    """Return the two parts of a subtree of the fixed tree of at least two replicas.
+
+    Examples
+    --------
+    >>> halves(range(6))
+    (range(0, 4), range(4, 6))
+    """
+    middle = replicas.start + (1 << (len(replicas) - 1).bit_length() - 1)
+    return range(replicas.start, middle), range(middle, replicas.stop)
+
+
+def _inside(tree: range, block: range) -> Iterator[range]:
+    """Yield the largest subtrees of ``tree`` in a block."""
+    if tree.stop <= block.start or block.stop <= tree.start:
+        return
+    if block.start <= tree.start and tree.stop <= block.stop:
+        yield tree
+        return
+    for half in halves(tree):
+        yield from _inside(half, block)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.replicas import ReplicaGroup
+from mpistrat.replicas import ReplicaGroup, halves
 
 
 def of(rank, blocks, **options):
@@ -60,3 +60,71 @@ def test_blocks_with_gaps_are_refused(blocks):
 def test_a_block_for_each_rank():
     with pytest.raises(ValueError, match="1 blocks of replicas for 2 ranks"):
         ReplicaGroup(SimpleNamespace(size=2, rank=0), [range(2)])
+
+
+@st.composite
+def placements(draw):
+    """Ranks on nodes in any order, as `Topology.nodes` lists them: nodes by their first rank, ranks by number."""
+    node_of = draw(st.lists(st.integers(0, 3), min_size=1, max_size=9))
+    return tuple(
+        tuple(rank for rank, node in enumerate(node_of) if node == each) for each in dict.fromkeys(node_of)
+    )
+
+
+def dealt(nodes, size):
+    ranks = sum(map(len, nodes))
+    return [
+        ReplicaGroup.dealt(SimpleNamespace(size=ranks, rank=rank, nodes=nodes), size) for rank in range(ranks)
+    ]
+
+
+def subtrees_of(tree):
+    return {tree} if len(tree) == 1 else {tree}.union(*map(subtrees_of, halves(tree)))
+
+
+@given(placements(), st.integers(0, 40))
+def test_replicas_are_dealt_evenly_and_nodes_get_consecutive_ones(nodes, more):
+    ranks = sum(map(len, nodes))
+    size = ranks + more
+    groups = dealt(nodes, size)
+    assert [group.local for group in groups] == [groups[0].block_of(rank) for rank in range(ranks)]
+    assert sorted(replica for group in groups for replica in group.local) == [*range(size)]
+    assert {group.count for group in groups} <= {size // ranks, -(-size // ranks)}
+    for node in nodes:
+        on_node = [replica for rank in node for replica in groups[rank].local]
+        assert on_node == [*range(on_node[0], on_node[0] + len(on_node))]
+    for replica in range(size):
+        assert replica in groups[groups[0].rank_of(replica)].local
+    assert [group.is_chief for group in groups] == [rank == 0 for rank in range(ranks)]
+    assert all(group.is_virtual for group in groups)
+
+
+@given(placements(), st.integers(0, 40))
+def test_a_rank_owns_the_largest_subtrees_of_its_block(nodes, more):
+    groups = dealt(nodes, sum(map(len, nodes)) + more)
+    trees = subtrees_of(range(groups[0].size))
+    parent = {half: tree for tree in trees if len(tree) > 1 for half in halves(tree)}
+    for rank, group in enumerate(groups):
+        own = groups[0].subtrees(rank)
+        assert [replica for tree in own for replica in tree] == [*group.local]
+        assert trees.issuperset(own)
+        assert not any({*parent[tree]} <= {*group.local} for tree in own if tree in parent)
+        assert len(own) <= 2 * (group.count.bit_length() - 1) + 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 7, 8, 9])
+def test_the_left_half_is_the_largest_power_of_two_below_all(count):
+    left, right = halves(range(5, 5 + count))
+    assert (left.start, left.stop, right.stop) == (5, right.start, 5 + count)
+    assert len(left) & (len(left) - 1) == 0
+    assert len(left) < count <= 2 * len(left)
+
+
+def test_cyclic_ranks_of_a_node_get_consecutive_replicas():
+    groups = dealt(((0, 2), (1, 3)), 8)
+    assert [group.local for group in groups] == [range(2), range(4, 6), range(2, 4), range(6, 8)]
+
+
+def test_a_rank_without_a_replica_is_refused():
+    with pytest.raises(ValueError, match="3 replicas for 4 ranks"):
+        dealt(((0, 1, 2, 3),), 3)
