@@ -48,9 +48,10 @@ class CommunicationOptions:
         All ranks must set it. Each operation then costs a message from every rank to rank 0 and back.
     implementation : CommunicationImplementation or str
         The family of algorithms, or the name of one algorithm, the same on all ranks: ``"mpi"``,
-        ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``.
-        For arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. With AUTO, ``mpistrat.rc.all_reduce``
-        (MPISTRAT_ALL_REDUCE) may name an algorithm for the host.
+        ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``,
+        ``"tree"``. For arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. With AUTO,
+        ``mpistrat.rc.all_reduce`` (MPISTRAT_ALL_REDUCE) may name an algorithm for the host; strategies with
+        ``virtual_replicas`` else use ``"tree"``.
 
     Raises
     ------

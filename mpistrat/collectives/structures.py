@@ -13,7 +13,7 @@ from typing import Any
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import Remark, operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import IndexedSlices, Mirrored, component
+from mpistrat.values import DistributedValues, IndexedSlices, Mirrored
 
 HOST, GPU, ROWS, MIRRORED = "an array", "an array on a GPU", "sparse rows", "a mirrored value"
 
@@ -89,4 +89,4 @@ def kind_across_replicas(value: Any) -> str:
     """Return the kind of a value as `kind` does, or `MIRRORED` if it is equal on all replicas and not sent."""
     if isinstance(value, Mirrored):
         return MIRRORED
-    return kind(component(value))
+    return kind(value.values[0] if isinstance(value, DistributedValues) else value)

@@ -1,5 +1,5 @@
 """Which rank plays which replica: the one place that knows. Rooms above count replicas, rooms below count ranks."""
 
-from mpistrat.replicas.group import ReplicaGroup, halves
+from mpistrat.replicas.group import ReplicaGroup
 
-__all__ = ["ReplicaGroup", "halves"]
+__all__ = ["ReplicaGroup"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
+from mpistrat.collectives.arithmetic.fixed_tree import subtrees
 from mpistrat.runtime.topology import Topology
 
 
@@ -23,6 +24,8 @@ class ReplicaGroup:
         each rank plays the replica of its own number.
     generation : int
         How often replicas have been dealt to ranks before: 0 for a job that has not lost a rank.
+    by_rank : bool
+        Whether each rank plays the replica of its own number, and no other.
     is_virtual : bool
         Whether the number of replicas was chosen apart from that of ranks: results must not depend on the latter.
 
@@ -55,6 +58,7 @@ class ReplicaGroup:
     __slots__ = (
         "_blocks",
         "_groups",
+        "by_rank",
         "count",
         "first",
         "generation",
@@ -88,6 +92,7 @@ class ReplicaGroup:
         self._groups = tuple(tuple(ranks[block]) for block in dealt for _ in block)
         self.size: int = len(self._groups)
         self.first, self.count = local.start, len(local)
+        self.by_rank = all(block == range(rank, rank + 1) for rank, block in enumerate(blocks))
         self.generation, self.is_virtual = generation, is_virtual
         self.is_chief = topology.rank == self.rank_of(0)
 
@@ -142,31 +147,8 @@ class ReplicaGroup:
         >>> ReplicaGroup.dealt(Alone(), 6).subtrees(0)
         (range(0, 6),)
         """
-        return tuple(_inside(range(self.size), self._blocks[rank]))
+        return tuple(subtrees(range(self.size), self._blocks[rank]))
 
     def __repr__(self) -> str:
         own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
         return f"<ReplicaGroup: {own} of {self.size} replicas>"
-
-
-def halves(replicas: range) -> tuple[range, range]:
-    """Return the two parts of a subtree of the fixed tree of at least two replicas.
-
-    Examples
-    --------
-    >>> halves(range(6))
-    (range(0, 4), range(4, 6))
-    """
-    middle = replicas.start + (1 << (len(replicas) - 1).bit_length() - 1)
-    return range(replicas.start, middle), range(middle, replicas.stop)
-
-
-def _inside(tree: range, block: range) -> Iterator[range]:
-    """Yield the largest subtrees of ``tree`` in a block."""
-    if tree.stop <= block.start or block.stop <= tree.start:
-        return
-    if block.start <= tree.start and tree.stop <= block.stop:
-        yield tree
-        return
-    for half in halves(tree):
-        yield from _inside(half, block)

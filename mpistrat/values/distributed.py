@@ -114,21 +114,24 @@ def component(value: Any) -> Any:
     Raises
     ------
     ValueError
-        If the value has components of several replicas, and the call does not say which.
+        If the value has components of several replicas, and the call is not made in one of these.
     """
     if not isinstance(value, DistributedValues):
         return value
     components = value.values
     if len(components) > 1 and not isinstance(value, Mirrored):
+        replica = None if context.is_default() else context.current().replica_context
+        if replica is not None and len(components) == replica.played_here:
+            return components[replica.number_here]
         raise ValueError(
-            f"the value has {len(components)} components in this process, which plays one replica: use "
+            f"the value has {len(components)} components in this process, and one is needed here: use "
             "strategy.experimental_local_results for all of them"
         )
     return components[0]
 
 
 def reducible(op: Any, value: Any) -> Any:
-    """Return the contribution of this process to the reduction of a value: its component, or the value.
+    """Return the contribution of this process to the reduction of a value: its component or components, or the value.
 
     Raises
     ------
@@ -140,7 +143,7 @@ def reducible(op: Any, value: Any) -> Any:
             f"{op.name} of a mirrored value: all replicas have the same value already, which would count "
             "num_replicas_in_sync times; use MEAN, or do so with the value itself"
         )
-    return component(value)
+    return value if isinstance(value, PerReplica) and len(value.values) > 1 else component(value)
 
 
 class ValueContext:

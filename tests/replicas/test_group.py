@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.replicas import ReplicaGroup, halves
+from mpistrat.collectives.arithmetic.fixed_tree import halves
+from mpistrat.replicas import ReplicaGroup
 
 
 def of(rank, blocks, **options):

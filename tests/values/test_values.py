@@ -74,7 +74,7 @@ def test_components(kind):
 
 
 def test_several_components_that_differ_are_not_one():
-    with pytest.raises(ValueError, match="2 components in this process, which plays one replica"):
+    with pytest.raises(ValueError, match="2 components in this process, and one is needed here"):
         component(PerReplica((1, 2)))
     assert component(Mirrored((3, 3))) == 3
 

@@ -16,6 +16,7 @@ from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.leader import LeaderAllReduce
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
+from mpistrat.collectives.algorithms.tree import TreeAllReduce
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -51,6 +52,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         HierarchicalCopy(),
         OrderedAllReduce(),
         ExactAllReduce(),
+        TreeAllReduce(),
     )
 }
 

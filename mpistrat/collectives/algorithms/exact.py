@@ -239,8 +239,13 @@ class ExactAllReduce(Algorithm):
             )
         else:
             _in_any_order(topology, combine, send, receive)
-            receive += receive.dtype.type(0)  # turns -0 into 0: they compare equal, so the order would decide
-            receive[np.isnan(receive)] = np.nan
+            settle_extremes(receive)
+
+
+def settle_extremes(values: np.ndarray) -> None:
+    """Turn -0 into 0, since they compare equal, so that the order would decide, and NaN into one bit pattern."""
+    values += values.dtype.type(0)
+    values[np.isnan(values)] = np.nan
 
 
 def _in_any_order(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
@@ -272,6 +277,18 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
             exact_sum(blocks, _reals(result[part]), topology.size, exchange)
     topology.lock.meet()
     receive[...] = result
+
+
+def exact_sum_over_ranks(topology: Topology, rows: np.ndarray, receive: np.ndarray, summands: int) -> None:
+    """Write the exact sum of all ranks' rows, ``summands`` in all, to ``receive``. The caller holds the lock.
+
+    The rows have one dtype with ``receive``. The bits are those of `ExactAllReduce` with a rank for each row.
+    """
+    exchange = None if topology.size == 1 else _exchange(topology.world, topology.limits)
+    rows, out = _reals(rows), _reals(receive)
+    for start in range(0, len(out), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        exact_sum([rows[:, part]], out[part], summands, exchange)
 
 
 def _reals(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,183 @@
+"""The all-reduce by the fixed tree: the same bits on any number of ranks that play the same replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
+from mpistrat.collectives.arithmetic.fixed_tree import combine_tree, subtrees
+from mpistrat.runtime.slot import Slot
+from mpistrat.runtime.topology import Topology
+
+_PIECE_BYTES = 4 << 20
+_ALL_BY_EACH_BYTES = 128 << 10  # of all ranks together; below it each rank goes up the tree itself
+
+
+class Shares:
+    """The partial sums of the fixed tree that each rank and node of a topology has.
+
+    Parameters
+    ----------
+    topology : Topology
+    blocks : sequence of range
+        The replicas of each rank.
+
+    Attributes
+    ----------
+    tree : range
+        All replicas.
+    of_rank : list of list of range
+        The largest subtrees of each rank.
+    """
+
+    def __init__(self, topology: Topology, blocks: Sequence[range]):
+        nodes = topology.nodes
+        self.tree = tree = range(len({*itertools.chain(*blocks)}))
+        self.of_rank = [[*subtrees(tree, block)] for block in blocks]
+        of_node = [[*subtrees(tree, {*itertools.chain(*(blocks[rank] for rank in node))})] for node in nodes]
+        self.of_own_node = next(of for node, of in zip(nodes, of_node, strict=True) if topology.rank in node)
+        self._nodes, self._of_node = nodes, of_node
+        self.most = max(map(len, self.of_rank))
+        self.on_node = next([self.of_rank[rank] for rank in node] for node in nodes if topology.rank in node)
+
+    def on_rail(self, rail: int) -> list[list[range]]:
+        """Return the largest subtrees of the nodes, in the order of their ranks on a rail."""
+        order = sorted(range(len(self._nodes)), key=lambda node: self._nodes[node][rail])
+        return [self._of_node[node] for node in order]
+
+
+def reduce_by_tree(
+    topology: Topology, shares: Shares, combine: np.ufunc, rows: Sequence[np.ndarray], receive: np.ndarray
+) -> None:
+    """Write the combination of all replicas to ``receive``. The caller holds the collective lock.
+
+    ``rows`` are this rank's partial sums, in the order of ``shares.of_rank``. They are flat, of the length of
+    ``receive``, which may be one of them, and are combined in its dtype. Where ranks share memory, the first
+    communication is `CollectiveLock.meet`.
+    """
+    memory, dtype, length = topology.memory, receive.dtype, len(receive)
+    if topology.size == 1:
+        receive[...] = rows[0]
+        return
+    if memory is None:
+        step = max(1, _PIECE_BYTES // dtype.itemsize)
+        for start in range(0, length, step):
+            part = slice(start, start + step)
+            _by_slices(
+                topology.world,
+                shares.of_rank,
+                shares.tree,
+                combine,
+                [row[part] for row in rows],
+                receive[part],
+            )
+        return
+    one_node = len(topology.nodes) == 1
+    slices = memory.size if one_node else min(topology.ranks_per_node)
+    step = max(1, memory.slot_bytes // (dtype.itemsize * shares.most))
+    for start in range(0, length, step):
+        piece = receive[start : start + step]
+        count = len(piece)
+        own, slots = memory.slots(dtype, count * shares.most)
+        for i, row in enumerate(rows):
+            own[i * count : (i + 1) * count] = row[start : start + step]
+        topology.lock.meet()
+        in_slots = [
+            (tree, slot[i * count : (i + 1) * count])
+            for slot, trees in zip(slots, shares.on_node, strict=True)
+            for i, tree in enumerate(trees)
+        ]
+        if one_node and piece.nbytes * len(in_slots) <= _ALL_BY_EACH_BYTES:
+            combine_tree(combine, dict(in_slots), shares.tree, piece)
+            continue
+        result = memory.total(dtype, count)
+        if memory.rank < slices:
+            part = slice(count * memory.rank // slices, count * (memory.rank + 1) // slices)
+            parts = {tree: row[part] for tree, row in in_slots}
+            if one_node:
+                combine_tree(combine, parts, shares.tree, result[part])
+            else:
+                _between_nodes(topology, shares, combine, parts, result[part])
+        topology.lock.meet()
+        piece[...] = result
+
+
+def _between_nodes(
+    topology: Topology, shares: Shares, combine: np.ufunc, parts: dict[range, np.ndarray], out: np.ndarray
+) -> None:
+    memory = topology.memory
+    assert memory is not None
+    mine = [np.empty_like(out) for _ in shares.of_own_node]
+    for tree, row in zip(shares.of_own_node, mine, strict=True):
+        combine_tree(combine, parts, tree, row)
+    _by_slices(topology.rail, shares.on_rail(memory.rank), shares.tree, combine, mine, out)
+
+
+def _by_slices(
+    comm: Any,
+    owned: Sequence[Sequence[range]],
+    tree: range,
+    combine: np.ufunc,
+    rows: Sequence[np.ndarray],
+    out: np.ndarray,
+) -> None:
+    """Send each member a slice of all partial sums, which it combines, and gather the slices in ``out``.
+
+    A member with one partial sum sends and receives ``2 (size - 1) / size`` times the bytes of the array.
+    """
+    size, rank, dtype = comm.size, comm.rank, out.dtype
+    ends = [len(out) * i // size for i in range(size + 1)]
+    lengths = np.diff(ends)
+    mine = int(lengths[rank])
+    send = np.concatenate([row[a:b] for a, b in itertools.pairwise(ends) for row in rows], dtype=dtype)
+    counts = np.array([len(each) for each in owned])
+    got = np.empty((int(counts.sum()), mine), dtype)
+    comm.Alltoallv(
+        [send.view(np.uint8), lengths * (len(rows) * dtype.itemsize)],
+        [got.reshape(-1).view(np.uint8), counts * (mine * dtype.itemsize)],
+    )
+    part = np.empty(mine, dtype)
+    combine_tree(combine, dict(zip(itertools.chain(*owned), got, strict=True)), tree, part)
+    comm.Allgatherv(part.view(np.uint8), [out.view(np.uint8), lengths * dtype.itemsize])
+
+
+class _OneEach(Slot):
+    """The shares of ranks that play one replica each, numbered in the order of nodes."""
+
+    shares: Shares | None = None
+
+    @classmethod
+    def of(cls, topology: Topology) -> Shares:
+        slot = topology.slot(cls)
+        if slot.shares is None:
+            place = {rank: i for i, rank in enumerate(itertools.chain(*topology.nodes))}
+            blocks = [range(place[rank], place[rank] + 1) for rank in range(topology.size)]
+            slot.shares = Shares(topology, blocks)
+        return slot.shares
+
+
+class TreeAllReduce(Algorithm):
+    """The all-reduce that adds by the fixed tree over the ranks, in the order of nodes.
+
+    Ranks that share memory write their values to their slots, and each goes up the tree for a slice. Between nodes a
+    rail exchanges slices of the nodes' partial sums: one for each node where the ranks of a node are a subtree, else up
+    to ``2 log2(ranks of a node)``.
+    """
+
+    name = "tree"
+    meets = False
+    by_name_only = True
+
+    def cost(self, topology: Topology) -> Cost:
+        return Cost(2e-6 * topology.size, 2 / 1e9)
+
+    def piece_bytes(self, topology: Topology) -> int:
+        return WHOLE
+
+    def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
+        topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
+        reduce_by_tree(topology, _OneEach.of(topology), combine, [send], receive)

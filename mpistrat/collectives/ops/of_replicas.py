@@ -1,0 +1,225 @@
+"""The ops of a strategy whose ranks play several replicas each, or not that of their own number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.collectives.algorithms.tree import Shares
+from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
+from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.collectives.replica_sums import ReplicaSums
+from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.runtime import arrays
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
+
+
+class ReplicasAllReduce(CrossDeviceOps):
+    """Cross-device ops for replicas of which a rank plays several.
+
+    A value is a `PerReplica` with a component for each replica of this rank, or a plain value, which counts for each of
+    them.
+
+    Parameters
+    ----------
+    blocks : sequence of range
+        The replicas of each rank.
+    """
+
+    def __init__(self, blocks: Sequence[range]):
+        super().__init__()
+        self._blocks = blocks
+        self._prepared: dict[Hashable, ReplicaSums] = {}
+
+    def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
+        self.shares = Shares(topology, self._blocks)
+        self.local = self._blocks[topology.rank]
+        return super()._rebound_to(topology)
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks."""
+        return self._ranks
+
+    def joins_arrays(self, options: CommunicationOptions) -> bool:
+        return True
+
+    def reduce_implementation(
+        self, reduce_op: Op, per_replica_value: DistributedValues, destinations: Any, options: Any
+    ) -> Any:
+        return self.all_reduce(reduce_op, [per_replica_value], options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: Op, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
+    ) -> Sequence[Any]:
+        return self.all_reduce(reduce_op, [value for value, _ in value_destination_pairs], options, IN_PAIRS)
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        return any_library.broadcasted(self._ranks, components_of(tensor, 1)[0])
+
+    def all_reduce(
+        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
+    ) -> list[Any]:
+        total = GrowingTotal(self, op, options, form)
+        with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+            for leaves in zip(*(components_of(value, len(self.local)) for value in values), strict=True):
+                total.give([*leaves])
+        return total.result()
+
+    def sums(
+        self, op: Op, key: tuple[Any, ...], options: CommunicationOptions, form: Hashable
+    ) -> ReplicaSums:
+        """Return the prepared all-reduce of arrays of these dtypes and shapes."""
+        named = (op, key, options.algorithm, options.bytes_per_pack, form)
+        found = self._prepared.get(named)
+        if found is None:
+            found = ReplicaSums(
+                self._ranks, self.shares, op, key, options.algorithm, options.bytes_per_pack, form
+            )
+            self._prepared[named] = found
+        return found
+
+    def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+        """Return the values of all replicas along an axis. Collective.
+
+        Parameters
+        ----------
+        value : array
+            Those of this rank's replicas, one after the other.
+        axis : int
+        timeout_seconds : float, optional
+        """
+        topology = self._ranks
+        found = any_library.gathered(topology, value, axis, timeout_seconds)
+        order = self.order()
+        if order == [*range(topology.size)]:
+            return found
+        host = arrays.to_host(found)
+        ends = itertools.accumulate(topology.all_gather_object(arrays.to_host(value).shape[axis]))
+        parts = np.split(host, [*ends][:-1], axis)
+        return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis), found)
+
+    def order(self) -> list[int]:
+        """Return the ranks in the order of their replicas."""
+        return sorted(range(len(self._blocks)), key=lambda rank: self._blocks[rank].start)
+
+    def combined_rows(
+        self, op: Op, rows: Sequence[IndexedSlices], timeout_seconds: float | None
+    ) -> IndexedSlices:
+        """Return the sparse rows of all replicas in their order. Collective. For a mean each is divided."""
+        mine = IndexedSlices(
+            np.concatenate([each.values for each in rows]),
+            np.concatenate([each.indices for each in rows]),
+            rows[0].dense_shape,
+        )
+        topology, count = self._ranks, len(mine.indices)
+        summing = ReduceOp.SUM if op is ReduceOp.MEAN else op
+        found = all_reduce_slices(topology, summing, mine, timeout_seconds)
+        values, indices = found.values, found.indices
+        if self.order() != [*range(topology.size)]:
+            ends = [*itertools.accumulate(topology.all_gather_object(count))][:-1]
+            values, indices = (
+                np.concatenate([np.split(each, ends)[rank] for rank in self.order()])
+                for each in (values, indices)
+            )
+        if op is ReduceOp.MEAN:
+            wide = values.astype(dtypes.accumulator(mine.dtype, op), copy=False)
+            values = divide(wide, len(self.shares.tree)).astype(dtypes.result(mine.dtype, op), copy=False)
+        return IndexedSlices(values, indices, mine.dense_shape)
+
+
+class GrowingTotal:
+    """An all-reduce to which the replicas of this rank give their values one after another.
+
+    Parameters
+    ----------
+    ops : ReplicasAllReduce
+    op : Op
+    options : CommunicationOptions
+    form : str or None
+        Of the structure of the values. The ranks compare it.
+    """
+
+    def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):
+        self._ops, self._op, self._options, self._form = ops, op, options, form
+        self._given = 0
+        self._likes: list[Any] = []
+        self._dense: list[int] = []
+        self._rows: dict[int, list[IndexedSlices]] = {}
+        self._sums: ReplicaSums | None = None
+
+    def give(self, leaves: Sequence[Any]) -> None:
+        """Copy or add the plain values of the next replica. Does not communicate.
+
+        Raises
+        ------
+        TypeError
+            If one of the values cannot be reduced.
+        ValueError
+            If the values differ from those of the first replica in number, kind, dtype or shape.
+        """
+        kinds = [isinstance(leaf, IndexedSlices) for leaf in leaves]
+        dense = [i for i, sparse in enumerate(kinds) if not sparse]
+        hosts = [arrays.to_host(leaves[i]) for i in dense]
+        key = tuple((host.dtype, host.shape) for host in hosts)
+        if self._sums is None:
+            self._likes, self._dense = [*leaves], dense
+            self._rows = {i: [] for i, sparse in enumerate(kinds) if sparse}
+            self._sums = self._ops.sums(self._op, key, self._options, self._form)
+            self._sums.begin()
+        elif dense != self._dense or len(leaves) != len(self._likes) or key != self._sums.key:
+            raise ValueError(
+                f"replica {self._ops.local[self._given]} gives {_words(leaves)}, and replica {self._ops.local[0]} "
+                f"{_words(self._likes)}: numbers, kinds, dtypes and shapes must be equal on all replicas"
+            )
+        self._sums.give(self._ops.local[self._given], hosts)
+        for i, rows in self._rows.items():
+            copied = arrays.to_host(leaves[i].values).copy(), arrays.to_host(leaves[i].indices).copy()
+            rows.append(IndexedSlices(*copied, leaves[i].dense_shape))
+        self._given += 1
+
+    def result(self) -> list[Any]:
+        """Return the reductions, as arrays of the first replica's libraries. Collective."""
+        out, seconds = [*self._likes], self._options.timeout_seconds
+        if self._sums is None or self._rows:
+            structures.agree(
+                self._ops.topology,
+                "all_reduce",
+                self._op.name,
+                self._form,
+                len(out),
+                tuple(self._rows),
+                timeout_seconds=seconds,
+            )
+        if self._sums is not None and self._dense:
+            for i, total in zip(self._dense, self._sums.total(seconds), strict=True):
+                out[i] = arrays.from_host(total, out[i])
+        for i, rows in self._rows.items():
+            out[i] = self._ops.combined_rows(self._op, rows, seconds)
+        return out
+
+
+def components_of(value: Any, count: int) -> Sequence[Any]:
+    """Return the values of this rank's ``count`` replicas: a plain value counts for each of them."""
+    if isinstance(value, DistributedValues) and len(value.values) == count:
+        return value.values
+    return [component(value)] * count
+
+
+def _words(leaves: Sequence[Any]) -> str:
+    shown = [
+        f"{arrays.to_host(leaf).dtype}{list(np.shape(leaf))}"
+        if not isinstance(leaf, IndexedSlices)
+        else "rows"
+        for leaf in leaves[:4]
+    ]
+    return ", ".join(shown) + (", ..." if len(leaves) > 4 else "")
