@@ -12,6 +12,7 @@ from mpistrat import nest
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.replicas import ReplicaGroup
@@ -49,6 +50,8 @@ class Engine:
         The name of the device.
     arenas : Arenas
         The memory of buffers that are reduced where they are.
+    of_replicas : ReplicasAllReduce or None
+        The ops, if they know of several replicas in a rank: unless each rank plays the replica of its own number.
     joins_arrays : bool
         Whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count them.
     variable_device : Device
@@ -66,12 +69,20 @@ class Engine:
         replicas: ReplicaGroup | None = None,
     ):
         self.options = options or CommunicationOptions()
+        if replicas is not None and replicas.is_virtual and self.options.algorithm is None:
+            self.options = CommunicationOptions(implementation="tree").merge(self.options)
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
         self.replicas = replicas or ReplicaGroup(self.topology)
         self.device = (device or Device("cpu")).use()
-        self.devices = (str(self.device),)
+        self.devices: tuple[str, ...] = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)
-        self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
+        self.of_replicas: ReplicasAllReduce | None = None
+        if self.replicas.by_rank:
+            self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
+        else:
+            blocks = [self.replicas.block_of(rank) for rank in range(self.topology.size)]
+            self.ops = self.of_replicas = ReplicasAllReduce(blocks)
+            self.ops.bound_to(self.topology)
         self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device
         self.sends_initial_values = True

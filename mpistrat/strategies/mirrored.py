@@ -12,6 +12,7 @@ from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -21,21 +22,27 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices : sequence of str, optional
-        Device of each replica, in the order of ranks. By default ``mpistrat.rc.device`` (MPISTRAT_DEVICE):
-        ``cpu``, ``cuda`` for a GPU per rank, or ``auto`` for a GPU if every rank sees one, else the host.
+        Device of each replica, in the order of ranks. With more names than ranks, they are dealt to the ranks in
+        blocks: a rank plays several replicas, each with a name for the host. By default ``mpistrat.rc.device``
+        (MPISTRAT_DEVICE): ``cpu``, ``cuda`` for a GPU per rank, or ``auto`` for a GPU if every rank sees one, else the
+        host.
     cross_device_ops : CrossDeviceOps, optional
         Cross-device ops; by default the fastest algorithm for each message.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks to use; by default all ranks.
+    virtual_replicas : int, optional
+        As in `MultiWorkerMirroredStrategy`, in place of ``devices``.
 
     Raises
     ------
     RuntimeError
         If the ranks are on several nodes, or a device does not exist.
     ValueError
-        If the numbers of devices and replicas differ.
+        If there are fewer devices than ranks, a rank plays several replicas on GPUs or with ``cross_device_ops``, or
+        both ``devices`` and ``virtual_replicas`` are given. As `MultiWorkerMirroredStrategy`.
     TypeError
-        If ``cross_device_ops`` is not a ``CrossDeviceOps``, or ``devices`` is a string.
+        If ``cross_device_ops`` is not a ``CrossDeviceOps``, ``devices`` is a string, or ``virtual_replicas`` is not an
+        int.
 
     Examples
     --------
@@ -50,6 +57,7 @@ class MirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         comm: Any = None,
+        virtual_replicas: int | None = None,
     ):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
@@ -57,6 +65,8 @@ class MirroredStrategy(Strategy):
             raise TypeError(
                 f"devices must be a list with a name for each replica, not the string {devices!r}"
             )
+        if devices is not None and virtual_replicas is not None:
+            raise ValueError("give either devices or virtual_replicas: a name in devices is a replica")
         parsed = None if devices is None else [Device.parse(name) for name in devices]
         topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
         Choice.of(topology).heed(topology)
@@ -65,13 +75,24 @@ class MirroredStrategy(Strategy):
                 f"MirroredStrategy works on the ranks of one node, but its ranks are on "
                 f"{len(topology.nodes)} nodes: use MultiWorkerMirroredStrategy, or give a comm of one node's ranks"
             )
-        replicas = ReplicaGroup(topology)
+        replicas = replicas_of(topology, virtual_replicas)
         if parsed is not None and len(parsed) != replicas.size:
-            raise ValueError(
-                f"devices names {len(parsed)} devices for {replicas.size} replicas: name one for each, in the order "
-                "of ranks"
-            )
+            if len(parsed) < topology.size:
+                raise ValueError(
+                    f"devices names {len(parsed)} devices for {replicas.size} replicas: name one for each, in the "
+                    "order of ranks"
+                )
+            replicas = ReplicaGroup.dealt(topology, len(parsed), is_virtual=False)
+            require_hosts(replicas, parsed)
         device = own_device(
             topology, None if parsed is None else parsed[replicas.first], same=len({*(parsed or ())}) <= 1
         )
+        require_hosts(replicas, [device])
+        if cross_device_ops is not None and not replicas.by_rank:
+            raise ValueError(
+                f"cross_device_ops combine one value of each rank, and {replicas.size} replicas share fewer ranks: "
+                "leave them out"
+            )
         super().__init__(StrategyExtended(self, topology, device, cross_device_ops, replicas=replicas))
+        if parsed is not None:
+            self.extended.engine.devices = tuple(str(parsed[each]) for each in replicas.local)

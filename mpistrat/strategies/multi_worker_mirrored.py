@@ -12,6 +12,7 @@ from mpistrat.collectives import CommunicationImplementation, CommunicationOptio
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.runtime.process import affinity, mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -32,13 +33,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node, or
         ``"cuda:1"`` for GPU 1. ``"auto"`` is a GPU if every rank sees one, else the host. By default
         ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
+    virtual_replicas : int, optional
+        The number of replicas; by default one for each rank. They are dealt to the ranks in blocks, so that a rank
+        plays several. With the same number, training gives the same weights bit by bit on any number of ranks. See
+        "Reproducibility" in the documentation.
 
     Raises
     ------
     ValueError
-        If ``communication_options`` is not a ``CommunicationOptions``.
+        If ``communication_options`` is not a ``CommunicationOptions``. On every rank, if ``virtual_replicas`` is below
+        the number of ranks or differs between them, or replicas of one rank are to share a GPU.
     TypeError
-        If ``cluster_resolver`` is not a ``ClusterResolver``.
+        If ``cluster_resolver`` is not a ``ClusterResolver``, or ``virtual_replicas`` is not an int.
     RuntimeError
         If this process is alone although its launcher started several tasks. On every rank, if the resolver and MPI
         contradict each other on a rank, or a rank lacks its device.
@@ -59,6 +65,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         comm: Any = None,
         device: str | None = None,
+        virtual_replicas: int | None = None,
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
@@ -76,8 +83,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             _cross_check(cluster_resolver, topology, world)
         if comm is None:
             affinity.warn_if_few_cores(topology)
+        replicas = replicas_of(topology, virtual_replicas)
         own = own_device(topology, device)
-        super().__init__(StrategyExtended(self, topology, own, communication_options=options))
+        require_hosts(replicas, [own])
+        super().__init__(
+            StrategyExtended(self, topology, own, communication_options=options, replicas=replicas)
+        )
         self._resolver = cluster_resolver
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,23 +11,17 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
 from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Alone, Topology
-from mpistrat.strategy.local_reduction import (
-    Axis,
-    given_back,
-    local_extreme,
-    local_mean_parts,
-    local_sum,
-    mean_of_parts,
-    sum_of_parts,
-)
-from mpistrat.values import DistributedValues, Mirrored, ReduceOp
+from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
+
+Axis = int | tuple[int, ...]
 
 
 def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
@@ -59,24 +55,40 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
                     "reduce over an axis takes one value, not a structure: reduce its parts one by one"
                 )
         (leaf,) = extended.engine.contributions(op, [value], form)
+    values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
+    like = values[0]
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         summed = op in (ReduceOp.SUM, ReduceOp.MEAN)
-        exact = summed and options.algorithm == "exact" and _has_roundings(op, leaf)
-        parts = [] if exact else _local_parts(op, leaf, axis)
+        exact = summed and options.algorithm == "exact" and _has_roundings(op, like)
+        of_each = [] if exact else [_local_parts(op, each, axis) for each in values]
     if exact:
-        topology = Alone() if isinstance(value, Mirrored) else topology
-        total, count = _exact_parts(topology, op, leaf, axis, options.timeout_seconds)
-        return sum_of_parts(total, leaf) if op is ReduceOp.SUM else mean_of_parts(total, count, leaf)
+        is_mirrored = isinstance(value, Mirrored)
+        topology = Alone() if is_mirrored else topology
+        copies = 1 if is_mirrored or len(values) > 1 else extended.engine.replicas.count
+        whole = _along(values * copies, axis)
+        total, count = _exact_parts(topology, op, whole, axis, options.timeout_seconds)
+        return sum_of_parts(total, like) if op is ReduceOp.SUM else mean_of_parts(total, count, like)
+    parts: list[Any] = (
+        of_each[0] if len(values) == 1 else [PerReplica(each) for each in zip(*of_each, strict=True)]
+    )
     if op in (ReduceOp.SUM, FurtherOp.PROD):
-        return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=leaf)
+        return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=like)
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one
         extremes = [] if op is ReduceOp.MEAN else extended.engine.all_reduce(op, [parts.pop(0)], None, form)
         parts = extremes + extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
     if op is ReduceOp.MEAN:
-        return mean_of_parts(parts[0], parts[1], like=leaf)
+        return mean_of_parts(parts[0], parts[1], like=like)
     if not parts[1]:
         raise ValueError(f"{form}: the axis has no values on any replica")
-    return given_back(parts[0], like=leaf)
+    return given_back(parts[0], like=like)
+
+
+def _along(values: Sequence[Any], axis: Axis) -> Any:
+    """Return the values of several replicas as one, along an axis that is reduced: the order does not matter."""
+    if len(values) == 1:
+        return values[0]
+    first = axis if isinstance(axis, int) else axis[0]
+    return np.concatenate([*map(arrays.to_host, values)], first)
 
 
 def _one_array(values: list[Any]) -> np.ndarray:
@@ -108,3 +120,91 @@ def _exact_parts(
     double = np.dtype(np.complex128 if wide.kind == "c" else np.float64)
     result = double if op is ReduceOp.MEAN else wide
     return exact_sum_over_axis(topology, array.astype(wide, copy=False), axis, result, timeout_seconds)
+
+
+def local_sum(value: Any, axis: Axis, op: Op) -> Any:
+    """Return the sum over an axis, for PROD the product, in the dtype that ``op`` adds in.
+
+    Raises
+    ------
+    ValueError
+        If the axis is out of range.
+    TypeError
+        If the value is bool or not numeric.
+    """
+    array, wide = _array(value, axis, op)
+    wider = array.astype(wide, copy=False)
+    total = wider.prod(axis=axis) if op is FurtherOp.PROD else wider.sum(axis=axis)
+    return np.asarray(total) if type(array) is np.ndarray else total
+
+
+def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
+    """Return the maximum or minimum over an axis, and the number of examples that it is of.
+
+    Without examples the extreme is the value that no other changes.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `local_sum`.
+    """
+    array, _ = _array(value, axis, op)
+    count = examples(array, axis)
+    if count:
+        extreme = array.max(axis=axis) if op is FurtherOp.MAX else array.min(axis=axis)
+    else:
+        shape = array.sum(axis=axis).shape
+        extreme = type(array)(shape, array.dtype)
+        extreme[...] = _neutral(array.dtype, op)
+    return [np.asarray(extreme) if type(array) is np.ndarray else extreme, np.array(count, np.int64)]
+
+
+def _array(value: Any, axis: Axis, op: Op) -> tuple[Any, np.dtype]:
+    """Return a value as an array, and the dtype that ``op`` adds in."""
+    array = arrays.numpy_or_cupy(value)
+    wide = dtypes.accumulator(array.dtype, op)
+    if array.ndim == 0:
+        raise ValueError(f"axis {axis} is out of range for a scalar")
+    return array, wide
+
+
+def _neutral(dtype: np.dtype, op: Op) -> Any:
+    sign = -1 if op is FurtherOp.MAX else 1
+    if dtype.kind not in "iu":
+        return sign * np.inf
+    limits = np.iinfo(dtype)
+    return limits.min if sign < 0 else limits.max
+
+
+def examples(array: Any, axis: Axis) -> int:
+    """Return the number of elements along one or several axes."""
+    return math.prod(array.shape[i] for i in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def sum_of_parts(total: Any, like: Any) -> Any:
+    """Return the result of SUM or PROD over an axis, in the dtype and library of ``like``."""
+    dtype = arrays.numpy_or_cupy(like).dtype
+    half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
+    return given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
+
+
+def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
+    """Return the sum and the number of examples over an axis."""
+    total = local_sum(value, axis, ReduceOp.MEAN)
+    return [total, np.array(examples(arrays.numpy_or_cupy(value), axis), np.int64)]
+
+
+def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
+    """Return the mean over all examples of all replicas, in the dtype and library of ``like``; nan without examples."""
+    dtype = arrays.numpy_or_cupy(like).dtype
+    mean = divide(total, count[()])
+    if not arrays.on_gpu(mean):
+        mean = np.asarray(mean)
+    return given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
+
+
+def given_back(result: Any, like: Any) -> Any:
+    """Return a result in the library of ``like``."""
+    if arrays.on_gpu(result):
+        return arrays.from_cupy(result, like)
+    return result[()] if isinstance(like, (np.ndarray, np.generic)) else arrays.from_host(result, like)

@@ -11,12 +11,15 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import broadcast, gather, scatter
+from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.arrays import NUMBERS
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
-from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all
+from mpistrat.strategy.components import regrouped
+from mpistrat.strategy.local_replicas import each_of, gathered_across
+from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:
@@ -174,9 +177,15 @@ class Collectives:
             In a replica context, or while another strategy is current.
         """
         require_cross_replica(self, "gather", "use all_gather of the replica context")
-        if dst is None:
+        if dst is None and self._engine.replicas.by_rank:
             return gather_on_all(self._extended.engine, value, axis)
         topology, replicas = self._engine.topology, self._engine.replicas
+        if not replicas.by_rank:
+            with structures.refusals("gather", topology):
+                dst = None if dst is None else checked_replica("dst", dst, replicas.size)
+            structures.agree(topology, "gather", dst)
+            whole = gathered_across(self._engine, value, axis)
+            return whole if dst is None or dst in replicas.local else None
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
             dst = checked_replica("dst", dst, replicas.size)
@@ -232,7 +241,8 @@ class Collectives:
             src = checked_replica("src", src, replicas.size)
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
-            leaves = [component(leaf) for leaf in leaves]
+            own = src - replicas.first if src in replicas.local else 0
+            leaves = [components_of(leaf, replicas.count)[own] for leaf in leaves]
             hosts = [arrays.to_host(leaf) for leaf in leaves]
         found = broadcast.broadcast(topology, hosts, form, root=replicas.rank_of(src))
         return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
@@ -287,8 +297,23 @@ class Collectives:
                     raise TypeError("IndexedSlices cannot be scattered: scatter their values and indices")
                 leaves = [arrays.to_host(component(leaf)) for leaf in leaves]
                 skeleton = rebuild([*range(len(leaves))])
+        if not replicas.by_rank:
+            return self._scattered(leaves, skeleton, axis, src)
         found = scatter.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
         return nest.flatten(found.note)[1](found.arrays)
+
+    def _scattered(self, leaves: list[np.ndarray], skeleton: Any, axis: int, src: int) -> Any:
+        """Send the arrays whole, and cut out the rows of each replica of this rank."""
+        topology, replicas = self._engine.topology, self._engine.replicas
+        with structures.refusals("scatter", topology):
+            moved = [np.moveaxis(leaf, gather.checked_axis(leaf, axis), 0) for leaf in leaves]
+        skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
+        rebuild = nest.flatten(skeleton)[1]
+        parts = [
+            rebuild([np.moveaxis(own_rows(each, i, replicas.size), 0, axis) for each in moved])
+            for i in replicas.local
+        ]
+        return regrouped(parts, always=replicas.is_virtual)
 
     @_whole
     def gather_object(self, value: Any, dst: int | None = None) -> list[Any] | None:
@@ -322,6 +347,14 @@ class Collectives:
         """
         require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
+        if not replicas.by_rank:
+            with structures.refusals("gather_object", topology):
+                dst = None if dst is None else checked_replica("dst", dst, replicas.size)
+            structures.agree(topology, "gather_object", dst)
+            found = topology.all_gather_object(each_of(value, replicas.count))
+            ranks = [replicas.rank_of(each) for each in range(replicas.size)]
+            objects = [found[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
+            return objects if dst is None or dst in replicas.local else None
         if dst is None:
             return topology.all_gather_object(value)
         with structures.refusals("gather_object", topology):

@@ -1,16 +1,19 @@
-"""The components of distributed values that a replica function gets as arguments."""
+"""The components of distributed values that a replica function gets, and how what it returns becomes distributed.
+
+The values of several replicas of a rank become one as ``tf.distribute`` regroups those of its devices.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.runtime import arrays
-from mpistrat.values import DistributedValues, component
+from mpistrat.values import DistributedValues, PerReplica, component, snapshot
 from mpistrat.variables import Variable
 
 _ONLY_ARRAYS = {np.ndarray}
@@ -43,3 +46,55 @@ def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
     leaves, rebuild = nest.flatten(tree)
     others = [*map(fn, leaves)]
     return tree if all(map(operator.is_, leaves, others)) else rebuild(others)
+
+
+def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
+    """Return the structure of the replicas' values with a `PerReplica` for each leaf.
+
+    Parameters
+    ----------
+    values : sequence
+        The value of each replica of this rank, of equal structures.
+    always : bool
+        Whether the form must not depend on the number of replicas in a rank. Else a leaf that is the same object on all
+        of them is not wrapped, so that a single replica has no `PerReplica`.
+
+    Raises
+    ------
+    ValueError
+        If the structures differ.
+    """
+    first = values[0]
+    if not any(map(nest.is_nested, values)):
+        return _one(values, always)
+    without = [each is None for each in values]
+    if any(without):
+        return None if all(without) else PerReplica(tuple(values))
+    leaves, rebuild, form = nest.take_apart(first)
+    parts = [leaves]
+    for each in values[1:]:
+        found = nest.take_apart(each)
+        if found.form != form:
+            raise ValueError(
+                f"a replica returns values {found.form or 'that are no structure'}, and the first one of its rank "
+                f"{form or 'a value that is no structure'}: their structures must be equal"
+            )
+        parts.append(found.leaves)
+    return rebuild([_one(leaf, always) for leaf in zip(*parts, strict=True)])
+
+
+def _one(values: Sequence[Any], always: bool) -> Any:
+    first = values[0]
+    if always or not all(each is first for each in values):
+        return PerReplica(tuple(values))
+    return first
+
+
+def apart(tree: Any) -> Any:
+    """Return a structure with copies of its arrays, which the next replica may write to."""
+    leaves, rebuild = nest.flatten(tree)
+    return rebuild([_kept(leaf) for leaf in leaves]) if leaves else tree
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, Variable) else snapshot(leaf)

@@ -14,15 +14,23 @@ from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
+from mpistrat.strategy.local_replicas import LocalReplicaContext
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.strategy.steps import MultiStepContext, run_steps
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
-from mpistrat.variables import MirroredVariable, SyncOnReadVariable, Variable
+from mpistrat.variables import (
+    MirroredOfReplicas,
+    MirroredVariable,
+    SyncOnReadOfReplicas,
+    SyncOnReadVariable,
+    Variable,
+)
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
@@ -52,6 +60,10 @@ class StrategyExtended:
     ----------
     engine : Engine
         The ranks, ops, device and options, for the rooms of this library.
+    meeting : ReplicaMeeting or None
+        Of the replicas of this rank, unless each rank plays the replica of its own number.
+    runs_each : bool
+        Whether `Strategy.run` returns what replicas return by the rule of `regrouped`, rather than as it is.
     cross_replica_mode : Mode
         The entry on the stack of contexts in cross-replica context.
 
@@ -76,13 +88,24 @@ class StrategyExtended:
         self.engine: Engine = Engine(
             topology, device, cross_device_ops or self._usual_ops(), communication_options, replicas
         )
+        engine = self.engine
+        self.meeting = None if engine.replicas.by_rank else ReplicaMeeting(engine.topology, engine.replicas)
+        self.runs_each = engine.replicas.is_virtual or self.meeting is not None
         self.cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=self.engine.replicas.first)
 
     @cached_property
     def replica_context(self) -> ReplicaContext:
-        """The context of this replica."""
-        return ReplicaContext(self._strategy, self.engine.replicas.first)
+        """The context of this replica, or of the first one of this rank."""
+        return self.replica_contexts[0]
+
+    @cached_property
+    def replica_contexts(self) -> tuple[ReplicaContext, ...]:
+        """The contexts of the replicas of this rank."""
+        local, meeting = self.engine.replicas.local, self.meeting
+        if meeting is None:
+            return (ReplicaContext(self._strategy, local[0]),)
+        return tuple(LocalReplicaContext(self._strategy, each, i, meeting) for i, each in enumerate(local))
 
     _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 
@@ -128,8 +151,8 @@ class StrategyExtended:
     def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
         """Return the class of new variables with this synchronization."""
         if synchronization is VariableSynchronization.ON_READ:
-            return SyncOnReadVariable
-        return MirroredVariable
+            return SyncOnReadVariable if self.meeting is None else SyncOnReadOfReplicas
+        return MirroredVariable if self.meeting is None else MirroredOfReplicas
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Return whether ``v`` was created while this strategy was current."""
@@ -212,7 +235,7 @@ class StrategyExtended:
             If another strategy is current.
         """
         self.check_variable(var, "update")
-        if context.current().replica_context is not self.replica_context:
+        if context.current().replica_context not in self.replica_contexts:
             require_cross_replica(self._strategy, "update", "")
         result = self._in_update(fn, (component(var), *args), kwargs, group)
         var.after_local_write("update")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
@@ -21,6 +22,9 @@ from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible
 from mpistrat.variables import Variable
+
+if TYPE_CHECKING:
+    from mpistrat.replicas.meeting import ReplicaMeeting
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
 
@@ -52,6 +56,12 @@ class ReplicaContext:
     >>> float(mpistrat.MultiWorkerMirroredStrategy().run(fn, args=(3.0,)))
     3.0
     """
+
+    number_here, played_here = (
+        0,
+        1,
+    )  # the number of this replica among those of its rank, and how many they are
+    meeting: ReplicaMeeting | None = None  # with the other replicas of its rank
 
     def __init__(self, strategy: context.AnyStrategy, replica_id_in_sync_group: Any):
         if replica_id_in_sync_group is not None:
@@ -232,7 +242,7 @@ class ReplicaContext:
         op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
-        if merged.algorithm in ("ordered", "exact"):
+        if merged.algorithm in ("ordered", "exact", "tree"):
             raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("all_reduce_async", engine.topology, merged.timeout_seconds):
@@ -270,7 +280,7 @@ class ReplicaContext:
         value : array or nested structure of arrays
             As `all_reduce`, without numbers, scalars or IndexedSlices.
         options : CommunicationOptions, optional
-            Only ``timeout_seconds`` is used. The implementations "ordered" and "exact" raise.
+            Only ``timeout_seconds`` is used, and the implementation "tree". "ordered" and "exact" raise.
 
         Returns
         -------
@@ -303,10 +313,9 @@ class ReplicaContext:
         op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
-        if merged.algorithm in ("ordered", "exact"):
-            raise ValueError(
-                f"a reduce-scatter cannot be {merged.algorithm}: use all_reduce, and take the rows"
-            )
+        refuse_scatter(merged)
+        if merged.algorithm == "tree":
+            return own_rows(self._all_reduce(op, value, options), self._id, engine.replicas.size)
         topology, seconds = engine.topology, merged.timeout_seconds
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("reduce_scatter", topology, seconds):
@@ -346,6 +355,23 @@ class ReplicaContext:
         """
         require_replica_context(self)
         return gather_on_all(self._engine, value, axis, options)
+
+
+def refuse_scatter(options: CommunicationOptions) -> None:
+    """Raise for options that a reduce-scatter cannot have."""
+    if options.algorithm in ("ordered", "exact"):
+        raise ValueError(f"a reduce-scatter cannot be {options.algorithm}: use all_reduce, and take the rows")
+
+
+def own_rows(total: Any, replica: int, size: int) -> Any:
+    """Return the rows that a replica of ``size`` gets of arrays that all of them have combined."""
+
+    def rows(array: Any) -> Any:
+        lengths = rows_of_ranks(array, size)
+        first = sum(lengths[:replica])
+        return array[first : first + lengths[replica]]
+
+    return nest.map_structure(rows, total)
 
 
 def gather_on_all(engine: Engine, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:

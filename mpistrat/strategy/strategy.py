@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpistrat import absent, context, data, representation
+from mpistrat import absent, context, data, nest, representation
 from mpistrat.collectives.arenas.arena import buffers_like
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
@@ -19,14 +19,13 @@ from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables
 from mpistrat.strategy.deprecated import FormerNames
+from mpistrat.strategy.local_replicas import each_of, run_each
 from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.random_stream import random_stream
 from mpistrat.strategy.scope import Scope
-from mpistrat.values import PerReplica, ValueContext
+from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.engine import Engine
     from mpistrat.strategy.extended import StrategyExtended
@@ -91,8 +90,8 @@ class Strategy(Collectives, FormerNames):
         """
         return self._extended.engine.topology.parent
 
-    def rng(self, seed: int | Sequence[int]) -> np.random.Generator:
-        """Return a random generator of this replica. Never communicates.
+    def rng(self, seed: int | Sequence[int]) -> Any:
+        """Return a random generator of this replica; of several, outside of `run`, a PerReplica. Never communicates.
 
         The streams of the replicas are independent. Each depends on the seed and on the number of the replica alone:
         not on the number of replicas, nodes or devices. The generator is ``Generator(PCG64(SeedSequence(seed,
@@ -124,7 +123,10 @@ class Strategy(Collectives, FormerNames):
         replica = context.current().replica_context
         if replica is not None and replica.strategy is self:
             return random_stream(seed, replica.replica_id_in_sync_group)
-        return random_stream(seed, self._extended.engine.replicas.first)
+        local = self._extended.engine.replicas.local
+        if not self._extended.runs_each:
+            return random_stream(seed, local[0])
+        return PerReplica([random_stream(seed, each) for each in local])
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
@@ -191,6 +193,9 @@ class Strategy(Collectives, FormerNames):
     ) -> Any:
         """Run a function once per replica: this process runs it for its own replica.
 
+        A rank that plays several replicas runs it for one after another. At a cross-replica call a replica waits for
+        the others, each in a thread of its own, of which one runs at a time.
+
         Parameters
         ----------
         fn : callable
@@ -202,14 +207,16 @@ class Strategy(Collectives, FormerNames):
         Returns
         -------
         Any
-            The result of ``fn`` on this replica.
+            The result of ``fn`` on this replica. With ``virtual_replicas``, a PerReplica in place of each leaf of it,
+            or None. With several ``devices`` for this rank, a PerReplica where replicas return different objects.
 
         Raises
         ------
         ValueError
             If ``args`` is neither a list nor a tuple.
         RuntimeError
-            In a replica context, or while another strategy is current.
+            In a replica context, or while another strategy is current. On every rank, if the replicas of a rank make
+            different cross-replica calls.
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
@@ -218,6 +225,10 @@ class Strategy(Collectives, FormerNames):
         depth = len(stack)
         if depth and stack[-1] is not extended.cross_replica_mode:
             require_cross_replica(self, "run", "a replica function cannot run another")
+        if extended.runs_each:
+            result = run_each(extended, fn, args, kwargs)
+            flight_record.step(flight_record.RUN)
+            return result
         if args:
             args = [*map(components_but_variables, args)]
         if kwargs:
@@ -254,7 +265,7 @@ class Strategy(Collectives, FormerNames):
     # --- values: `Collectives` combines them -----------------------------------------
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the components of a value in this process, as a tuple of one.
+        """Return the components of a value in this process, as a tuple: of one where a rank plays one replica.
 
         Examples
         --------
@@ -262,6 +273,9 @@ class Strategy(Collectives, FormerNames):
         >>> mpistrat.MultiWorkerMirroredStrategy().experimental_local_results(3)
         (3,)
         """
+        replicas = self._extended.engine.replicas
+        if replicas.count > 1 and nest.holds(nest.flatten(value)[0], DistributedValues):
+            return tuple(each_of(value, replicas.count))
         return (components(value),)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

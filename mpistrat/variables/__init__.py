@@ -2,16 +2,18 @@
 
 from mpistrat.variables.distributed import DistributedVariable
 from mpistrat.variables.local import LocalVariable
-from mpistrat.variables.mirrored import MirroredVariable
+from mpistrat.variables.mirrored import MirroredOfReplicas, MirroredVariable
 from mpistrat.variables.on_gpu import GpuVariable, kind_on
-from mpistrat.variables.sync_on_read import SyncOnReadVariable, read_together
+from mpistrat.variables.sync_on_read import SyncOnReadOfReplicas, SyncOnReadVariable, read_together
 from mpistrat.variables.variable import Variable
 
 __all__ = [
     "DistributedVariable",
     "GpuVariable",
     "LocalVariable",
+    "MirroredOfReplicas",
     "MirroredVariable",
+    "SyncOnReadOfReplicas",
     "SyncOnReadVariable",
     "Variable",
     "kind_on",

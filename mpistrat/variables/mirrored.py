@@ -24,6 +24,7 @@ from mpistrat.values import (
     VariableAggregation,
     component,
     reducible,
+    snapshot,
 )
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.variable import Variable
@@ -236,3 +237,44 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"replica {replicas.first}: variable {self.name!r} differs between replicas after {method}: ranks "
                 f"{others} hold another value than the rest; reduce or broadcast values before they are written"
             )
+
+
+class MirroredOfReplicas(MirroredVariable):
+    """A variable with one copy for all replicas of a rank. What they assign is combined and written once."""
+
+    def _update_in_replica(self, method: str, value: Any) -> None:
+        context.current().replica_context.meet(method, lambda: _Written(method), (self, value))
+
+    def write_of_all(self, method: str, values: list[Any]) -> None:
+        """Write what the values of this rank's replicas and those of all others become. Collective."""
+        op = self._reduction
+        if op is None:  # the value of the first replica, or an error
+            self._write_equal(method, self._combined(method, values[0]))
+            return
+        if isinstance(values[0], IndexedSlices):
+            self._require_rows_of_a_reduction(method, op)
+        else:
+            values = [self._contribution(op, each) for each in values]
+        self._write_equal(method, self._engine.all_reduce(op, [PerReplica(values)])[0])
+
+
+class _Written:
+    """A write by the replicas of a rank."""
+
+    def __init__(self, method: str):
+        self._method = method
+        self._given: list[tuple[MirroredOfReplicas, Any]] = []
+
+    def give(self, given: tuple[MirroredOfReplicas, Any]) -> None:
+        variable, value = given
+        first = self._given[0][0] if self._given else variable
+        if variable is not first:
+            raise ValueError(
+                f"a replica calls {self._method} of variable {variable.name!r}, and the first one of its rank that of "
+                f"{first.name!r}"
+            )
+        self._given.append((variable, snapshot(component(value))))
+
+    def make(self) -> list[None]:
+        self._given[0][0].write_of_all(self._method, [value for _, value in self._given])
+        return [None] * len(self._given)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpistrat import context
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.movement import any_library
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.values import ReduceOp, VariableAggregation, component
+from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.values.array_methods import READING
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
+from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.variable import Variable
 
 _whole = whole(ranks_of)
@@ -29,7 +32,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self.own_copy()
-        engine, own = self._engine, self.own_copy()
+        engine, own = self._engine, self.own_copy()  # with several replicas in a rank, that of the first
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
             return any_library.broadcasted(engine.topology, own)
@@ -40,7 +43,7 @@ class SyncOnReadVariable(DistributedVariable):
             )
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         self._agree_on_variable("read")
-        return engine.all_reduce(op, [own])[0]
+        return engine.all_reduce(op, [_contribution(self)])[0]
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         self._component.write(method, value)
@@ -60,7 +63,8 @@ class SyncOnReadVariable(DistributedVariable):
                     "call it in strategy.run, or assign the sum"
                 )
             value = _share(self._component.fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
-        self._component.write(method, value)
+        for each in self.values:
+            each.write(method, value)
 
 
 # These read the variable and then do more: an interrupt after the read leaves the rank a call behind.
@@ -73,6 +77,38 @@ for _name in _CALLS:
     setattr(SyncOnReadVariable, _name, _whole(getattr(SyncOnReadVariable, _name)))
 
 
+class SyncOnReadOfReplicas(SyncOnReadVariable):
+    """A variable with a value of its own on each replica of a rank."""
+
+    _components: tuple[LocalVariable, ...]
+
+    @property
+    def values(self) -> tuple[LocalVariable, ...]:
+        """Copies of this process, in the order of replicas."""
+        return self._components
+
+    @property
+    def _component(self) -> LocalVariable:
+        """The copy of the current replica; outside of replicas the first one, for its shape and dtype."""
+        replica = None if context.is_default() else context.current().replica_context
+        return self._components[0 if replica is None else replica.number_here]
+
+    @_component.setter
+    def _component(self, first: LocalVariable) -> None:
+        replicas = self._engine.replicas
+        others = [
+            LocalVariable.copy_of(self, first.array.copy(), weakref.ref(self), each)
+            for each in replicas.local[1:]
+        ]
+        self._components = (first, *others)
+
+    def own_copies(self) -> list[np.ndarray]:
+        return [each.array for each in self._components]
+
+    def _hold_copy_of(self, variable: Any) -> None:
+        self._components = tuple(each.copied_for(weakref.ref(self)) for each in variable.values)
+
+
 def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
     """Return what `Variable.read_value` returns for each. Collective in cross-replica context.
 
@@ -81,14 +117,20 @@ def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
     first = variables[0]
     if isinstance(first, SyncOnReadVariable) and all(_is_summed(each, first) for each in variables):
         engine = first.distribute_strategy.extended.engine
-        return engine.all_reduce(ReduceOp.SUM, [each.own_copy() for each in variables])
+        return engine.all_reduce(ReduceOp.SUM, [*map(_contribution, variables)])
     return [each.read_value() for each in variables]
+
+
+def _contribution(variable: Variable) -> Any:
+    """Return what this rank gives to a reduction over replicas."""
+    copies = variable.own_copies()
+    return copies[0] if len(copies) == 1 else PerReplica(copies)
 
 
 def _is_summed(variable: Variable, first: SyncOnReadVariable) -> bool:
     """Return whether a read now sums a variable over the replicas of ``first``."""
     return (
-        type(variable) is SyncOnReadVariable
+        isinstance(variable, SyncOnReadVariable)
         and variable._aggregation is VariableAggregation.SUM
         and variable._engine is first._engine
         and not variable._engine.topology.compares_variables

@@ -402,6 +402,10 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         """Return this replica's copy, not a copy of it. Never communicates."""
         raise NotImplementedError
 
+    def own_copies(self) -> list[np.ndarray]:
+        """Return the copies of all replicas of this rank, not copies of them. Never communicates."""
+        return [self.own_copy()]
+
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
         own = self.own_copy()
         return own.shape, own.dtype

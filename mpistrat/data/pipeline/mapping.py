@@ -38,9 +38,9 @@ def _in_thread(modes: list[context.Mode], functions: Sequence[Any], row: Any) ->
     before = mine[:]
     mine[:] = modes
     this = threading.get_ident()
-    threads.without.add(this)
+    threads.without.setdefault(this, threads.MAKES_A_BATCH)
     try:
         return elements.mapped(row, functions)
     finally:
-        threads.without.discard(this)
+        threads.without.pop(this, None)
         mine[:] = before

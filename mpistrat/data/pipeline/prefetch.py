@@ -194,7 +194,7 @@ class _HandOver:
         modes[:] = self._modes
         this = threading.get_ident()
         made_inside = this in threads.without  # by a function that makes another element
-        threads.without.add(this)
+        threads.without.setdefault(this, threads.MAKES_A_BATCH)
         try:
             with self._making:
                 began = time.perf_counter()
@@ -204,7 +204,7 @@ class _HandOver:
             return None, 0.0, error
         finally:
             if not made_inside:
-                threads.without.discard(this)
+                threads.without.pop(this, None)
             modes[:] = before
 
     def take(self, owner: Prefetched) -> Any:

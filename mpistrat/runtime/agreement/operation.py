@@ -110,9 +110,12 @@ class Said(NamedTuple):
     interrupted_in_it: bool
 
 
-def call_site() -> str:
-    """Return `` at file:line`` of the user's code that called the package, or an empty string."""
-    frame: FrameType | None = sys._getframe()
+def call_site(frame: FrameType | None = None) -> str:
+    """Return `` at file:line`` of the user's code that called the package, or an empty string.
+
+    ``frame`` is the innermost one of another thread; by default that of the caller.
+    """
+    frame = frame or sys._getframe()
     while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,10 +1,15 @@
-"""Threads that must not start collectives, such as the read-ahead thread of a dataset."""
+"""Threads that must not start collectives: the read-ahead thread of a dataset, and those of replicas."""
 
 from __future__ import annotations
 
 import threading
 
-without: set[int] = set()  # identifiers of these threads
+#: Why each of these threads must not, by its identifier.
+without: dict[int, str] = {}
+MAKES_A_BATCH = (
+    "was called while a batch was made, by a function given to map() perhaps: ranks read at their own pace, and would "
+    "not meet; call it between batches, or use prefetch(0)"
+)
 
 
 def refuse(what: str) -> None:
@@ -13,10 +18,8 @@ def refuse(what: str) -> None:
     Raises
     ------
     RuntimeError
-        In a read-ahead thread, and in another one while it makes a batch in its place.
+        In such a thread.
     """
-    if without and threading.get_ident() in without:
-        raise RuntimeError(
-            f"{what} was called while a batch was made, by a function given to map() perhaps: ranks read at their "
-            "own pace, and would not meet; call it between batches, or use prefetch(0)"
-        )
+    why = without.get(threading.get_ident())
+    if why is not None:
+        raise RuntimeError(f"{what} {why}")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.cache import Cache
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.rule import Rule, blocks, for_update
-from mpistrat.values import ReduceOp
+from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined
 
@@ -296,3 +297,19 @@ def _in_words(parts: Sequence[Hashable]) -> str:
     shown = ", ".join(map(str, parts[:_SHOWN]))
     more = ", ..." if len(parts) > _SHOWN else ""
     return f"{shown}{more} ({len(parts)} in all, checksum {zlib.crc32(repr(parts).encode()):08x})"
+
+
+def may_join(
+    engine: Engine, slots: Mapping[int, Any], gradients: Sequence[Any], variables: Sequence[Variable]
+) -> bool:
+    """Return whether a `FlatStep` can make this step. Equal on all ranks if they give equal kinds of gradients."""
+    return (
+        engine.joins_arrays
+        and not engine.topology.compares_variables
+        and len(set(map(id, variables))) == len(variables)
+        and all(id(variable) in slots for variable in variables)
+        and all(variable.each_replica_writes for variable in variables)
+        and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
+        and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
+        and not engine.holds_buffer(gradients)
+    )

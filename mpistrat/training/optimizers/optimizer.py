@@ -6,6 +6,7 @@ import itertools
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
-from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps
+from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps, may_join
 from mpistrat.training.optimizers.gradients import Pairs, apart, fitting, names_of, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
 from mpistrat.training.optimizers.options.weight_decay import WeightDecay
+from mpistrat.training.optimizers.replicas_step import ReplicasStep
 from mpistrat.training.optimizers.rule import Rule
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.training.optimizers.state import State
@@ -304,6 +306,9 @@ class Optimizer(ABC):
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
+        if mode.replica_context.meeting is not None:
+            self._apply_in_replica(mode, list(grads_and_vars), experimental_aggregate_gradients)
+            return
         extended = mode.strategy.extended
         engine = extended.engine
         topology = engine.topology
@@ -362,6 +367,26 @@ class Optimizer(ABC):
         finally:
             del modes[depth:]
 
+    def _apply_in_replica(self, mode: context.Mode, given: Pairs, aggregate: bool) -> None:
+        """Do `apply_gradients` together with the other replicas of this rank."""
+        replica, strategy = mode.replica_context, mode.strategy
+        if self._accumulation is not None:
+            given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
+        if given or self._accumulation is None:
+            begin = partial(ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended)
+            replica.meet("apply_gradients", begin, (given, aggregate))
+
+    def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
+        """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
+        step, gradients = self._prepared(strategy.extended, pairs)
+        if isinstance(step, FlatStep):
+            step.take(self._rule, gradients, self._learning_rate, None, self._clipping)
+        else:
+            self._apply(strategy, step, gradients, aggregate=False)
+        if self._accumulation is not None:
+            self._accumulation.clear(strategy)
+        flight_record.step(flight_record.UPDATE)
+
     def _prepared(
         self, extended: StrategyExtended, given: Pairs
     ) -> tuple[FlatStep | SeparateStep, list[Any]]:
@@ -373,35 +398,22 @@ class Optimizer(ABC):
         for variable in variables:
             extended.check_variable(variable, "apply_gradients")
         gradients = [fitting(gradient, variable) for gradient, variable in pairs]
-        if self._state.iterations is None or not self._may_join(extended, gradients, variables):
-            return SeparateStep(extended, variables, self._state.slots, names_of(given)), gradients
+        known, completed = self._state.slots, self._state.iterations
+        joins = self.elementwise and may_join(extended.engine, known, gradients, variables)
+        if completed is None or not joins:
+            return SeparateStep(extended, variables, known, names_of(given)), gradients
         gradients = [*map(arrays.to_host, gradients)]
         key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
         flat = self._flat_steps.get(key)
         if flat is None or not flat.fits(gradients):
-            slots = [self._state.slots[id(variable)][1] for variable in variables]
+            slots = [known[id(variable)][1] for variable in variables]
             dtypes = [gradient.dtype for gradient in gradients]
             least_alone = extended.engine.topology.limits.alone_bytes
-            flat = FlatStep(variables, slots, dtypes, names_of(given), self._state.iterations, least_alone)
+            flat = FlatStep(variables, slots, dtypes, names_of(given), completed, least_alone)
             self._flat_steps.keep(key, flat)
         if len(pairs) == len(given):
             self._flat_steps.owner, self._flat_steps.last = extended, flat
         return flat, gradients
-
-    def _may_join(self, extended: StrategyExtended, gradients: list[Any], variables: list[Variable]) -> bool:
-        """Return whether a `FlatStep` can make this step. Equal on all ranks if they give equal kinds of gradients."""
-        engine = extended.engine
-        return (
-            self.elementwise
-            and engine.joins_arrays
-            and not engine.topology.compares_variables
-            and len(set(map(id, variables))) == len(variables)
-            and all(id(variable) in self._state.slots for variable in variables)
-            and all(variable.each_replica_writes for variable in variables)
-            and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
-            and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
-            and not engine.holds_buffer(gradients)
-        )
 
     def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""

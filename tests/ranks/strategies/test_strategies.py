@@ -82,9 +82,20 @@ def test_devices_of_replicas():
         strategy = MirroredStrategy(devices=names)
         assert strategy.num_replicas_in_sync == SIZE
         assert strategy.extended.worker_devices[0].startswith("cpu:")
-    for names in ([], ["cpu:0"] * (SIZE + 1)):
+    for names in ([], ["cpu:0"] * (SIZE - 1)):
         with pytest.raises(ValueError):
             MirroredStrategy(devices=names)
+
+
+def test_more_devices_than_ranks_are_dealt():
+    strategy = MirroredStrategy(devices=[f"cpu:{i}" for i in range(SIZE + 1)])
+    assert strategy.num_replicas_in_sync == SIZE + 1
+    own = strategy.run(lambda: mpistrat.get_replica_context().devices[0])
+    assert strategy.experimental_local_results(own) == strategy.extended.worker_devices
+    with pytest.raises(ValueError, match="cannot share GPUs"):
+        MirroredStrategy(devices=["cpu:0"] * SIZE + ["gpu:0"])
+    with pytest.raises(ValueError, match="cross_device_ops"):
+        MirroredStrategy(devices=["cpu:0"] * (SIZE + 1), cross_device_ops=mpistrat.ReductionToOneDevice())
 
 
 def test_communicators():

@@ -210,6 +210,7 @@ LOCAL = [
     "Variable.check_rows",
     "Variable.copied_for",
     "Variable.get_shape",
+    "Variable.own_copies",
     "Variable.own_copy",
     "Variable.ref",
     "Variable.scatter_nd_add",

@@ -118,7 +118,7 @@ class Accumulation:
                 extended.check_variable(variable, "apply_gradients")
                 _require_copies(variable)
         except (TypeError, ValueError, NotImplementedError):
-            if not (last and aggregate):
+            if replica.meeting is not None or not (last and aggregate):
                 raise
             with structures.refusals("all_reduce", extended.engine.topology):
                 raise
@@ -154,7 +154,8 @@ class Accumulation:
         assert self._done is not None
         strategy.extended.update(self._done, LocalVariable.assign, (0,), group=False)
         for _, total in self._sums.values():
-            total.own_copy()[...] = 0
+            for sums in total.own_copies():
+                sums[...] = 0
 
 
 def _require_copies(variable: Variable) -> None:

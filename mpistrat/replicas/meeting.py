@@ -1,0 +1,349 @@
+"""Several replicas in one rank: their function runs for one after another, and they meet at cross-replica calls.
+
+The first replica runs on the caller's own thread. Without a cross-replica call, so do the others: a plain loop. At the
+first such call of the first replica, the others start, each in a thread that is kept for later. Exactly one of all
+these threads runs at a time. A replica that comes to the call waits there, and the caller's thread makes the call when
+the last one has come. Threads rather than greenlets: a greenlet would hand thread-local state, such as
+``torch.no_grad``, to the next replica.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+from mpistrat.collectives import structures
+from mpistrat.replicas import thread_settings
+from mpistrat.replicas.group import ReplicaGroup
+from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement.operation import MismatchError, call_site
+from mpistrat.runtime.topology import Topology
+
+_REFUSED = (
+    "was called in a function that strategy.run runs, and this rank plays several replicas: call it outside of run, or "
+    "in merge_call"
+)
+
+
+class ReplicaEnded(BaseException):
+    """Raised in a replica that waits at a call, when another replica of its rank has failed."""
+
+
+class JointCall(Protocol):
+    """A cross-replica call of all replicas of a rank."""
+
+    def give(self, value: Any) -> None:
+        """Copy or add the value of the next replica. Does not communicate."""
+
+    def make(self) -> Sequence[Any]:
+        """Make the call, and return a result for each replica of the rank."""
+
+
+class _Gate:
+    """What one thread waits at and another opens. It may open before the wait, and for no reason."""
+
+    __slots__ = ("open", "wait")
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self.wait = lock.acquire
+
+        def open_gate() -> None:
+            if lock.locked():  # one thread runs at a time, so that no other opens it meanwhile
+                lock.release()
+
+        self.open = open_gate
+
+
+class _Worker(threading.Thread):
+    """A thread that is kept: it runs one task after another."""
+
+    def __init__(self) -> None:
+        super().__init__(name="mpistrat replica", daemon=True)
+        self._gate = _Gate()
+        self._task: Callable[[], None] | None = None
+        self.is_interrupted = False  # it may still meet the exception, so that it is not kept
+        self.start()
+
+    def begin(self, task: Callable[[], None]) -> None:
+        """Run a task, which must not raise."""
+        self._task = task
+        self._gate.open()
+
+    def interrupt(self, kind: type[BaseException]) -> None:
+        """Raise an exception in the task."""
+        self.is_interrupted = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(kind))
+
+    def run(self) -> None:
+        while not self.is_interrupted:
+            while self._task is None:
+                self._gate.wait()
+            task, self._task = self._task, None
+            task()
+
+
+_idle: list[_Worker] = []  # kept for the next run of any strategy
+
+
+class _Player:
+    """A replica of this rank other than the first, from the first call on."""
+
+    def __init__(self, worker: _Worker):
+        self.worker, self.gate = worker, _Gate()
+        self.may_run = True
+        self.waits = self.has_ended = False
+        self.result: Any = None  # of the call that it waits at
+        self.error: BaseException | None = None  # of that call, or the one that ended it
+
+
+class ReplicaMeeting:
+    """The replicas of this rank, which run one function and meet at cross-replica calls.
+
+    Parameters
+    ----------
+    topology : Topology
+    replicas : ReplicaGroup
+    """
+
+    def __init__(self, topology: Topology, replicas: ReplicaGroup):
+        self._topology, self._replicas = topology, replicas
+        self._gate = _Gate()  # of the caller's thread
+        self._players: list[_Player] = []
+        self._names: list[str] = []  # the call that each replica waits at, empty if it has ended
+        self._has_met = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaMeeting:
+        return ReplicaMeeting(self._topology, self._replicas)
+
+    def run(self, play: Callable[[int], Any]) -> list[Any]:
+        """Return ``play(i)`` for each replica of this rank, ``i`` from 0 on.
+
+        An exception of a replica gets a note with its number, ends the replicas that wait at a call, and is raised.
+
+        Raises
+        ------
+        RuntimeError
+            On every rank, if the replicas make different calls, or another number of them.
+        """
+        count, caller = self._replicas.count, threading.get_ident()
+        results: list[Any] = [None] * count
+        self._play, self._results, self._caller = play, results, caller
+        self._context, self._settings = contextvars.copy_context(), thread_settings.of_caller()
+        self._names = [""] * count
+        self._broken: BaseException | None = None  # ends the replicas that wait
+        self._of_call: BaseException | None = None  # raised by a call, in each replica
+        self._has_met, running, outermost = False, 0, caller not in threads.without
+        if outermost:
+            threads.without[caller] = _REFUSED
+        try:
+            for running in range(count):
+                if self._has_met and running:
+                    self._let_run(running)
+                    if not self._players[running - 1].has_ended:
+                        self._refuse(0, running)
+                else:
+                    results[running] = play(running)
+                if self._broken is not None:
+                    raise self._broken
+        except BaseException as error:
+            raised = error if self._broken is None else self._broken
+            if self._broken is None and error is not self._of_call:
+                self._note(error, running)
+            self._broken = raised
+            if raised is error:
+                raise
+            raise raised from None
+        finally:
+            if outermost:
+                threads.without.pop(caller, None)
+            self._end()
+            del self._play, self._results, self._context
+        return results
+
+    def meet(self, i: int, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
+        """Give a value to the cross-replica call ``name`` of all replicas, and return the result of replica ``i``.
+
+        Parameters
+        ----------
+        i : int
+            The replica that calls this, counted in this rank.
+        name : str
+        begin : callable
+            Makes the `JointCall`, of which the first replica begins one.
+        value : Any
+
+        Raises
+        ------
+        Exception
+            That of the call, in each replica.
+        RuntimeError
+            As `run`.
+        """
+        if self._broken is not None:
+            raise ReplicaEnded
+        self._names[i] = name
+        if i == 0:
+            return self._lead(name, begin, value)
+        if not self._has_met:  # the first has made no call
+            self._refuse(0, i)
+        if name == self._names[0]:
+            self._give(i, value)
+        player = self._players[i - 1]
+        self._pause(player)
+        if self._broken is not None:
+            raise ReplicaEnded
+        self._names[i] = ""
+        result, error = player.result, player.error
+        player.result = player.error = None
+        if error is not None:
+            raise error
+        return result
+
+    def _lead(self, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
+        """Make a call on the caller's thread, whose replica comes first and then lets each other one come."""
+        self._fault: Exception | None = None
+        self._call = call = begin()
+        self._give(0, value)
+        try:
+            for i in range(1, self._replicas.count):
+                self._let_run(i)
+                if self._names[i] != name:
+                    self._refuse(0, i)
+            self._has_met = True
+            with self._communicating():
+                if self._fault is not None:
+                    structures.refuse(name, self._topology, self._fault)
+                    raise self._fault
+                results = self._made(name, call)
+        except Exception as error:
+            self._of_call = error
+            for player in self._players:
+                player.error = player.error or error
+            raise
+        finally:
+            del self._call
+            self._names[0] = ""
+        for player, result in zip(self._players, results[1:], strict=True):
+            player.result = result
+        return results[0]
+
+    def _made(self, name: str, call: JointCall) -> Sequence[Any]:
+        lock = self._topology.lock
+        sequence = lock.sequence
+        try:  # as `whole`
+            return call.make()
+        except MismatchError:
+            raise
+        except BaseException as error:
+            lock.left_call(name, error, sequence)
+            raise
+
+    def _give(self, i: int, value: Any) -> None:
+        if self._fault is None:
+            try:
+                self._call.give(value)
+            except Exception as error:  # raised by the call, once all have come
+                self._note(error, i)
+                self._fault = error
+
+    def _let_run(self, i: int) -> None:
+        """Let a replica run until it waits at a call or ends. Raise `ReplicaEnded` if it fails."""
+        if len(self._players) < i:
+            self._has_met = True
+            self._players.append(_Player(_idle.pop() if _idle else _Worker()))
+            player = self._players[-1]
+            context = self._context.copy()
+            player.worker.begin(lambda: context.run(self._play_in_thread, i, player))
+        else:
+            player = self._players[i - 1]
+            if player.has_ended:
+                return
+            player.waits, player.may_run = False, True
+            player.gate.open()
+        try:
+            while not player.waits:
+                self._gate.wait()
+        except BaseException as error:  # of a signal handler, such as that of Ctrl-C
+            self._broken = error
+            player.worker.interrupt(type(error))
+            while not player.waits:
+                self._gate.wait()
+            raise
+        if player.has_ended and player.error is not None:
+            self._broken = player.error
+            raise ReplicaEnded
+
+    def _play_in_thread(self, i: int, player: _Player) -> None:
+        try:
+            with thread_settings.holding(self._settings):
+                threads.without[threading.get_ident()] = _REFUSED
+                self._results[i] = self._play(i)
+        except ReplicaEnded:
+            pass
+        except BaseException as error:
+            if error is not self._of_call:
+                self._note(error, i)
+            player.error = error
+        finally:
+            threads.without.pop(threading.get_ident(), None)
+            self._names[i] = ""
+            player.has_ended = player.waits = True
+            self._gate.open()
+
+    def _pause(self, player: _Player) -> None:
+        """Wait at a call until the caller's thread has made it."""
+        player.may_run, player.waits = False, True
+        self._gate.open()
+        while not player.may_run:
+            player.gate.wait()
+
+    def _end(self) -> None:
+        """End the replicas that wait at a call, and keep their threads."""
+        players, self._players = self._players, []
+        for player in players:
+            if not player.has_ended:
+                self._broken = self._broken or ReplicaEnded()
+                player.waits, player.may_run = False, True
+                player.gate.open()
+                while not player.has_ended:
+                    self._gate.wait()
+            if not player.worker.is_interrupted:
+                _idle.append(player.worker)
+
+    @contextmanager
+    def _communicating(self) -> Iterator[None]:
+        """Let the caller's thread communicate."""
+        forbidden = threads.without.pop(self._caller, None)
+        try:
+            yield
+        finally:
+            if forbidden is not None:
+                threads.without[self._caller] = forbidden
+
+    def _refuse(self, *which: int) -> NoReturn:
+        """Raise on every rank for replicas of this one that are not in the same call."""
+        doing = ", and ".join(map(self._doing, which))
+        error = RuntimeError(f"the replicas of a rank must make the same calls in the same order: {doing}")
+        with self._communicating():
+            structures.refuse("run", self._topology, error)
+        raise error
+
+    def _doing(self, i: int) -> str:
+        replica, name = self._replicas.first + i, self._names[i]
+        if not name:
+            return f"replica {replica} has ended"
+        frame = None
+        if self._has_met and i:
+            frame = sys._current_frames().get(self._players[i - 1].worker.ident or 0)
+        return f"replica {replica} calls {name}{call_site(frame)}"
+
+    def _note(self, error: BaseException, i: int) -> None:
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(f"replica {self._replicas.first + i} of {self._replicas.size}")

@@ -1,0 +1,52 @@
+"""The replicas of a strategy: one for each rank, or as many as the program asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime.device import Device
+from mpistrat.runtime.topology import Topology
+
+_NAME = "virtual_replicas"
+
+
+def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:
+    """Return one replica for each rank, or ``virtual_replicas`` dealt to them. Collective if that is given.
+
+    Raises
+    ------
+    TypeError
+        If the number is not an int.
+    ValueError
+        If it is below 1 or below the number of ranks. On every rank, if it differs between ranks.
+    """
+    if virtual_replicas is None:
+        return ReplicaGroup(topology)
+    with structures.refusals(_NAME, topology):
+        if isinstance(virtual_replicas, bool) or not isinstance(virtual_replicas, (int, np.integer)):
+            raise TypeError(f"virtual_replicas must be an int, not {virtual_replicas!r}")
+        if virtual_replicas < 1:
+            raise ValueError(f"virtual_replicas must be at least 1, not {virtual_replicas}")
+        replicas = ReplicaGroup.dealt(topology, int(virtual_replicas))
+    structures.agree(topology, _NAME, replicas.size)
+    return replicas
+
+
+def require_hosts(replicas: ReplicaGroup, devices: Sequence[Device]) -> None:
+    """Raise if replicas of one rank are to share GPUs.
+
+    Raises
+    ------
+    ValueError
+        If a rank plays several replicas and one of the devices is a GPU.
+    """
+    if not replicas.by_rank and any(device.kind != "cpu" for device in devices):
+        raise ValueError(
+            f"{replicas.size} replicas share fewer ranks, and replicas of one rank cannot share GPUs: start a rank for "
+            "each replica, or use device='cpu'"
+        )

@@ -1,0 +1,78 @@
+"""The step of an optimizer whose gradients come from several replicas of a rank: one reduction and one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mpistrat import context
+from mpistrat.collectives.ops.of_replicas import GrowingTotal
+from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
+from mpistrat.values import ReduceOp, snapshot
+from mpistrat.variables import Variable
+
+if TYPE_CHECKING:
+    from mpistrat.strategy import StrategyExtended
+
+
+class ReplicasStep:
+    """The call of ``apply_gradients`` by all replicas of a rank. Each gives its gradients, which are added at once.
+
+    Parameters
+    ----------
+    update : callable
+        Gets the reduced gradients with their variables, and updates these.
+    extended : StrategyExtended
+    """
+
+    def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended):
+        self._update, self._extended = update, extended
+        self._variables: list[Variable] = []
+        self._called: tuple[object, ...] = ()
+        self._total: GrowingTotal | None = None
+        self._reduced: list[object] = []
+
+    def give(self, given: tuple[Pairs, bool]) -> None:
+        """Add the gradients of the next replica. With False they are reduced, and equal on all replicas.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `Optimizer.apply_gradients`.
+        """
+        all_pairs, aggregate = given
+        pairs = [pair for pair in all_pairs if pair[0] is not None]
+        if not pairs:
+            raise ValueError("No gradients provided for any variable")
+        for _, variable in pairs:
+            self._extended.check_variable(variable, "apply_gradients")
+        gradients = [fitting(gradient, variable) for gradient, variable in pairs]
+        names = names_of(all_pairs)
+        called = names, aggregate
+        if not self._called:
+            self._called, self._variables = called, [variable for _, variable in pairs]
+            if aggregate:
+                engine = self._extended.engine
+                assert engine.of_replicas is not None
+                self._total = GrowingTotal(engine.of_replicas, ReduceOp.SUM, engine.options, names)
+            else:
+                self._reduced = [*map(snapshot, gradients)]
+        elif called != self._called:
+            raise ValueError(
+                f"a replica gives gradients of {names}, and the first one of its rank of {self._called[0]}: they must "
+                "be of the same variables"
+            )
+        if self._total is not None:
+            self._total.give(gradients)
+
+    def make(self) -> list[None]:
+        """Reduce the gradients, and update the variables once."""
+        stack = context.stack()
+        depth = len(stack)
+        try:
+            stack.append(self._extended.cross_replica_mode)
+            reduced = self._reduced if self._total is None else self._total.result()
+            self._update([*zip(reduced, self._variables, strict=True)])
+        finally:
+            del stack[depth:]
+        return [None] * self._extended.engine.replicas.count

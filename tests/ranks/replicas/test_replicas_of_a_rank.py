@@ -1,0 +1,283 @@
+"""Several replicas in a rank: what they get, what they share, and what happens when one of them errs."""
+
+import contextvars
+import threading
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat import (
+    IndexedSlices,
+    PerReplica,
+    VariableAggregation,
+    VariableSynchronization,
+    get_replica_context,
+)
+from mpistrat.runtime.agreement.operation import MismatchError
+
+SIZE = MPI.COMM_WORLD.size
+V = 2 * SIZE + 1
+
+
+@pytest.fixture
+def strategy():
+    return mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=V)
+
+
+def number():
+    return get_replica_context().replica_id_in_sync_group
+
+
+def local(strategy, value):
+    return [*strategy.experimental_local_results(value)]
+
+
+def test_numbers_of_replicas(strategy):
+    replicas = strategy.extended.engine.replicas
+    assert strategy.num_replicas_in_sync == V
+    own = strategy.run(number)
+    assert isinstance(own, PerReplica)
+    assert local(strategy, own) == [*replicas.local]
+    assert strategy.gather_object(own) == [*range(V)]
+    assert strategy.gather(strategy.run(lambda: np.array([number()])), 0).tolist() == [*range(V)]
+    assert strategy.run(lambda: None) is None
+    a, b = strategy.run(lambda: (number(), {"twice": 2 * number()}))
+    assert local(strategy, b["twice"]) == [2 * each for each in local(strategy, a)]
+    assert local(strategy, strategy.run(lambda x: x + 1, args=(own,))) == [
+        each + 1 for each in replicas.local
+    ]
+
+
+def test_the_form_does_not_depend_on_the_number_of_ranks():
+    one_each = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=SIZE)
+    assert isinstance(one_each.run(lambda: 3.0), PerReplica)
+    assert one_each.run(lambda: None) is None
+    assert float(one_each.reduce("SUM", one_each.run(lambda: 3.0), axis=None)) == 3.0 * SIZE
+    assert isinstance(one_each.rng(3), PerReplica)
+
+
+def test_a_value_is_copied_or_added_when_it_is_given(strategy):
+    scratch = np.zeros(3)
+
+    def fn():
+        scratch[...] = number()
+        total = get_replica_context().all_reduce("SUM", scratch)
+        scratch[...] = 10 * number()
+        rows = get_replica_context().all_gather(scratch[:1], axis=0)
+        scratch[...] = number()
+        merged = get_replica_context().merge_call(
+            lambda strategy, x: strategy.reduce("MAX", x, None), (scratch,)
+        )
+        total += 1  # its own
+        return total, rows, merged
+
+    expected = np.full(3, sum(range(V)) + 1.0)
+    for total, rows, merged in local(strategy, strategy.run(fn)):
+        assert total.tolist() == expected.tolist()
+        assert rows.tolist() == [10.0 * each for each in range(V)]
+        assert merged.tolist() == [V - 1.0] * 3
+
+
+def test_collectives_of_the_strategy(strategy):
+    own = strategy.run(lambda: np.full(2, number(), np.float32))
+    total = V * (V - 1) / 2
+    assert strategy.reduce("SUM", own, axis=None).tolist() == [total] * 2
+    assert float(strategy.reduce("MEAN", own, axis=0)) == (V - 1) / 2
+    assert float(strategy.reduce("MAX", own, axis=0)) == V - 1
+    assert float(strategy.reduce("SUM", 1.0, axis=None)) == V
+    assert strategy.extended.reduce_to("SUM", own, "cpu:0").tolist() == [total] * 2
+    assert strategy.broadcast(own, src=V - 1).tolist() == [V - 1] * 2
+    assert strategy.broadcast(own).tolist() == [0] * 2
+    rows = strategy.scatter(np.arange(3 * V) if strategy.is_chief else None)
+    assert strategy.gather(rows, 0).tolist() == [*range(3 * V)]
+    gathered = strategy.gather(own, 0, dst=V - 1)
+    assert (gathered is not None) == (V - 1 in strategy.extended.engine.replicas.local)
+    assert strategy.broadcast_object(
+        strategy.comm.rank, src=V - 1
+    ) == strategy.extended.engine.replicas.rank_of(V - 1)
+    scattered = strategy.run(lambda: get_replica_context().experimental_reduce_scatter("SUM", np.ones(V + 2)))
+    assert [len(each) for each in local(strategy, scattered)] == [
+        1 + (each < 2) for each in local(strategy, strategy.run(number))
+    ]
+
+
+def test_sparse_rows_come_in_the_order_of_replicas(strategy):
+    def fn():
+        rows = IndexedSlices(np.full((1, 2), number() + 1.0), np.array([number() % 2]), (2, 2))
+        return get_replica_context().all_reduce("MEAN", rows)
+
+    for rows in local(strategy, strategy.run(fn)):
+        assert rows.values[:, 0].tolist() == [(each + 1) / V for each in range(V)]
+        assert rows.indices.tolist() == [each % 2 for each in range(V)]
+
+
+def test_variables(strategy):
+    with strategy.scope():
+        summed = mpistrat.Variable(0.0, aggregation=VariableAggregation.SUM)
+        first = mpistrat.Variable(0.0, aggregation=VariableAggregation.ONLY_FIRST_REPLICA)
+        rows = mpistrat.Variable(np.zeros((2, 1)), aggregation=VariableAggregation.SUM)
+        plain = mpistrat.Variable(0.0)
+        counts = [
+            mpistrat.Variable(0.0, synchronization=VariableSynchronization.ON_READ, aggregation=how)
+            for how in (
+                VariableAggregation.SUM,
+                VariableAggregation.MEAN,
+                VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        ]
+
+    def fn():
+        summed.assign_add(number())
+        first.assign(number() + 5.0)
+        rows.scatter_add(IndexedSlices(np.ones((1, 1)), np.array([number() % 2])))
+        for count in counts:
+            count.assign_add(number() + 1.0)
+        return [float(count) for count in counts]
+
+    own = strategy.run(fn)
+    assert float(summed) == V * (V - 1) / 2
+    assert float(first) == 5.0
+    assert rows.numpy()[:, 0].tolist() == [(V + 1) // 2, V // 2]
+    assert [float(count) for count in counts] == [V * (V + 1) / 2, (V + 1) / 2, 1.0]
+    assert [each[0] for each in local(strategy, own)] == [
+        each + 1 for each in strategy.extended.engine.replicas.local
+    ]
+    counts[0].assign(V * 2.0)
+    assert [float(each) for each in local(strategy, counts[0])] == [
+        2.0
+    ] * strategy.extended.engine.replicas.count
+    with pytest.raises(ValueError, match="aggregation="):
+        strategy.run(lambda: plain.assign(1.0))
+    assert strategy.agree(True)
+
+
+def test_devices_are_regrouped_as_in_tensorflow():
+    strategy = mpistrat.MirroredStrategy(devices=["cpu:0"] * (2 * SIZE))
+    assert strategy.run(lambda: None) is None
+    same = object()
+    assert strategy.run(lambda: same) is same
+    assert isinstance(strategy.run(number), PerReplica)
+    assert float(strategy.reduce("SUM", strategy.run(lambda: number() * 1.0), None)) == SIZE * (2 * SIZE - 1)
+
+
+def test_generators_are_those_of_the_replicas(strategy):
+    own = strategy.run(lambda: strategy.rng(7).integers(1000))
+    outside = [each.integers(1000) for each in local(strategy, strategy.rng(7))]
+    assert local(strategy, own) == outside
+
+
+def test_what_holds_for_the_caller_holds_for_its_replicas(strategy):
+    var = contextvars.ContextVar("var", default=0)
+    var.set(5)
+    idents = []
+
+    def fn():
+        get_replica_context().all_reduce("SUM", 1.0)
+        idents.append(threading.get_ident())
+        with np.errstate(all="ignore"):
+            get_replica_context().all_reduce("SUM", 1.0)
+        return var.get(), np.geterr()["over"]
+
+    with np.errstate(over="raise"):
+        for got in local(strategy, strategy.run(fn)):
+            assert got == (5, "raise")
+    assert idents[0] == threading.get_ident()
+    assert len({*idents}) == strategy.extended.engine.replicas.count
+
+
+def test_without_a_call_all_run_on_the_thread_of_the_caller(strategy):
+    own = strategy.run(threading.get_ident)
+    assert {*local(strategy, own)} == {threading.get_ident()}
+
+
+def test_an_error_ends_the_replicas_that_wait(strategy):
+    replicas = strategy.extended.engine.replicas
+    ended = []
+
+    def fn():
+        try:
+            if get_replica_context().number_here == replicas.count - 1:
+                raise KeyError("mine")
+            get_replica_context().all_reduce("SUM", 1.0)
+        finally:
+            ended.append(number())
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        strategy.run(fn)
+    assert raised.value.__notes__ == [f"replica {replicas.local[-1]} of {V}"]
+    assert sorted(ended) == [*replicas.local]
+    assert (
+        float(
+            strategy.reduce("SUM", strategy.run(lambda: get_replica_context().all_reduce("MAX", 2.0)), None)
+        )
+        == 2.0 * V
+    )
+
+
+@pytest.mark.parametrize("who", ["first", "last"])
+@pytest.mark.parametrize("what", ["another call", "a call less", "another shape", "another op"])
+def test_replicas_that_differ_are_told_on_every_rank(strategy, who, what):
+    odd = 0 if who == "first" else V - 1
+
+    def fn():
+        replica, differs = get_replica_context(), number() == odd
+        if what == "another call" and differs:
+            return replica.all_gather(np.ones(1), 0)
+        if what == "a call less" and differs:
+            return None
+        length = 2 if what == "another shape" and differs else 1
+        return replica.all_reduce("MAX" if what == "another op" and differs else "SUM", np.ones(length))
+
+    kind = RuntimeError if what in ("another call", "a call less") else (ValueError, MismatchError)
+    if strategy.extended.engine.replicas.count == 1:
+        kind = MismatchError
+    with pytest.raises(kind, match="replica"):
+        strategy.run(fn)
+    assert strategy.agree(True)
+
+
+def test_an_error_of_a_call_is_raised_in_each_replica(strategy):
+    caught = []
+
+    def fn():
+        try:
+            get_replica_context().all_reduce("SUM", np.array([True]))
+        except TypeError:
+            caught.append(number())
+        return get_replica_context().all_reduce("SUM", 1.0)
+
+    assert float(strategy.reduce("MAX", strategy.run(fn), None)) == V
+    assert sorted(caught) == [*strategy.extended.engine.replicas.local]
+
+
+def test_collectives_outside_of_the_meeting_are_refused(strategy):
+    for call in (strategy.barrier, lambda: strategy.agree(True), lambda: mpistrat.Variable(1.0)):
+        with pytest.raises(RuntimeError, match="this rank plays several replicas"):
+            strategy.run(call)
+    with pytest.raises(RuntimeError, match="cannot run another"):
+        strategy.run(lambda: strategy.run(number))
+    with pytest.raises(ValueError, match="asynchronous"):
+        strategy.run(lambda: get_replica_context().experimental_all_reduce_async("SUM", 1.0))
+    options = mpistrat.experimental.CommunicationOptions(implementation="ordered")
+    with pytest.raises(ValueError, match='"ordered" adds values in the order of ranks'):
+        strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0, options))
+    assert strategy.agree(True)
+
+
+@pytest.mark.parametrize("wrong", [1.5, "3", True, 0, -1, SIZE - 1])
+def test_numbers_that_are_wrong(wrong):
+    kind = ValueError if type(wrong) is int else TypeError
+    for make in (mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy):
+        with pytest.raises(kind, match="replicas"):
+            make(virtual_replicas=wrong)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="for several ranks")
+def test_numbers_that_differ():
+    rank = MPI.COMM_WORLD.rank
+    for wrong in (SIZE + rank, 1.5 if rank else SIZE, 0 if rank else SIZE):
+        with pytest.raises(ValueError):
+            mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=wrong)
+    assert mpistrat.MultiWorkerMirroredStrategy().agree(True)
