@@ -101,7 +101,9 @@ def array_library(strategy):
 def train(options):
     """Train on all ranks; returns the variables."""
     start = time.monotonic()
-    strategy = mpistrat.MultiWorkerMirroredStrategy(device=options.device)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(
+        device=options.device, virtual_replicas=options.virtual_replicas
+    )
     library = array_library(strategy)
     data_dir = options.data_dir or options.out / "data"
 
@@ -149,10 +151,11 @@ def train(options):
         _, outputs = forward([library.asarray(v) for v in variables], images)
         return int((outputs.argmax(axis=1) == labels).sum()), len(labels)
 
-    # What run() returns is this replica's. Sums over the steps, then over the replicas, are those of all
-    # examples, however unevenly they lie on the replicas; a mean of the replicas' means would not be.
+    # What run() returns is this replica's. Sums over the replicas and the steps are those of all examples,
+    # however unevenly they lie on the replicas; a mean of the replicas' means would not be.
     def sums(step, dataset):
-        return strategy.reduce("SUM", np.array([strategy.run(step, (batch,)) for batch in dataset]), axis=0)
+        results = (strategy.run(step, (batch,)) for batch in dataset)
+        return np.sum([strategy.reduce("SUM", each, axis=None) for each in results], axis=0)
 
     losses = []
     with strategy.scope():
@@ -194,6 +197,11 @@ def parse(arguments=None):
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument(
         "--device", default="cpu", help="cpu, cuda (a GPU for each rank) or auto (default: cpu)"
+    )
+    parser.add_argument(
+        "--virtual-replicas",
+        type=int,
+        help="replicas, for the same bits on any number of ranks (default: one for each rank)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the images")
     parser.add_argument("--data-dir", type=Path, help="where the HDF5 files are (default: OUT/data)")
