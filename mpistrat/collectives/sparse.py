@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
@@ -12,11 +16,17 @@ from mpistrat.values import IndexedSlices, ReduceOp
 
 
 def all_reduce_slices(
-    topology: Topology, op: Op, value: IndexedSlices, timeout_seconds: float | None = None
+    topology: Topology,
+    op: Op,
+    value: IndexedSlices,
+    timeout_seconds: float | None = None,
+    gathered: Callable[..., Any] | None = None,
+    replicas: int | None = None,
 ) -> IndexedSlices:
     """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
 
     Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `CollectiveLock.turn`.
+    ``gathered(array, 0, timeout_seconds)`` gathers the rows of ``replicas`` replicas, by default one for each rank.
 
     Raises
     ------
@@ -28,9 +38,9 @@ def all_reduce_slices(
     dtypes.accumulator(value.dtype, op)
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     topology.lock.compare(what, timeout_seconds)
-    rows = any_library.gathered(topology, value.values, 0, timeout_seconds)
-    indices = any_library.gathered(topology, value.indices, 0, timeout_seconds)
+    gathered = gathered or partial(any_library.gathered, topology)
+    rows, indices = (gathered(each, 0, timeout_seconds) for each in (value.values, value.indices))
     if op is ReduceOp.MEAN:
         wide = rows.astype(dtypes.accumulator(value.dtype, op), copy=False)
-        rows = divide(wide, topology.size).astype(dtypes.result(value.dtype, op), copy=False)
+        rows = divide(wide, replicas or topology.size).astype(dtypes.result(value.dtype, op), copy=False)
     return IndexedSlices(rows, indices, value.dense_shape)

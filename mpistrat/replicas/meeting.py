@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -45,20 +46,16 @@ class JointCall(Protocol):
 
 
 class _Gate:
-    """What one thread waits at and another opens. It may open before the wait, and for no reason."""
-
-    __slots__ = ("open", "wait")
+    """What one thread waits at and another opens. It may be open for no reason, so wait in a loop."""
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        lock.acquire()
-        self.wait = lock.acquire
+        self._lock = threading.Lock()
+        self.wait = self._lock.acquire
+        self.wait()
 
-        def open_gate() -> None:
-            if lock.locked():  # one thread runs at a time, so that no other opens it meanwhile
-                lock.release()
-
-        self.open = open_gate
+    def open(self) -> None:
+        if self._lock.locked():  # one thread runs at a time, so that no other opens it meanwhile
+            self._lock.release()
 
 
 class _Worker(threading.Thread):
@@ -87,9 +84,11 @@ class _Worker(threading.Thread):
                 self._gate.wait()
             task, self._task = self._task, None
             task()
+            del task  # which holds a strategy
 
 
 _idle: list[_Worker] = []  # kept for the next run of any strategy
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class _Player:
@@ -117,7 +116,7 @@ class ReplicaMeeting:
         self._gate = _Gate()  # of the caller's thread
         self._players: list[_Player] = []
         self._names: list[str] = []  # the call that each replica waits at, empty if it has ended
-        self._has_met = False
+        self._has_met = self._is_running = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaMeeting:
         return ReplicaMeeting(self._topology, self._replicas)
@@ -130,13 +129,18 @@ class ReplicaMeeting:
         Raises
         ------
         RuntimeError
-            On every rank, if the replicas make different calls, or another number of them.
+            On every rank, if the replicas make different calls, or another number of them. If another thread runs one.
         """
+        if self._is_running:
+            raise RuntimeError(
+                "another thread is in strategy.run: a rank of several replicas runs one function at a time"
+            )
         count, caller = self._replicas.count, threading.get_ident()
         results: list[Any] = [None] * count
         self._play, self._results, self._caller = play, results, caller
         self._context, self._settings = contextvars.copy_context(), thread_settings.of_caller()
         self._names = [""] * count
+        self._is_running = True
         self._broken: BaseException | None = None  # ends the replicas that wait
         self._of_call: BaseException | None = None  # raised by a call, in each replica
         self._has_met, running, outermost = False, 0, caller not in threads.without
@@ -164,27 +168,14 @@ class ReplicaMeeting:
             if outermost:
                 threads.without.pop(caller, None)
             self._end()
+            self._is_running = False
             del self._play, self._results, self._context
         return results
 
     def meet(self, i: int, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
-        """Give a value to the cross-replica call ``name`` of all replicas, and return the result of replica ``i``.
+        """Give a value to a cross-replica call of all replicas, and return the result of replica ``i`` of this rank.
 
-        Parameters
-        ----------
-        i : int
-            The replica that calls this, counted in this rank.
-        name : str
-        begin : callable
-            Makes the `JointCall`, of which the first replica begins one.
-        value : Any
-
-        Raises
-        ------
-        Exception
-            That of the call, in each replica.
-        RuntimeError
-            As `run`.
+        The first replica begins the call. An exception of the call is raised in each replica.
         """
         if self._broken is not None:
             raise ReplicaEnded

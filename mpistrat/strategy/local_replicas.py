@@ -11,7 +11,6 @@ from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import any_library
-from mpistrat.collectives.movement.gather import checked_axis
 from mpistrat.collectives.ops.of_replicas import GrowingTotal, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
@@ -19,7 +18,7 @@ from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import apart, components_but_variables, regrouped
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext, own_rows, refuse_scatter
-from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible
+from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 
 
 class LocalReplicaContext(ReplicaContext):
@@ -124,30 +123,32 @@ class _Gathered:
 
     def __init__(self, ops: ReplicasAllReduce):
         self._ops = ops
-        self._given: list[tuple[list[Any], Any, tuple[Any, ...]]] = []
+        self._given: list[list[np.ndarray]] = []
 
     def give(self, given: tuple[Any, int, float | None]) -> None:
         value, axis, seconds = given
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, IndexedSlices):
             raise NotImplementedError(NOT_GATHERED)
-        leaves = [arrays.copied(component(leaf)) for leaf in leaves]
-        described = tuple(any_library.described_for_gather(leaf, axis) for leaf in leaves)
-        if self._given and (described, form) != self._given[0][2][:2]:
-            raise ValueError(
-                f"a replica gathers {described}, and the first one of its rank {self._given[0][2][0]}"
-            )
-        self._given.append((leaves, rebuild, (described, form, axis, seconds)))
+        leaves = [component(leaf) for leaf in leaves]
+        called = form, seconds, [any_library.described_for_gather(leaf, axis) for leaf in leaves]
+        if not self._given:
+            self._called, self._likes, self._rebuild = called, leaves, rebuild
+        elif called != self._called:
+            raise ValueError(f"a replica gathers {called}, and the first one of its rank {self._called}")
+        self._given.append([arrays.to_host(leaf).copy() for leaf in leaves])
 
     def make(self) -> list[Any]:
-        _, _, (described, form, axis, seconds) = self._given[0]
+        form, seconds, described = self._called
         if form is not None:
             structures.agree(self._ops.topology, "all_gather", form, *described, timeout_seconds=seconds)
-        found = [
-            gathered(self._ops, parts, axis, seconds)
-            for parts in zip(*(each[0] for each in self._given), strict=True)
-        ]
-        return [rebuild(own_copies(found, i)) for i, (_, rebuild, _) in enumerate(self._given)]
+        found = []
+        for like, (_, axis, _), parts in zip(
+            self._likes, described, zip(*self._given, strict=True), strict=True
+        ):
+            whole = arrays.from_host(np.concatenate(parts, axis), like)
+            found.append(self._ops.gathered(whole, axis, seconds))
+        return [self._rebuild(own_copies(found, i)) for i in range(len(self._given))]
 
 
 class _Merged:
@@ -169,27 +170,20 @@ class _Merged:
             stack.append(self._strategy.extended.cross_replica_mode)
             result = self._function(self._strategy, *args, **kwargs)
             results = []
-            for each in contexts:
+            for i, each in enumerate(contexts):
                 stack.append(each.mode)
-                results.append(components_but_variables(result))
+                own = components_but_variables(result)
+                results.append(own if i == 0 else apart(own))
                 stack.pop()
         finally:
             del stack[depth:]
         return results
 
 
-def gathered(ops: ReplicasAllReduce, parts: Sequence[Any], axis: int, seconds: float | None = None) -> Any:
-    """Return the values of all replicas along an axis; ``parts`` are those of this rank. Collective."""
-    hosts = [arrays.to_host(each) for each in parts]
-    joined = np.concatenate(hosts, checked_axis(hosts[0], axis))
-    return ops.gathered(arrays.from_host(joined, parts[0]), axis, seconds)
-
-
 def gathered_across(engine: Engine, value: Any, axis: int, seconds: float | None = None) -> Any:
     """Return the values of all replicas along an axis, in cross-replica context. Collective."""
-    ops, call = engine.of_replicas, None
-    assert ops is not None
-    call = _Gathered(ops)
+    assert engine.of_replicas is not None
+    call = _Gathered(engine.of_replicas)
     with structures.refusals("all_gather", engine.topology, seconds):
         for each in each_of(value, engine.replicas.count):
             call.give((each, axis, seconds))
@@ -207,13 +201,7 @@ def each_of(tree: Any, count: int) -> list[Any]:
 
 def own_copies(values: list[Any], i: int) -> list[Any]:
     """Return the results of a call for replica ``i`` of this rank: copies for all but the first."""
-    return values if i == 0 else [*map(_copy, values)]
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, IndexedSlices):
-        return IndexedSlices(_copy(value.values), _copy(value.indices), value.dense_shape)
-    return arrays.copied(value)
+    return values if i == 0 else [*map(snapshot, values)]
 
 
 def run_each(

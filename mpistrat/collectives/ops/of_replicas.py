@@ -10,8 +10,6 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.tree import Shares
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
@@ -19,8 +17,9 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.replica_sums import ReplicaSums
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
+from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
+from mpistrat.values import DistributedValues, IndexedSlices, component
 
 
 class ReplicasAllReduce(CrossDeviceOps):
@@ -100,41 +99,12 @@ class ReplicasAllReduce(CrossDeviceOps):
         """
         topology = self._ranks
         found = any_library.gathered(topology, value, axis, timeout_seconds)
-        order = self.order()
+        order = sorted(range(topology.size), key=lambda rank: self._blocks[rank].start)
         if order == [*range(topology.size)]:
             return found
-        host = arrays.to_host(found)
         ends = itertools.accumulate(topology.all_gather_object(arrays.to_host(value).shape[axis]))
-        parts = np.split(host, [*ends][:-1], axis)
+        parts = np.split(arrays.to_host(found), [*ends][:-1], axis)
         return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis), found)
-
-    def order(self) -> list[int]:
-        """Return the ranks in the order of their replicas."""
-        return sorted(range(len(self._blocks)), key=lambda rank: self._blocks[rank].start)
-
-    def combined_rows(
-        self, op: Op, rows: Sequence[IndexedSlices], timeout_seconds: float | None
-    ) -> IndexedSlices:
-        """Return the sparse rows of all replicas in their order. Collective. For a mean each is divided."""
-        mine = IndexedSlices(
-            np.concatenate([each.values for each in rows]),
-            np.concatenate([each.indices for each in rows]),
-            rows[0].dense_shape,
-        )
-        topology, count = self._ranks, len(mine.indices)
-        summing = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        found = all_reduce_slices(topology, summing, mine, timeout_seconds)
-        values, indices = found.values, found.indices
-        if self.order() != [*range(topology.size)]:
-            ends = [*itertools.accumulate(topology.all_gather_object(count))][:-1]
-            values, indices = (
-                np.concatenate([np.split(each, ends)[rank] for rank in self.order()])
-                for each in (values, indices)
-            )
-        if op is ReduceOp.MEAN:
-            wide = values.astype(dtypes.accumulator(mine.dtype, op), copy=False)
-            values = divide(wide, len(self.shares.tree)).astype(dtypes.result(mine.dtype, op), copy=False)
-        return IndexedSlices(values, indices, mine.dense_shape)
 
 
 class GrowingTotal:
@@ -153,8 +123,8 @@ class GrowingTotal:
         self._ops, self._op, self._options, self._form = ops, op, options, form
         self._given = 0
         self._likes: list[Any] = []
-        self._dense: list[int] = []
-        self._rows: dict[int, list[IndexedSlices]] = {}
+        self._kinds: list[Any] = []
+        self._rows: dict[int, list[tuple[np.ndarray, ...]]] = {}
         self._sums: ReplicaSums | None = None
 
     def give(self, leaves: Sequence[Any]) -> None:
@@ -167,44 +137,42 @@ class GrowingTotal:
         ValueError
             If the values differ from those of the first replica in number, kind, dtype or shape.
         """
-        kinds = [isinstance(leaf, IndexedSlices) for leaf in leaves]
-        dense = [i for i, sparse in enumerate(kinds) if not sparse]
-        hosts = [arrays.to_host(leaves[i]) for i in dense]
+        kinds = [leaf.dense_shape if isinstance(leaf, IndexedSlices) else "dense" for leaf in leaves]
+        hosts = [arrays.to_host(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind == "dense"]
         key = tuple((host.dtype, host.shape) for host in hosts)
         if self._sums is None:
-            self._likes, self._dense = [*leaves], dense
-            self._rows = {i: [] for i, sparse in enumerate(kinds) if sparse}
+            self._likes, self._kinds = [*leaves], kinds
+            self._rows = {i: [] for i, kind in enumerate(kinds) if kind != "dense"}
             self._sums = self._ops.sums(self._op, key, self._options, self._form)
             self._sums.begin()
-        elif dense != self._dense or len(leaves) != len(self._likes) or key != self._sums.key:
+        elif kinds != self._kinds or key != self._sums.key:
+            own, first = self._ops.local[self._given], self._ops.local[0]
             raise ValueError(
-                f"replica {self._ops.local[self._given]} gives {_words(leaves)}, and replica {self._ops.local[0]} "
-                f"{_words(self._likes)}: numbers, kinds, dtypes and shapes must be equal on all replicas"
+                f"replica {own} calls {Operation('all_reduce', key)}, and replica {first} "
+                f"{Operation('all_reduce', self._sums.key)}: kinds, dtypes and shapes must be equal on all replicas"
             )
         self._sums.give(self._ops.local[self._given], hosts)
         for i, rows in self._rows.items():
-            copied = arrays.to_host(leaves[i].values).copy(), arrays.to_host(leaves[i].indices).copy()
-            rows.append(IndexedSlices(*copied, leaves[i].dense_shape))
+            rows.append(tuple(arrays.to_host(each).copy() for each in (leaves[i].values, leaves[i].indices)))
         self._given += 1
 
     def result(self) -> list[Any]:
         """Return the reductions, as arrays of the first replica's libraries. Collective."""
-        out, seconds = [*self._likes], self._options.timeout_seconds
+        ops, out, seconds = self._ops, [*self._likes], self._options.timeout_seconds
         if self._sums is None or self._rows:
-            structures.agree(
-                self._ops.topology,
-                "all_reduce",
-                self._op.name,
-                self._form,
-                len(out),
-                tuple(self._rows),
-                timeout_seconds=seconds,
-            )
-        if self._sums is not None and self._dense:
-            for i, total in zip(self._dense, self._sums.total(seconds), strict=True):
-                out[i] = arrays.from_host(total, out[i])
-        for i, rows in self._rows.items():
-            out[i] = self._ops.combined_rows(self._op, rows, seconds)
+            parts = self._op.name, self._form, len(out), tuple(self._rows)
+            structures.agree(ops.topology, "all_reduce", *parts, timeout_seconds=seconds)
+        if self._sums is not None and self._sums.key:
+            totals = iter(self._sums.total(seconds))
+            out = [
+                each if i in self._rows else arrays.from_host(next(totals), each)
+                for i, each in enumerate(out)
+            ]
+        for i, given in self._rows.items():
+            values, indices = (np.concatenate(each) for each in zip(*given, strict=True))
+            mine = IndexedSlices(values, indices, out[i].dense_shape)
+            size = len(ops.shares.tree)
+            out[i] = all_reduce_slices(ops.topology, self._op, mine, seconds, ops.gathered, size)
         return out
 
 
@@ -213,13 +181,3 @@ def components_of(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, DistributedValues) and len(value.values) == count:
         return value.values
     return [component(value)] * count
-
-
-def _words(leaves: Sequence[Any]) -> str:
-    shown = [
-        f"{arrays.to_host(leaf).dtype}{list(np.shape(leaf))}"
-        if not isinstance(leaf, IndexedSlices)
-        else "rows"
-        for leaf in leaves[:4]
-    ]
-    return ", ".join(shown) + (", ..." if len(leaves) > 4 else "")

@@ -1,7 +1,10 @@
 """Several replicas in a rank: what they get, what they share, and what happens when one of them errs."""
 
 import contextvars
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -70,14 +73,15 @@ def test_a_value_is_copied_or_added_when_it_is_given(strategy):
         merged = get_replica_context().merge_call(
             lambda strategy, x: strategy.reduce("MAX", x, None), (scratch,)
         )
-        total += 1  # its own
+        for own in (total, rows, merged):
+            own += 1  # of this replica only
         return total, rows, merged
 
     expected = np.full(3, sum(range(V)) + 1.0)
     for total, rows, merged in local(strategy, strategy.run(fn)):
         assert total.tolist() == expected.tolist()
-        assert rows.tolist() == [10.0 * each for each in range(V)]
-        assert merged.tolist() == [V - 1.0] * 3
+        assert rows.tolist() == [10.0 * each + 1 for each in range(V)]
+        assert merged.tolist() == [float(V)] * 3
 
 
 def test_collectives_of_the_strategy(strategy):
@@ -250,6 +254,67 @@ def test_an_error_of_a_call_is_raised_in_each_replica(strategy):
 
     assert float(strategy.reduce("MAX", strategy.run(fn), None)) == V
     assert sorted(caught) == [*strategy.extended.engine.replicas.local]
+
+
+def test_ctrl_c_ends_the_replica_that_runs_and_those_that_wait(strategy):
+    last = strategy.extended.engine.replicas.count - 1
+    ended = []
+
+    def fn():
+        try:
+            get_replica_context().all_reduce("SUM", 1.0)
+            if get_replica_context().number_here == last:
+                os.kill(os.getpid(), signal.SIGINT)
+                while True:
+                    time.sleep(0.001)
+            get_replica_context().all_reduce("SUM", 1.0)
+        finally:
+            ended.append(number())
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told it to be ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(fn)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sorted(ended) == [*strategy.extended.engine.replicas.local]
+    assert strategy.agree(True)
+    assert (
+        float(
+            strategy.reduce("MAX", strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0)), None)
+        )
+        == V
+    )
+
+
+def test_a_function_that_runs_in_two_threads_is_refused(strategy):
+    raised = []
+
+    def fn():
+        def other():
+            try:
+                strategy.run(number)
+            except RuntimeError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    strategy.run(fn)
+    assert len(raised) == strategy.extended.engine.replicas.count
+    assert "one function at a time" in raised[0]
+
+
+def test_replicas_that_share_a_lock_do_not_wait_for_each_other_outside_of_calls(strategy):
+    lock = threading.Lock()
+
+    def fn():
+        with lock:
+            value = float(number())
+        return get_replica_context().all_reduce("SUM", value)
+
+    assert float(strategy.reduce("MAX", strategy.run(fn), None)) == V * (V - 1) / 2
 
 
 def test_collectives_outside_of_the_meeting_are_refused(strategy):
