@@ -25,6 +25,7 @@ from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import MismatchError, call_site
 from mpistrat.runtime.topology import Topology
 
+_SIGNAL_SECONDS = 0.5  # a signal that comes just before a wait does not end it: look for one from time to time
 _REFUSED = (
     "was called in a function that strategy.run runs, and this rank plays several replicas: call it outside of run, or "
     "in merge_call"
@@ -260,7 +261,7 @@ class ReplicaMeeting:
             player.gate.open()
         try:
             while not player.waits:
-                self._gate.wait()
+                self._gate.wait(True, _SIGNAL_SECONDS)
         except BaseException as error:  # of a signal handler, such as that of Ctrl-C
             self._broken = error
             player.worker.interrupt(type(error))
