@@ -271,7 +271,9 @@ def test_ctrl_c_ends_the_replica_that_runs_and_those_that_wait(strategy):
         finally:
             ended.append(number())
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told it to be ignored
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may have told it to be ignored
     try:
         with pytest.raises(KeyboardInterrupt):
             strategy.run(fn)

@@ -100,3 +100,24 @@ def test_in_pieces_and_without_shared_memory(limits):
         assert all(each.tobytes() == expected.tobytes() for each in got)
     finally:
         comm.Free()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="for several ranks")
+@pytest.mark.parametrize("replicas", [6, 8])
+def test_saved_and_finished_on_fewer_ranks(replicas, tmp_path):
+    def training(comm):
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=replicas)
+        made = Training(strategy)
+        made.optimizer.build(made.variables)
+        return made, made.variables + made.optimizer.variables
+
+    begun, state = training(MPI.COMM_WORLD)
+    begun.run(range(3))
+    mpistrat.training.save(state, tmp_path / "half.h5")
+    fewer = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank == SIZE - 1)
+    if MPI.COMM_WORLD.rank < SIZE - 1:
+        finished, state = training(fewer)
+        mpistrat.training.load(state, tmp_path / "half.h5")
+        finished.run(range(3, 6))
+        assert finished.shown()[0] == DIGESTS[replicas, "tree"][0]
+    fewer.Free()
