@@ -65,11 +65,8 @@ class _Rows:
         flat = np.empty(self.message.length, self.message.wire)
         views: list[np.ndarray] = []
         for where, length, shape in self.message.runs:
-            views += (
-                [*flat[where].reshape(length, *shape)]
-                if shape
-                else [flat[i : i + 1].reshape(()) for i in range(where.start, where.stop)]
-            )
+            rows = flat[where].reshape(length, *shape)
+            views += [rows[i, ...] for i in range(length)]
         return flat, views
 
     @property
@@ -82,17 +79,12 @@ class ReplicaSums:
 
     Parameters
     ----------
-    topology : Topology
-    shares : Shares
-    op : Op
-    key : tuple of (dtype, shape)
+    topology, shares, op, key
+        The ranks, the partial sums of each, the reduction, and the (dtype, shape) of each array.
     algorithm : str or None
-        By its name: "tree" and "exact" have the same bits on any number of ranks. Others first add the replicas of a
-        rank, by the tree.
-    bytes_per_pack : int
-        The ranks compare it. It does not change what is sent.
-    form : str, optional
-        The form of the structure. The ranks compare it.
+        "tree" and "exact" have the same bits on any number of ranks. Others add partial sums as rank by rank.
+    bytes_per_pack, form
+        The ranks compare them.
 
     Raises
     ------
@@ -150,13 +142,7 @@ class ReplicaSums:
                 rows.give(replica, arrays)
 
     def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
-        """Return the reductions of all replicas' arrays. Collective.
-
-        Raises
-        ------
-        MismatchError, TimeoutError, RuntimeError
-            As `CollectiveLock.turn`.
-        """
+        """Return the reductions of all replicas' arrays. Collective."""
         topology, out = self._topology, [np.empty(0)] * len(self.key)
         meets = self._algorithm == TREE and topology.memory is not None and bool(self._rows)
         with topology.lock.turn(self._operation, meets, timeout_seconds):

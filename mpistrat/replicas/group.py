@@ -136,17 +136,7 @@ class ReplicaGroup:
         return self._groups[replica][0]
 
     def subtrees(self, rank: int) -> tuple[range, ...]:
-        """Return the largest subtrees of the fixed tree whose replicas a rank plays all, in order.
-
-        The tree does not depend on the ranks: the sum over ``[a, b)`` is that of its left part, the largest power of
-        two below ``b - a`` replicas, plus that of the rest.
-
-        Examples
-        --------
-        >>> from mpistrat.runtime.topology import Alone
-        >>> ReplicaGroup.dealt(Alone(), 6).subtrees(0)
-        (range(0, 6),)
-        """
+        """Return the largest subtrees of the fixed tree whose replicas a rank plays all, in order."""
         return tuple(subtrees(range(self.size), self._blocks[rank]))
 
     def __repr__(self) -> str:

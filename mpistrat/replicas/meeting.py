@@ -25,7 +25,9 @@ from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import MismatchError, call_site
 from mpistrat.runtime.topology import Topology
 
-_SIGNAL_SECONDS = 0.5  # a signal that comes just before a wait does not end it: look for one from time to time
+_SIGNAL_SECONDS = (
+    0.5  # a signal that comes just before a wait does not end it: look for one from time to time
+)
 _REFUSED = (
     "was called in a function that strategy.run runs, and this rank plays several replicas: call it outside of run, or "
     "in merge_call"
@@ -200,24 +202,30 @@ class ReplicaMeeting:
 
     def _lead(self, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
         """Make a call on the caller's thread, whose replica comes first and then lets each other one come."""
+        lock, sequence = self._topology.lock, None
         self._fault: Exception | None = None
         self._call = call = begin()
         self._give(0, value)
         try:
+            self._has_met = True
             for i in range(1, self._replicas.count):
                 self._let_run(i)
-                if self._names[i] != name:
+            for i, other in enumerate(self._names):  # when all have come, so that they stay in step
+                if other != name:
                     self._refuse(0, i)
-            self._has_met = True
             with self._communicating():
                 if self._fault is not None:
                     structures.refuse(name, self._topology, self._fault)
                     raise self._fault
-                results = self._made(name, call)
-        except Exception as error:
-            self._of_call = error
-            for player in self._players:
-                player.error = player.error or error
+                sequence = lock.sequence
+                results = call.make()
+        except BaseException as error:
+            if sequence is not None and not isinstance(error, MismatchError):
+                lock.left_call(name, error, sequence)
+            if isinstance(error, Exception):
+                self._of_call = error
+                for player in self._players:
+                    player.error = player.error or error
             raise
         finally:
             del self._call
@@ -225,17 +233,6 @@ class ReplicaMeeting:
         for player, result in zip(self._players, results[1:], strict=True):
             player.result = result
         return results[0]
-
-    def _made(self, name: str, call: JointCall) -> Sequence[Any]:
-        lock = self._topology.lock
-        sequence = lock.sequence
-        try:  # as `whole`
-            return call.make()
-        except MismatchError:
-            raise
-        except BaseException as error:
-            lock.left_call(name, error, sequence)
-            raise
 
     def _give(self, i: int, value: Any) -> None:
         if self._fault is None:
@@ -248,7 +245,6 @@ class ReplicaMeeting:
     def _let_run(self, i: int) -> None:
         """Let a replica run until it waits at a call or ends. Raise `ReplicaEnded` if it fails."""
         if len(self._players) < i:
-            self._has_met = True
             self._players.append(_Player(_idle.pop() if _idle else _Worker()))
             player = self._players[-1]
             context = self._context.copy()
@@ -312,12 +308,14 @@ class ReplicaMeeting:
     @contextmanager
     def _communicating(self) -> Iterator[None]:
         """Let the caller's thread communicate."""
-        forbidden = threads.without.pop(self._caller, None)
+        lifted = threads.without.get(self._caller) is _REFUSED
+        if lifted:
+            del threads.without[self._caller]
         try:
             yield
         finally:
-            if forbidden is not None:
-                threads.without[self._caller] = forbidden
+            if lifted:
+                threads.without[self._caller] = _REFUSED
 
     def _refuse(self, *which: int) -> NoReturn:
         """Raise on every rank for replicas of this one that are not in the same call."""

@@ -38,13 +38,7 @@ def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:
 
 
 def require_hosts(replicas: ReplicaGroup, devices: Sequence[Device]) -> None:
-    """Raise if replicas of one rank are to share GPUs.
-
-    Raises
-    ------
-    ValueError
-        If a rank plays several replicas and one of the devices is a GPU.
-    """
+    """Raise a ValueError if replicas of one rank are to share GPUs."""
     if not replicas.by_rank and any(device.kind != "cpu" for device in devices):
         raise ValueError(
             f"{replicas.size} replicas share fewer ranks, and replicas of one rank cannot share GPUs: start a rank for "

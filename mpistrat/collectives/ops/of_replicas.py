@@ -18,8 +18,11 @@ from mpistrat.collectives.replica_sums import ReplicaSums
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, component
+
+_MOST = 64  # reductions that are kept, with their buffers
 
 
 class ReplicasAllReduce(CrossDeviceOps):
@@ -37,7 +40,7 @@ class ReplicasAllReduce(CrossDeviceOps):
     def __init__(self, blocks: Sequence[range]):
         super().__init__()
         self._blocks = blocks
-        self._prepared: dict[Hashable, ReplicaSums] = {}
+        self._prepared = Cache[Hashable, ReplicaSums](_MOST)
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
         self.shares = Shares(topology, self._blocks)
@@ -81,22 +84,12 @@ class ReplicasAllReduce(CrossDeviceOps):
         named = (op, key, options.algorithm, options.bytes_per_pack, form)
         found = self._prepared.get(named)
         if found is None:
-            found = ReplicaSums(
-                self._ranks, self.shares, op, key, options.algorithm, options.bytes_per_pack, form
-            )
-            self._prepared[named] = found
+            how = options.algorithm, options.bytes_per_pack
+            found = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *how, form))
         return found
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-        """Return the values of all replicas along an axis. Collective.
-
-        Parameters
-        ----------
-        value : array
-            Those of this rank's replicas, one after the other.
-        axis : int
-        timeout_seconds : float, optional
-        """
+        """Return the values of all replicas along an axis; ``value`` has those of this rank's, in order. Collective."""
         topology = self._ranks
         found = any_library.gathered(topology, value, axis, timeout_seconds)
         order = sorted(range(topology.size), key=lambda rank: self._blocks[rank].start)
@@ -110,13 +103,7 @@ class ReplicasAllReduce(CrossDeviceOps):
 class GrowingTotal:
     """An all-reduce to which the replicas of this rank give their values one after another.
 
-    Parameters
-    ----------
-    ops : ReplicasAllReduce
-    op : Op
-    options : CommunicationOptions
-    form : str or None
-        Of the structure of the values. The ranks compare it.
+    The ranks compare ``form``, that of the structure of the values.
     """
 
     def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):

@@ -348,3 +348,15 @@ def test_numbers_that_differ():
         with pytest.raises(ValueError):
             mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=wrong)
     assert mpistrat.MultiWorkerMirroredStrategy().agree(True)
+
+
+def test_replicas_stay_in_step_after_a_call_that_was_refused(strategy):
+    def fn():
+        replica = get_replica_context()
+        try:
+            replica.all_gather(np.ones(1), 0) if number() == 1 else replica.all_reduce("SUM", 1.0)
+        except RuntimeError:
+            return replica.all_reduce("SUM", 10.0)
+        raise AssertionError("the call was not refused")
+
+    assert float(strategy.reduce("MAX", strategy.run(fn), None)) == 10.0 * V
