@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from mpistrat.collectives import structures
@@ -99,10 +100,9 @@ class _Player:
 
     def __init__(self, worker: _Worker):
         self.worker, self.gate = worker, _Gate()
-        self.may_run = True
-        self.waits = self.has_ended = False
+        self.may_run = self.has_begun = self.has_ended = False
         self.result: Any = None  # of the call that it waits at
-        self.error: BaseException | None = None  # of that call, or the one that ended it
+        self.error: BaseException | None = None  # of that call
 
 
 class ReplicaMeeting:
@@ -120,6 +120,7 @@ class ReplicaMeeting:
         self._players: list[_Player] = []
         self._names: list[str] = []  # the call that each replica waits at, empty if it has ended
         self._has_met = self._is_running = False
+        self._running = 0  # the replica that runs; 0 for the first one, and while a call is made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaMeeting:
         return ReplicaMeeting(self._topology, self._replicas)
@@ -146,23 +147,25 @@ class ReplicaMeeting:
         self._is_running = True
         self._broken: BaseException | None = None  # ends the replicas that wait
         self._of_call: BaseException | None = None  # raised by a call, in each replica
-        self._has_met, running, outermost = False, 0, caller not in threads.without
+        self._has_met, replica, outermost = False, 0, caller not in threads.without
         if outermost:
             threads.without[caller] = _REFUSED
         try:
-            for running in range(count):
-                if self._has_met and running:
-                    self._let_run(running)
-                    if not self._players[running - 1].has_ended:
-                        self._refuse(0, running)
-                else:
-                    results[running] = play(running)
-                if self._broken is not None:
-                    raise self._broken
+            results[0] = play(0)
+            if self._broken is not None:  # its error did not leave the first replica
+                raise self._broken
+            if self._has_met:
+                self._let_all_run()
+                for i, name in enumerate(self._names):
+                    if name:
+                        self._refuse(0, i)
+            else:
+                for replica in range(1, count):
+                    results[replica] = play(replica)
         except BaseException as error:
             raised = error if self._broken is None else self._broken
             if self._broken is None and error is not self._of_call:
-                self._note(error, running)
+                self._note(error, replica)
             self._broken = raised
             if raised is error:
                 raise
@@ -190,7 +193,10 @@ class ReplicaMeeting:
         if name == self._names[0]:
             self._give(i, value)
         player = self._players[i - 1]
-        self._pause(player)
+        player.may_run = False
+        self._pass_on(i)
+        while not player.may_run:
+            player.gate.wait()
         if self._broken is not None:
             raise ReplicaEnded
         self._names[i] = ""
@@ -208,8 +214,7 @@ class ReplicaMeeting:
         self._give(0, value)
         try:
             self._has_met = True
-            for i in range(1, self._replicas.count):
-                self._let_run(i)
+            self._let_all_run()
             for i, other in enumerate(self._names):  # when all have come, so that they stay in step
                 if other != name:
                     self._refuse(0, i)
@@ -242,31 +247,50 @@ class ReplicaMeeting:
                 self._note(error, i)
                 self._fault = error
 
-    def _let_run(self, i: int) -> None:
-        """Let a replica run until it waits at a call or ends. Raise `ReplicaEnded` if it fails."""
-        if len(self._players) < i:
-            self._players.append(_Player(_idle.pop() if _idle else _Worker()))
-            player = self._players[-1]
-            context = self._context.copy()
-            player.worker.begin(lambda: context.run(self._play_in_thread, i, player))
-        else:
-            player = self._players[i - 1]
-            if player.has_ended:
-                return
-            player.waits, player.may_run = False, True
-            player.gate.open()
+    def _let_all_run(self) -> None:
+        """Let the others run, one after another, until each waits at a call or has ended. Raise if one fails."""
+        if not self._players:
+            self._players = [
+                _Player(_idle.pop() if _idle else _Worker()) for _ in range(1, self._replicas.count)
+            ]
+        self._pass_on(0)
         try:
-            while not player.waits:
+            while self._running:
                 self._gate.wait(True, _SIGNAL_SECONDS)
         except BaseException as error:  # of a signal handler, such as that of Ctrl-C
             self._broken = error
-            player.worker.interrupt(type(error))
-            while not player.waits:
-                self._gate.wait()
+            interrupted = 0
+            while self._running:
+                if self._running != interrupted:
+                    interrupted = self._running
+                    self._players[interrupted - 1].worker.interrupt(type(error))
+                self._gate.wait(True, _SIGNAL_SECONDS)
             raise
-        if player.has_ended and player.error is not None:
-            self._broken = player.error
+        if self._broken is not None:
             raise ReplicaEnded
+
+    def _pass_on(self, i: int) -> None:
+        """Hand over from replica ``i`` to the next one that has not ended, else, or after a failure, to the caller.
+
+        Directly, not through the caller's thread: that would be twice as many hand-overs.
+        """
+        players = enumerate(self._players[i:], i + 1)
+        self._running = 0
+        if self._broken is None:
+            self._running = next((k for k, each in players if not each.has_ended), 0)
+        if self._running:
+            self._wake(self._running)
+        else:
+            self._gate.open()
+
+    def _wake(self, i: int) -> None:
+        player = self._players[i - 1]
+        if not player.has_begun:
+            player.has_begun = True
+            player.worker.begin(partial(self._context.copy().run, self._play_in_thread, i, player))
+        else:
+            player.may_run = True
+            player.gate.open()
 
     def _play_in_thread(self, i: int, player: _Player) -> None:
         try:
@@ -278,32 +302,24 @@ class ReplicaMeeting:
         except BaseException as error:
             if error is not self._of_call:
                 self._note(error, i)
-            player.error = error
+            self._broken = self._broken or error
         finally:
             threads.without.pop(threading.get_ident(), None)
             self._names[i] = ""
-            player.has_ended = player.waits = True
-            self._gate.open()
-
-    def _pause(self, player: _Player) -> None:
-        """Wait at a call until the caller's thread has made it."""
-        player.may_run, player.waits = False, True
-        self._gate.open()
-        while not player.may_run:
-            player.gate.wait()
+            player.has_ended = True
+            self._pass_on(i)
 
     def _end(self) -> None:
         """End the replicas that wait at a call, and keep their threads."""
-        players, self._players = self._players, []
-        for player in players:
-            if not player.has_ended:
+        for i, player in enumerate(self._players, 1):
+            if player.has_begun and not player.has_ended:
                 self._broken = self._broken or ReplicaEnded()
-                player.waits, player.may_run = False, True
-                player.gate.open()
+                self._wake(i)
                 while not player.has_ended:
-                    self._gate.wait()
+                    self._gate.wait(True, _SIGNAL_SECONDS)
             if not player.worker.is_interrupted:
                 _idle.append(player.worker)
+        self._players = []
 
     @contextmanager
     def _communicating(self) -> Iterator[None]:
