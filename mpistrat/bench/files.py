@@ -53,10 +53,10 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
     def ours(way: str, kept: Path | None) -> Callable[[int], None]:
         def start(k: int) -> None:
             for _ in range(k):
-                peers = _Timed(topology)
+                ranks: Any = _Timed(topology)
                 dataset = Dataset.from_hdf5(pattern, "x", manifest=kept).batch(_BATCH)
-                assert DistributedDataset(dataset, peers).cardinality > 0
-                collectives[way].append(peers.seconds)
+                assert DistributedDataset(dataset, ranks).cardinality > 0
+                collectives[way].append(ranks.seconds)
 
         return start
 
@@ -90,23 +90,23 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 class _Timed:
     """Collectives of replicas that measure the seconds of this replica in them."""
 
-    def __init__(self, peers: Any):
-        self._peers = peers
-        self.size, self.rank = peers.size, peers.rank
+    def __init__(self, ranks: Any):
+        self._ranks = ranks
+        self.size, self.rank = ranks.size, ranks.rank
         self.seconds = 0.0
 
     def all_gather_object(self, value: Any) -> list[Any]:
         with self._clock():
-            found: list[Any] = self._peers.all_gather_object(value)
+            found: list[Any] = self._ranks.all_gather_object(value)
             return found
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         with self._clock():
-            return self._peers.broadcast_object(value, root)
+            return self._ranks.broadcast_object(value, root)
 
     def all_true(self, flag: Any) -> bool:
         with self._clock():
-            return bool(self._peers.all_true(flag))
+            return bool(self._ranks.all_true(flag))
 
     @contextlib.contextmanager
     def _clock(self) -> Iterator[None]:

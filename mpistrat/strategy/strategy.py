@@ -320,7 +320,7 @@ class Strategy(Collectives, FormerNames):
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
-        return data.DistributedDataset(dataset, engine.topology, options, engine.device)
+        return data.DistributedDataset(dataset, engine.topology, options, engine.device, engine.replicas)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -345,7 +345,9 @@ class Strategy(Collectives, FormerNames):
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         engine = self._extended.engine
-        return data.DistributedDatasetsFromFunction(dataset_fn, engine.topology, options, engine.device)
+        return data.DistributedDatasetsFromFunction(
+            dataset_fn, engine.topology, options, engine.device, engine.replicas
+        )
 
     # --- buffers ---------------------------------------------------------------------
 

@@ -11,11 +11,12 @@ from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
-from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.rows.spec import ArraySpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from mpistrat.runtime.topology import Topology
 
 
 class ChosenSource(CombinedSource):
@@ -41,9 +42,9 @@ class ChosenSource(CombinedSource):
             found = common_spec((0, found), (number, part.plan.element_spec()))
         return found
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles, and are alike."""
-        found = super().ready(memory, ranks, peers)
+        found = super().ready(memory, sharing, ranks)
         found.element_spec()
         return found
 

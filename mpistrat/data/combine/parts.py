@@ -14,10 +14,12 @@ from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Shuffle, Transform, length_of
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
-from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Seed, Source
+from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Seed, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from mpistrat.runtime.topology import Topology
 
 
 class DatasetPart:
@@ -98,11 +100,11 @@ class DatasetPart:
         """Return the part with other seeds."""
         return DatasetPart(*with_seeds(self.source, self.transforms, seeds))
 
-    def ready(self, memory: int, ranks: int | None, peers: Peers | None) -> DatasetPart:
+    def ready(self, memory: int, sharing: int | None, ranks: Topology | None) -> DatasetPart:
         """Return the part with its source ready for its shuffles; see `Source.for_shuffle`."""
-        source = self.source.ready(memory, ranks, peers)
+        source = self.source.ready(memory, sharing, ranks)
         if not self.streamed and any(isinstance(each, Shuffle) for each in self.transforms):
-            source = source.for_shuffle(memory, self.length, ranks, peers)
+            source = source.for_shuffle(memory, self.length, sharing, ranks)
         return self if source is self.source else DatasetPart(source, self.transforms)
 
     def identity(self) -> dict[str, Any]:
@@ -152,10 +154,10 @@ class OfParts:
         """Return the kind of combination, and the identities of its parts."""
         return {"source": self.word, "parts": [part.identity() for part in self.parts]}
 
-    def agree(self, peers: Peers) -> None:
-        """Let every part agree with the peers. Collective."""
+    def agree(self, ranks: Topology) -> None:
+        """Let every part agree with the other ranks. Collective."""
         for part in self.parts:
-            part.source.agree(peers)
+            part.source.agree(ranks)
 
     def seeds(self) -> list[Seed]:
         """Return the seeds of the parts, one part after another."""
@@ -166,9 +168,9 @@ class OfParts:
         left = iter(seeds)
         return self.of_parts([part.with_seeds([next(left) for _ in part.seeds()]) for part in self.parts])
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles."""
-        parts = [part.ready(memory, ranks, peers) for part in self.parts]
+        parts = [part.ready(memory, sharing, ranks) for part in self.parts]
         if all(a is b for a, b in zip(parts, self.parts, strict=True)):
             return self  # with the rows that it keeps
         return self.of_parts(parts)

@@ -14,8 +14,9 @@ import numpy as np
 from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, MOST_PREFETCH, PREFETCH, AutoShardPolicy
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, length_of
-from mpistrat.data.rows.contracts import Peers, Source
+from mpistrat.data.rows.contracts import Source
 from mpistrat.data.rows.split import piece
+from mpistrat.replicas import ReplicaGroup
 
 MOST_IMBALANCE = 0.05
 
@@ -35,8 +36,8 @@ class Division:
         The transforms of the whole dataset.
     source : Source
         The source of the whole dataset.
-    replicas : int
-        Number of replicas that share the dataset.
+    replicas : ReplicaGroup
+        The replicas that share the dataset.
     communicates : bool
         Whether `batch` is collective.
     """
@@ -46,10 +47,9 @@ class Division:
     steps: int | None
     plan: PipelinePlan
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
+    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
         self.source, self.transforms = source, tuple(transforms)
-        self.replicas = peers.size
-        self._peers = peers
+        self.replicas = replicas
 
     @property
     def cardinality(self) -> int:
@@ -92,7 +92,7 @@ class Division:
 
     def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> Division:
         """Return the same division with other transforms, and perhaps another source of the same rows."""
-        return type(self)(self.source if source is None else source, transforms, self._peers)
+        return type(self)(self.source if source is None else source, transforms, self.replicas)
 
     def after(self, rows: int) -> Division:
         """Return the division of an epoch without its first rows."""
@@ -105,14 +105,15 @@ class ByData(Division):
 
     name = "DATA"
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
-        super().__init__(source, transforms, peers)
+    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
+        super().__init__(source, transforms, replicas)
         self.plan = PipelinePlan(source, transforms, source)
         self.steps = self.plan.length
-        self._cut = None if peers.size == 1 else partial(piece, replicas=peers.size, replica=peers.rank)
+        size, first = replicas.size, replicas.first
+        self._cut = None if size == 1 else partial(piece, replicas=size, replica=first)
 
     def _most_rows(self) -> int:
-        return -(-super()._most_rows() // self.replicas)
+        return -(-super()._most_rows() // self.replicas.size)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the rows of this replica's piece of a global batch."""
@@ -122,8 +123,10 @@ class ByData(Division):
 class ByFile(Division):
     """The division that deals files to the replicas."""
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool = False):
-        super().__init__(source, transforms, peers)
+    def __init__(
+        self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup, balance: bool = False
+    ):
+        super().__init__(source, transforms, replicas)
         self._balance = balance
         self.name = "FILE, balanced" if balance else "FILE"
         rows = source.file_rows()
@@ -132,33 +135,33 @@ class ByFile(Division):
                 f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {source}: "
                 "use AutoShardPolicy.DATA"
             )
-        if len(rows) < peers.size:
+        if len(rows) < replicas.size:
             raise ValueError(
                 f"AutoShardPolicy.FILE needs at least one file per replica, but there are {len(rows)} files "
-                f"with rows for {peers.size} replicas: use AutoShardPolicy.DATA, or split the files "
+                f"with rows for {replicas.size} replicas: use AutoShardPolicy.DATA, or split the files "
                 "(mpistrat shard)"
             )
-        if _global_batch(transforms) < peers.size:
+        if _global_batch(transforms) < replicas.size:
             raise ValueError(
                 "AutoShardPolicy.FILE needs a row of every global batch for each replica, but "
-                f"batch({_global_batch(transforms)}) is shared by {peers.size} replicas: use a larger batch, or "
+                f"batch({_global_batch(transforms)}) is shared by {replicas.size} replicas: use a larger batch, or "
                 "AutoShardPolicy.DATA"
             )
-        dealt = deal(rows, peers.size, balance)
+        dealt = deal(rows, replicas.size, balance)
         lengths = [
-            length_of(sum(rows[i] for i in mine), _of_share(transforms, peers.size, rank))
-            for rank, mine in enumerate(dealt)
+            length_of(sum(rows[i] for i in mine), _of_share(transforms, replicas.size, replica))
+            for replica, mine in enumerate(dealt)
         ]
         self.steps = _longest(lengths)
         self.plan = PipelinePlan(
-            source.of_files(dealt[peers.rank]),
-            _of_share(transforms, peers.size, peers.rank),
+            source.of_files(dealt[replicas.first]),
+            _of_share(transforms, replicas.size, replicas.first),
             source,
         )
 
     def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> ByFile:
         """Return the same division of the files, with other transforms."""
-        return ByFile(self.source if source is None else source, transforms, self._peers, self._balance)
+        return ByFile(self.source if source is None else source, transforms, self.replicas, self._balance)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the next rows of this replica's files, an empty array after the last."""
@@ -170,28 +173,29 @@ class Everything(Division):
 
     name = "OFF"
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers):
-        super().__init__(source, transforms, peers)
+    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
+        super().__init__(source, transforms, replicas)
         lengths = [
-            length_of(source.length, self._of_rank(transforms, peers.size, r)) for r in range(peers.size)
+            length_of(source.length, self._of_replica(transforms, replicas.size, each))
+            for each in range(replicas.size)
         ]
         longest = _longest(lengths)
-        self.steps = None if longest is None else longest * peers.size
-        own = self._of_rank(transforms, peers.size, peers.rank)
+        self.steps = None if longest is None else longest * replicas.size
+        own = self._of_replica(transforms, replicas.size, replicas.first)
         self.plan = PipelinePlan(source, own, source)
 
     def _most_rows(self) -> int:
-        return -(-super()._most_rows() // self.replicas)
+        return -(-super()._most_rows() // self.replicas.size)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the rows of the next piece of a global batch: all pieces of one batch, then those of the next."""
-        number, part = divmod(step, self.replicas)
+        number, part = divmod(step, self.replicas.size)
         rows = own_rows(self.plan, number, iteration)
-        first, last = piece(len(rows), self.replicas, part)
+        first, last = piece(len(rows), self.replicas.size, part)
         return rows[first:last]
 
     @staticmethod
-    def _of_rank(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
+    def _of_replica(transforms: Sequence[Transform], size: int, replica: int) -> list[Transform]:
         return list(transforms)
 
 
@@ -201,8 +205,8 @@ class ByHint(Everything):
     name = "HINT"
 
     @staticmethod
-    def _of_rank(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
-        return with_hints(transforms, size, rank)
+    def _of_replica(transforms: Sequence[Transform], size: int, replica: int) -> list[Transform]:
+        return with_hints(transforms, size, replica)
 
 
 class OwnDataset(Division):
@@ -210,14 +214,16 @@ class OwnDataset(Division):
 
     name = "its own"
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], peers: Peers, steps: int | None):
-        super().__init__(source, transforms, peers)
+    def __init__(
+        self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup, steps: int | None
+    ):
+        super().__init__(source, transforms, replicas)
         self.plan = PipelinePlan(source, transforms)
         self.steps = steps
 
     def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> OwnDataset:
         """Return the same division with other transforms, and perhaps another source of the same rows."""
-        return OwnDataset(self.source if source is None else source, transforms, self._peers, self.steps)
+        return OwnDataset(self.source if source is None else source, transforms, self.replicas, self.steps)
 
     def rows(self, step: int, iteration: int) -> np.ndarray:
         """Return the rows of the next batch of this replica's dataset, an empty array after the last."""
@@ -225,7 +231,11 @@ class OwnDataset(Division):
 
 
 def divide(
-    policy: AutoShardPolicy, source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool
+    policy: AutoShardPolicy,
+    source: Source,
+    transforms: Sequence[Transform],
+    replicas: ReplicaGroup,
+    balance: bool,
 ) -> Division:
     """Return the division that a policy asks for.
 
@@ -234,7 +244,7 @@ def divide(
     ValueError
         On every replica, if the policy does not suit the dataset.
     """
-    return _DIVISIONS[policy](source, transforms, peers, balance)
+    return _DIVISIONS[policy](source, transforms, replicas, balance)
 
 
 def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
@@ -273,9 +283,9 @@ def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
     return longest * replicas / sum(rows) - 1
 
 
-def with_hints(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
+def with_hints(transforms: Sequence[Transform], size: int, replica: int) -> list[Transform]:
     """Return the transforms with the hints of ``shard`` replaced by a replica's numbers."""
-    return [Shard(size, rank) if isinstance(each, Shard) and each.is_hint else each for each in transforms]
+    return [Shard(size, replica) if isinstance(each, Shard) and each.is_hint else each for each in transforms]
 
 
 def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
@@ -285,38 +295,40 @@ def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
     return plan.rows(step, iteration)
 
 
-def _automatic(source: Source, transforms: Sequence[Transform], peers: Peers, balance: bool) -> Division:
+def _automatic(
+    source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup, balance: bool
+) -> Division:
     """Return the FILE division if it keeps the rows and, nearly, the number of steps; otherwise DATA."""
     rows = source.file_rows()
     # Under FILE, take, skip and shard would count the rows of each replica's own files.
-    if peers.size == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in transforms):
-        return ByData(source, transforms, peers)
+    if replicas.size == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in transforms):
+        return ByData(source, transforms, replicas)
     why = ""
-    if len(rows) < peers.size:
-        why = f"there are {len(rows)} files with rows for {peers.size} replicas"
-    elif _global_batch(transforms) < peers.size:
-        why = f"a batch of {_global_batch(transforms)} rows is shared by {peers.size} replicas"
-    elif (excess := imbalance(rows, peers.size, balance)) > MOST_IMBALANCE:
+    if len(rows) < replicas.size:
+        why = f"there are {len(rows)} files with rows for {replicas.size} replicas"
+    elif _global_batch(transforms) < replicas.size:
+        why = f"a batch of {_global_batch(transforms)} rows is shared by {replicas.size} replicas"
+    elif (excess := imbalance(rows, replicas.size, balance)) > MOST_IMBALANCE:
         why = f"one replica would have {excess:.0%} more rows than the mean"
     if not why:
-        return ByFile(source, transforms, peers, balance)
-    if peers.rank == 0:
+        return ByFile(source, transforms, replicas, balance)
+    if replicas.is_chief:
         warnings.warn(
             f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
             "set AutoShardPolicy.DATA to do the same without this warning",
             UserWarning,
             stacklevel=2,
         )
-    return ByData(source, transforms, peers)
+    return ByData(source, transforms, replicas)
 
 
-_Divide = Callable[[Source, Sequence[Transform], Peers, bool], Division]
+_Divide = Callable[[Source, Sequence[Transform], ReplicaGroup, bool], Division]
 _DIVISIONS: dict[AutoShardPolicy, _Divide] = {
     AutoShardPolicy.AUTO: _automatic,
-    AutoShardPolicy.DATA: lambda source, transforms, peers, _: ByData(source, transforms, peers),
+    AutoShardPolicy.DATA: lambda source, transforms, replicas, _: ByData(source, transforms, replicas),
     AutoShardPolicy.FILE: ByFile,
-    AutoShardPolicy.HINT: lambda source, transforms, peers, _: ByHint(source, transforms, peers),
-    AutoShardPolicy.OFF: lambda source, transforms, peers, _: Everything(source, transforms, peers),
+    AutoShardPolicy.HINT: lambda source, transforms, replicas, _: ByHint(source, transforms, replicas),
+    AutoShardPolicy.OFF: lambda source, transforms, replicas, _: Everything(source, transforms, replicas),
 }
 
 
@@ -324,11 +336,11 @@ def _global_batch(transforms: Sequence[Transform]) -> int:
     return next(each.size for each in transforms if isinstance(each, Batch))
 
 
-def _of_share(transforms: Sequence[Transform], size: int, rank: int) -> list[Transform]:
+def _of_share(transforms: Sequence[Transform], size: int, replica: int) -> list[Transform]:
     shared = []
     for each in transforms:
         if isinstance(each, Batch):
-            first, last = piece(each.size, size, rank)
+            first, last = piece(each.size, size, replica)
             each = replace(each, size=last - first)
         shared.append(each)
     return shared

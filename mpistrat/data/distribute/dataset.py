@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.distribute.autoshard import Division, OwnDataset, divide
@@ -21,8 +21,12 @@ from mpistrat.data.options import (
 )
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
-from mpistrat.data.rows.contracts import Peers, ranks_of_node
+from mpistrat.data.rows.contracts import ranks_of_node
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.device import Device
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 
 class Distributed:
@@ -31,12 +35,12 @@ class Distributed:
     def __init__(
         self,
         division: Division,
-        peers: Peers,
+        ranks: Topology,
         prefetch: int | None,
         options: InputOptions | None,
         device: Device,
     ):
-        self._passes = Passes(division, peers, prefetch)
+        self._passes = Passes(division, ranks, prefetch)
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
 
@@ -110,12 +114,14 @@ class DistributedDataset(Distributed):
     ----------
     dataset : Dataset
         A dataset of global batches: ``.batch(...)`` must be among its transforms.
-    peers : object with size, rank, all_gather_object and broadcast_object
-        The replicas that share the dataset.
+    ranks : Topology
+        The ranks that share the dataset.
     options : InputOptions, optional
         Options of the input.
     device : Device, optional
         The device that batches are fetched to, unless the options disable that. By default the host.
+    replicas : ReplicaGroup, optional
+        Which rank plays which replica; by default each rank plays one.
 
     Raises
     ------
@@ -136,9 +142,10 @@ class DistributedDataset(Distributed):
     def __init__(
         self,
         dataset: Dataset,
-        peers: Peers,
+        ranks: Topology,
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
+        replicas: ReplicaGroup | None = None,
     ):
         if not isinstance(dataset, Dataset):
             raise TypeError(
@@ -165,14 +172,14 @@ class DistributedDataset(Distributed):
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
-        everyone = peers.all_gather_object((mine, definition.seeds()))
+        everyone = ranks.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
-        definition.source.agree(peers)
-        division = _division(definition.with_drawn(everyone[0][1]), peers)
-        super().__init__(division, peers, definition.options.prefetch, options, device)
+        definition.source.agree(ranks)
+        division = _division(definition.with_drawn(everyone[0][1]), ranks, replicas or ReplicaGroup(ranks))
+        super().__init__(division, ranks, definition.options.prefetch, options, device)
 
 
-def _division(definition: Definition, peers: Peers) -> Division:
+def _division(definition: Definition, ranks: Topology, replicas: ReplicaGroup) -> Division:
     distribute = definition.options.experimental_distribute
     policy = distribute.auto_shard_policy
     if definition.streamed and policy is AutoShardPolicy.FILE:
@@ -180,10 +187,10 @@ def _division(definition: Definition, peers: Peers) -> Division:
             f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {definition.source}: "
             "use AutoShardPolicy.DATA"
         )
-    ready = definition.ready(ranks_of_node(peers), peers)
+    ready = definition.ready(ranks_of_node(ranks), ranks)
     if definition.streamed:
-        return divide_until_all_end(policy, ready.source, ready.transforms, peers)
-    return divide(policy, ready.source, ready.transforms, peers, distribute.balance)
+        return divide_until_all_end(policy, ready.source, ready.transforms, replicas, ranks)
+    return divide(policy, ready.source, ready.transforms, replicas, distribute.balance)
 
 
 def _description(transform: Transform) -> str:
@@ -217,12 +224,14 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     ----------
     dataset_fn : callable
         Called with an `InputContext`. Returns a Dataset, in batches of the replica's own size.
-    peers : object with size, rank, all_gather_object and broadcast_object
-        The replicas.
+    ranks : Topology
+        The ranks that call the function.
     options : InputOptions, optional
         Options of the input.
     device : Device, optional
         The device that batches are fetched to, unless the options disable that. By default the host.
+    replicas : ReplicaGroup, optional
+        Which rank plays which replica; by default each rank plays one.
 
     Raises
     ------
@@ -245,18 +254,20 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     def __init__(
         self,
         dataset_fn: Callable[[InputContext], Dataset],
-        peers: Peers,
+        ranks: Topology,
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
+        replicas: ReplicaGroup | None = None,
     ):
         if not callable(dataset_fn):
             raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
         check_input_options(options)
+        replicas = replicas or ReplicaGroup(ranks)
         dataset: Any = None
         failure: Exception | None = None
         report: dict[str, Any] = {"length": None, "batched": True, "seeds": [], "kind": "", "failure": ""}
         try:
-            dataset = dataset_fn(InputContext(peers.size, peers.rank, peers.size))
+            dataset = dataset_fn(InputContext(replicas.size, replicas.first, replicas.size))
             if isinstance(dataset, Dataset):
                 report["length"] = dataset.cardinality()
                 report["batched"] = dataset.batch_size is not None
@@ -266,19 +277,19 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         except Exception as error:
             failure = error
             report["failure"] = f"{type(error).__name__}: {error}"
-        reports = peers.all_gather_object(report)
+        reports = ranks.all_gather_object(report)
         if failure is not None:
             raise failure
         _check(reports)
         lengths = [each["length"] for each in reports]
-        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(peers))
+        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(ranks))
         own: Division
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(ready.source, ready.transforms, peers, ready.plan)
+            own = OwnUntilAllEnd(ready.source, ready.transforms, replicas, ranks, ready.plan)
         else:
             length = None if INFINITE_CARDINALITY in lengths else max(lengths)
-            own = OwnDataset(ready.source, ready.transforms, peers, length)
-        Distributed.__init__(self, own, peers, ready.options.prefetch, options, device)
+            own = OwnDataset(ready.source, ready.transforms, replicas, length)
+        Distributed.__init__(self, own, ranks, ready.options.prefetch, options, device)
 
 
 def _check(reports: list[dict[str, Any]]) -> None:

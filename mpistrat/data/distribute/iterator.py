@@ -18,14 +18,13 @@ from mpistrat.data.options import AUTOTUNE
 from mpistrat.data.pipeline.optional import NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows import spec
-from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.device import Device
 from mpistrat.runtime.gpu.feed import Sent, feed, received
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
 
 if TYPE_CHECKING:
-    from mpistrat.runtime.device import Device
+    from mpistrat.runtime.topology import Topology
 
 
 _KINDS = "biufc"
@@ -96,8 +95,8 @@ class Passes:
     ----------
     division : Division
         The rows of each replica.
-    peers : Peers
-        The replicas that share the dataset.
+    ranks : Topology
+        The ranks that share the dataset.
     prefetch : int or None
         Number of batches that are read ahead. With None and AUTOTUNE the library chooses.
 
@@ -115,16 +114,16 @@ class Passes:
         being wrong costs two reads.
     """
 
-    def __init__(self, division: Division, peers: Peers, prefetch: int | None):
+    def __init__(self, division: Division, ranks: Topology, prefetch: int | None):
         self.division = division
         self.device = Device("cpu")
         self.prefetch = AUTOTUNE if prefetch is None else prefetch
         self.making = MakingLock()
         automatic = prefetch is None or prefetch == AUTOTUNE
         self.in_line = automatic and not division.communicates
-        self._peers = peers
-        # Equal on all replicas, because making a distributed dataset is collective.
-        self._number: int = getattr(peers, "sequence", 0)
+        self._ranks = ranks
+        # Equal on all ranks, because making a distributed dataset is collective.
+        self._number: int = getattr(ranks, "sequence", 0)
         self._next = Position(division, 0)
         self._newest: Pass | None = None
 
@@ -138,13 +137,13 @@ class Passes:
     def element_spec(self) -> Any:
         """Structure of this replica's batches."""
         of_plan = self.division.plan.element_spec()
-        if self.division.replicas == 1 or self.division.plan.batch is None:
+        if self.division.replicas.size == 1 or self.division.plan.batch is None:
             return of_plan
         return spec.any_size(of_plan)
 
     def pace(self) -> ThroughputLog:
         """Return a log of the throughput of one pass."""
-        return ThroughputLog(self._peers, self._number)
+        return ThroughputLog(self._ranks, self._number)
 
     def state(self) -> dict[str, Any]:
         """Return the state of the newest pass."""

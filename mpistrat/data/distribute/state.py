@@ -54,7 +54,7 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
         "version": _VERSION,
         "epoch": at.epoch,
         "policy": whole.name,
-        "replicas": whole.replicas,
+        "replicas": whole.replicas.size,
         "batch": _batch_size(whole.transforms),
         "pipeline": _pipeline(whole.transforms),
         "seeds": [each.value for each in seeds_of(whole.source, whole.transforms)],
@@ -95,7 +95,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         if whole.name == "DATA":
             hint += " and put everything but map() before batch()"
         else:
-            _same("number of replicas", state["replicas"], whole.replicas, hint)
+            _same("number of replicas", state["replicas"], whole.replicas.size, hint)
         _same("batch size", state["batch"], _batch_size(whole.transforms), hint)
     given = seeds_of(whole.source, whole.transforms)
     if given:

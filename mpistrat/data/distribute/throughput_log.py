@@ -1,7 +1,7 @@
-"""Throughput of an epoch: a line in the log of replica 0.
+"""Throughput of an epoch: a line in the log of rank 0.
 
-The other replicas send their figures to replica 0 in messages that do not block. A replica that leaves its
-loop early, or does not log, delays no other replica.
+The other ranks send their figures to rank 0 in messages that do not block. A rank that leaves its loop early, or does
+not log, delays no other rank.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import logging
 import threading
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.rows.contracts import Peers
 from mpistrat.runtime.process import mpi
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
 _TAG = 7301
-_PATIENCE = 0.05  # seconds; the figures of a replica that is in step arrive sooner
+_PATIENCE = 0.05  # seconds; the figures of a rank that is in step arrive sooner
 _EPOCHS_KEPT = 16
 _SLOWEST_SHOWN = 3
 
@@ -32,14 +34,14 @@ class ThroughputLog:
 
     Parameters
     ----------
-    peers : Peers
-        The replicas. Rank 0 logs. Several replicas need a communicator ``peers.world`` for that.
+    ranks : Topology
+        Rank 0 logs. Several ranks need a communicator ``ranks.world`` for that.
     dataset : int
-        The number of the dataset, equal on all replicas.
+        The number of the dataset, equal on all ranks.
     """
 
-    def __init__(self, peers: Peers, dataset: int):
-        self._peers, self._dataset = peers, dataset
+    def __init__(self, ranks: Topology, dataset: int):
+        self._ranks, self._dataset = ranks, dataset
         self._start = time.perf_counter()
         self._waited = 0.0
         self._samples = self._bytes = 0
@@ -57,26 +59,26 @@ class ThroughputLog:
             self._bytes += getattr(leaf, "nbytes", 0)
 
     def ended(self, epoch: int) -> None:
-        """End the epoch of this replica: log the throughput on rank 0, send the figures on the others."""
+        """End the epoch of this rank: log the throughput on rank 0, send the figures on the others."""
         took = max(time.perf_counter() - self._start, 1e-9)
         mine = np.array([self._dataset, epoch, took, self._waited, self._samples, self._bytes], np.float64)
-        if self._peers.size == 1:
+        if self._ranks.size == 1:
             _tell(epoch, {0: mine}, 1)
-        elif hasattr(self._peers, "world") and threading.current_thread() is threading.main_thread():
-            key = getattr(self._peers, "key", self._peers)
+        elif hasattr(self._ranks, "world") and threading.current_thread() is threading.main_thread():
+            key = getattr(self._ranks, "key", self._ranks)
             mailbox = _mailboxes.get(key)
             if mailbox is None:
-                mailbox = _mailboxes[key] = Mailbox(self._peers.world)
-            if self._peers.rank:
+                mailbox = _mailboxes[key] = Mailbox(self._ranks.world)
+            if self._ranks.rank:
                 mailbox.send(mine)
                 return
             patience = _PATIENCE if _log.isEnabledFor(logging.INFO) else 0.0
             theirs = mailbox.received(self._dataset, epoch, patience)
-            _tell(epoch, {0: mine, **theirs}, self._peers.size)
+            _tell(epoch, {0: mine, **theirs}, self._ranks.size)
 
 
 class Mailbox:
-    """The messages to replica 0 with the figures of the others. Used by the main thread only; never blocks."""
+    """The messages to rank 0 with the figures of the others. Used by the main thread only; never blocks."""
 
     def __init__(self, comm: Any):
         self._comm = comm
@@ -111,7 +113,7 @@ class Mailbox:
             self._received.setdefault((int(figures[0]), int(figures[1])), {})[status.source] = figures
 
 
-def _tell(epoch: int, figures: dict[int, np.ndarray], replicas: int) -> None:
+def _tell(epoch: int, figures: dict[int, np.ndarray], ranks: int) -> None:
     if not _log.isEnabledFor(logging.INFO):
         return
     table = np.array(list(figures.values()))
@@ -123,8 +125,8 @@ def _tell(epoch: int, figures: dict[int, np.ndarray], replicas: int) -> None:
         f"{table[:, 5].sum() / took / 1e9:.3f} GB/s, {sum(waiting.values()) / len(waiting):.1%} of the time waiting "
         "for data"
     )
-    if replicas > 1:
+    if ranks > 1:
         text += "; waiting longest: " + ", ".join(f"rank {rank} ({waiting[rank]:.1%})" for rank in slowest)
-    if len(figures) < replicas:
-        text += f" (of {len(figures)} of {replicas} replicas; the others have not ended the epoch)"
+    if len(figures) < ranks:
+        text += f" (of {len(figures)} of {ranks} ranks; the others have not ended the epoch)"
     _log.info("%s", text)

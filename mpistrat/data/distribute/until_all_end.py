@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
 from mpistrat.data.distribute.autoshard import Division, with_hints
@@ -11,41 +11,49 @@ from mpistrat.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Transform
 from mpistrat.data.rows import spec
-from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.rows.split import piece
+from mpistrat.replicas import ReplicaGroup
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 
 class _Streamed(Division):
-    """The division that reads batches until no replica has any. The replicas exchange a flag at each step."""
+    """The division that reads batches until no replica has any. The ranks exchange a flag at each step."""
 
     communicates = True
     steps = None
 
-    def __init__(self, source: Any, transforms: Sequence[Transform], peers: Peers):
-        super().__init__(source, transforms, peers)
-        self.plan: Any = StreamPlan(source, self._of_rank(transforms), shared=True)
+    def __init__(self, source: Any, transforms: Sequence[Transform], replicas: ReplicaGroup, ranks: Topology):
+        super().__init__(source, transforms, replicas)
+        self._ranks = ranks
+        self.plan: Any = StreamPlan(source, self._of_replica(transforms), shared=True)
 
     @property
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
+    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> _Streamed:
+        """Return the same division with other transforms, and perhaps another source of the same rows."""
+        return type(self)(self.source if source is None else source, transforms, self.replicas, self._ranks)
+
     def batch(self, step: int, iteration: int) -> Any:
         """Return this replica's batch of a step; raise StopIteration if no replica has a row.
 
-        Collective: all replicas call it for the same step.
+        Collective: all ranks call it for the same step.
         """
         number, part = self._part(step)
         rows = self.plan.rows(number, iteration)
-        if self._peers.all_true(rows is None):
+        if self._ranks.all_true(rows is None):
             raise StopIteration
-        first, last = piece(len(rows or ()), self.replicas, part)
+        first, last = piece(len(rows or ()), self.replicas.size, part)
         return self.plan.read((rows or [])[first:last])
 
     def _part(self, step: int) -> tuple[int, int]:
         """Return the number of the global batch of a step, and the number of its piece."""
         raise NotImplementedError
 
-    def _of_rank(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
+    def _of_replica(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
         return transforms
 
 
@@ -55,7 +63,7 @@ class _ByData(_Streamed):
     name = "DATA"
 
     def _part(self, step: int) -> tuple[int, int]:
-        return step, self._peers.rank
+        return step, self.replicas.first
 
 
 class _Everything(_Streamed):
@@ -64,14 +72,14 @@ class _Everything(_Streamed):
     name = "OFF"
 
     def _part(self, step: int) -> tuple[int, int]:
-        return divmod(step, self.replicas)
+        return divmod(step, self.replicas.size)
 
 
 class _ByHint(_Everything):
     name = "HINT"
 
-    def _of_rank(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
-        return with_hints(transforms, self.replicas, self._peers.rank)
+    def _of_replica(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
+        return with_hints(transforms, self.replicas.size, self.replicas.first)
 
 
 _DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
@@ -83,10 +91,14 @@ _DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
 
 
 def divide_until_all_end(
-    policy: AutoShardPolicy, source: Any, transforms: Sequence[Transform], peers: Peers
+    policy: AutoShardPolicy,
+    source: Any,
+    transforms: Sequence[Transform],
+    replicas: ReplicaGroup,
+    ranks: Topology,
 ) -> Division:
     """Return the division of the rows of an iterable that all replicas go through."""
-    return _DIVISIONS[policy](source, transforms, peers)
+    return _DIVISIONS[policy](source, transforms, replicas, ranks)
 
 
 class OwnUntilAllEnd(Division):
@@ -96,9 +108,16 @@ class OwnUntilAllEnd(Division):
     communicates = True
     steps = None
 
-    def __init__(self, source: Any, transforms: Sequence[Transform], peers: Peers, plan: Any):
-        super().__init__(source, transforms, peers)
-        self.plan = plan
+    def __init__(
+        self,
+        source: Any,
+        transforms: Sequence[Transform],
+        replicas: ReplicaGroup,
+        ranks: Topology,
+        plan: Any,
+    ):
+        super().__init__(source, transforms, replicas)
+        self._ranks, self.plan = ranks, plan
         self._spec: Any = None
 
     @property
@@ -108,7 +127,8 @@ class OwnUntilAllEnd(Division):
     def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> OwnUntilAllEnd:
         """Return the same division with other transforms, and perhaps another source of the same rows."""
         source = self.source if source is None else source
-        return OwnUntilAllEnd(source, transforms, self._peers, type(self.plan)(source, transforms))
+        plan = type(self.plan)(source, transforms)
+        return OwnUntilAllEnd(source, transforms, self.replicas, self._ranks, plan)
 
     def batch(self, step: int, iteration: int) -> Any:
         """Return the next batch of this replica's dataset, an empty batch after the last one.
@@ -119,11 +139,11 @@ class OwnUntilAllEnd(Division):
         if self._spec is None:
             # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
             mine = None if batch is None else nest.map_structure(spec.of_array, batch)
-            everyone = self._peers.all_gather_object(mine)
+            everyone = self._ranks.all_gather_object(mine)
             self._spec = next((each for each in everyone if each is not None), None)
             ended = self._spec is None
         else:
-            ended = self._peers.all_true(batch is None)
+            ended = self._ranks.all_true(batch is None)
         if ended:
             raise StopIteration
         return spec.no_rows_of(self._spec) if batch is None else batch

@@ -28,10 +28,10 @@ from mpistrat.data.hdf5 import manifest_file
 from mpistrat.data.hdf5.file_list import FileList
 from mpistrat.data.hdf5.records import check_limits, varying
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
-from mpistrat.data.rows.contracts import Peers
 
 if TYPE_CHECKING:
     from mpistrat.data.hdf5.records import Column, FileRecord
+    from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
 _MOST_IN_IDENTITY = 64 << 10
@@ -151,10 +151,10 @@ class Manifests:
                 self._check(number, records)
         return self._joined(records, warn=True)
 
-    def shared(self, peers: Peers) -> Manifest:
-        """Return the manifest: one peer finds the files, and each describes a part of them. Collective.
+    def shared(self, ranks: Topology) -> Manifest:
+        """Return the manifest: one rank finds the files, and each describes a part of them. Collective.
 
-        A fault in a file raises on all peers.
+        A fault in a file raises on all ranks.
         """
         start, waited = time.perf_counter(), 0.0
 
@@ -167,38 +167,38 @@ class Manifests:
 
         host = socket.gethostname()
         asked = (host, hashlib.blake2b("\0".join(self.files.given).encode(errors="surrogateescape")).digest())
-        everyone = together(peers.all_gather_object, asked)
+        everyone = together(ranks.all_gather_object, asked)
         kept = None
         if all(digest == everyone[0][1] for _, digest in everyone):
-            found = self._look(lambda: (self.files.paths(), self._kept())) if peers.rank == 0 else None
-            found = together(peers.broadcast_object, found)
+            found = self._look(lambda: (self.files.paths(), self._kept())) if ranks.rank == 0 else None
+            found = together(ranks.broadcast_object, found)
             if isinstance(found, Exception):
-                _raise(found, "", peers)
+                _raise(found, "", ranks)
             paths, kept = found
             self.files.found(paths)
         else:  # the nodes may have copies of the files in different folders
-            self._alike(together(peers.all_gather_object, (host, self._look(self.files.paths))), peers)
+            self._alike(together(ranks.all_gather_object, (host, self._look(self.files.paths))), ranks)
             kept = self._kept()
-        mine = range(peers.rank, len(self.files.paths()), peers.size)
-        described = together(peers.all_gather_object, (host, self._described(mine, kept)))
-        _raise_first(described, peers)
+        mine = range(ranks.rank, len(self.files.paths()), ranks.size)
+        described = together(ranks.all_gather_object, (host, self._described(mine, kept)))
+        _raise_first(described, ranks)
         if kept is not None:
             self._known.update(enumerate(kept))
         for _, theirs in described:
             self._known.update((number, record) for number, record in theirs.items() if record is not None)
         records = [self._known[number] for number in range(len(self.files.paths()))]
         if self._kept_in is not None and kept is None:
-            failed = self._look(lambda: self._keep(records)) if peers.rank == 0 else None
-            failed = together(peers.broadcast_object, failed)
+            failed = self._look(lambda: self._keep(records)) if ranks.rank == 0 else None
+            failed = together(ranks.broadcast_object, failed)
             if failed is not None:
-                _raise(failed, "", peers)
+                _raise(failed, "", ranks)
 
         def where(number: int) -> str:
-            rank = number % peers.size
-            return f"rank {rank} ({described[rank][0]}): " if peers.size > 1 else ""
+            rank = number % ranks.size
+            return f"rank {rank} ({described[rank][0]}): " if ranks.size > 1 else ""
 
-        manifest = self._joined(records, warn=peers.rank == 0, where=where)
-        if peers.rank == 0:
+        manifest = self._joined(records, warn=ranks.rank == 0, where=where)
+        if ranks.rank == 0:
             took = time.perf_counter() - start
             share = waited / took
             _log.info(
@@ -218,10 +218,10 @@ class Manifests:
                 break
         return found
 
-    def _alike(self, everyone: list[tuple[str, Any]], peers: Peers) -> None:
+    def _alike(self, everyone: list[tuple[str, Any]], ranks: Topology) -> None:
         for rank, (host, found) in enumerate(everyone):
             if isinstance(found, Exception):
-                _raise(found, f"rank {rank} ({host}): ", peers)
+                _raise(found, f"rank {rank} ({host}): ", ranks)
         names = [[os.path.basename(path) for path in paths] for _, paths in everyone]
         for rank, theirs in enumerate(names):
             if theirs != names[0]:
@@ -310,7 +310,7 @@ def _rows_of(column: Column) -> str:
     return f"{name} {column.shape}"
 
 
-def _raise_first(described: list[tuple[str, dict[int, Any]]], peers: Peers) -> None:
+def _raise_first(described: list[tuple[str, dict[int, Any]]], ranks: Topology) -> None:
     """Raise the error of the first file that has one."""
     failed = [
         (number, rank)
@@ -321,10 +321,10 @@ def _raise_first(described: list[tuple[str, dict[int, Any]]], peers: Peers) -> N
     if failed:
         number, rank = min(failed)
         host, theirs = described[rank]
-        _raise(theirs[number], f"rank {rank} ({host}): ", peers)
+        _raise(theirs[number], f"rank {rank} ({host}): ", ranks)
 
 
-def _raise(error: Exception, where: str, peers: Peers) -> NoReturn:
-    if peers.size == 1 or not where or len(error.args) != 1:
+def _raise(error: Exception, where: str, ranks: Topology) -> NoReturn:
+    if ranks.size == 1 or not where or len(error.args) != 1:
         raise error
     raise type(error)(where + str(error)) from None

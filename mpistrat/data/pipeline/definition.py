@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, before_batch, length_of
-from mpistrat.data.rows.contracts import Peers, Seed
+from mpistrat.data.rows.contracts import Seed
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 
 def seeds_of(source: Any, transforms: Sequence[Transform]) -> list[Seed]:
@@ -84,25 +87,25 @@ class Definition:
         source, transforms = with_drawn_seeds(self.source, self.transforms, seeds)
         return Definition(source, transforms, self.options)
 
-    def ready(self, ranks: int | None = None, peers: Peers | None = None) -> Definition:
+    def ready(self, sharing: int | None = None, ranks: Topology | None = None) -> Definition:
         """Return the definition with its source ready for its shuffles.
 
         Parameters
         ----------
-        ranks : int, optional
+        sharing : int, optional
             How many ranks of this node share the memory for it, if that is known.
-        peers : Peers, optional
-            The replicas, if all have this dataset. Collective over them if given.
+        ranks : Topology, optional
+            The ranks, if all have this dataset. Collective over them if given.
         """
         memory = self.options.shuffle_memory
-        source = self.source.ready(memory, ranks, peers)
+        source = self.source.ready(memory, sharing, ranks)
         of_rows = before_batch(self.transforms)
         if not self.streamed and any(isinstance(each, Shuffle) for each in of_rows):
-            if peers is not None:  # which together read all shards
+            if ranks is not None:  # which together read all shards
                 of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
-            source = source.for_shuffle(memory, length_of(source.length, of_rows), ranks, peers)
+            source = source.for_shuffle(memory, length_of(source.length, of_rows), sharing, ranks)
             exact = any(isinstance(each, Shuffle) and each.mode == "exact" for each in of_rows)
-            if exact and source.decodes_again and (peers is None or peers.rank == 0):
+            if exact and source.decodes_again and (ranks is None or ranks.rank == 0):
                 warnings.warn(
                     f"shuffle(mode='exact') takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",

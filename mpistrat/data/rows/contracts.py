@@ -1,4 +1,4 @@
-"""Protocols of this package: replicas that share a dataset, and sources of rows."""
+"""Protocols of this package: sources of rows, which the ranks describe together."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from mpistrat.data.rows.blocks import Blocks
+    from mpistrat.runtime.topology import Topology
 
 
 IN_MEMORY_AT_ONCE = 512 << 10
@@ -28,31 +29,10 @@ class Seed(NamedTuple):
     given: bool
 
 
-class Peers(Protocol):
-    """The replicas that share a dataset. All methods are collective."""
-
-    @property
-    def size(self) -> int:
-        """Number of replicas."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this replica, from 0."""
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the objects of all replicas, in rank order."""
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Return the object of replica ``root``, on all replicas."""
-
-    def all_true(self, flag: Any) -> bool:
-        """Return whether a flag is true on all replicas."""
-
-
-def ranks_of_node(peers: Peers) -> int:
-    """Return how many of the replicas are on this node; all of them if that is not known."""
-    node = getattr(peers, "node", None)
-    return int(peers.size if node is None else node.size)
+def ranks_of_node(ranks: Topology) -> int:
+    """Return how many of the ranks are on this node; all of them if that is not known."""
+    node = getattr(ranks, "node", None)
+    return int(ranks.size if node is None else node.size)
 
 
 class Source(Protocol):
@@ -107,15 +87,15 @@ class Source(Protocol):
         """Return the source with other seeds for its shuffles."""
         return self
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source whose shuffles inside may take ``memory`` bytes; see `for_shuffle`."""
         return self
 
     def fingerprint(self) -> Any:
         """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
 
-    def agree(self, peers: Peers) -> None:
-        """Find out, together with the peers, which rows there are. Collective."""
+    def agree(self, ranks: Topology) -> None:
+        """Find out, together with the other ranks, which rows there are. Collective."""
         return
 
     def identity(self) -> dict[str, Any]:
@@ -142,7 +122,7 @@ class Source(Protocol):
         return 1
 
     def for_shuffle(
-        self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
+        self, nbytes: int, wanted: int | None, sharing: int | None = None, ranks: Topology | None = None
     ) -> Source:
         """Return the source of the same rows for a shuffle that may take ``nbytes`` of memory on each node.
 
@@ -151,10 +131,10 @@ class Source(Protocol):
         nbytes : int
         wanted : int or None
             How many rows an epoch has. None if it is endless.
-        ranks : int, optional
+        sharing : int, optional
             How many ranks of the node share this memory, if that is known.
-        peers : Peers, optional
-            The replicas, if all of them read these rows. Collective over them if given.
+        ranks : Topology, optional
+            The ranks, if all of them read these rows. Collective over them if given.
         """
         return self
 
@@ -189,8 +169,8 @@ class StreamSource(Protocol):
         """Return what must be equal to restore a state: a small dict that JSON can hold."""
         return {"source": str(self)}
 
-    def agree(self, peers: Peers) -> None:
-        """Find out, together with the peers, what there is to read. Collective."""
+    def agree(self, ranks: Topology) -> None:
+        """Find out, together with the other ranks, what there is to read. Collective."""
         return
 
     def seeds(self) -> list[Seed]:
@@ -201,6 +181,6 @@ class StreamSource(Protocol):
         """Return the source with other seeds for its shuffles."""
         return self
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> Self:
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source whose shuffles inside may take ``memory`` bytes; see `Source.for_shuffle`."""
         return self

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from mpistrat.data.hdf5.file_list import FileList
 from mpistrat.data.hdf5.manifest import Manifest, Manifests
 from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
 from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
-from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Peers, Source
+from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.memory.buffer_pool import Buffers
 from mpistrat.runtime.memory.made_once import MadeOnce
 from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.process import mpi
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10
@@ -80,7 +83,7 @@ def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
 class FileSource(Source):
     """The rows of files of one format, one file after another.
 
-    The manifest is built when it is first needed: by this process alone, or together with the peers in `agree`.
+    The manifest is built when it is first needed: by this process alone, or together with the other ranks in `agree`.
     """
 
     def __init__(
@@ -268,14 +271,14 @@ class FileSource(Source):
             kept,
         )
 
-    def ready(self, memory: int, ranks: int | None = None, peers: Peers | None = None) -> FileSource:
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> FileSource:
         """Return the source whose rows the ranks of a node decode together, where they must be decoded."""
         most = self._most_decoded(MOST_DECODED)
-        if not most or getattr(peers, "node", None) is None:
+        if not most or getattr(ranks, "node", None) is None:
             return self
         rows = len(self) * sum(column.row_bytes for column in self._manifest.records[0].columns)
         make = partial(MadeOnce, most, rows + len(self._manifest.files) * most)
-        shared = self._of_node(peers, make, "each rank decodes what it needs")
+        shared = self._of_node(ranks, make, "each rank decodes what it needs")
         if shared is None:
             return self
         found = copy.copy(self)
@@ -301,7 +304,7 @@ class FileSource(Source):
         return 2 * max(most, sum(largest.values())) if largest else 0
 
     def for_shuffle(
-        self, nbytes: int, wanted: int | None, ranks: int | None = None, peers: Peers | None = None
+        self, nbytes: int, wanted: int | None, sharing: int | None = None, ranks: Topology | None = None
     ) -> FileSource:
         """Return the source that keeps the rows in memory if they fit, and otherwise reads windows as wholes.
 
@@ -314,7 +317,7 @@ class FileSource(Source):
         row_bytes = sum(column.row_bytes for column in columns)
         if not 0 < row_bytes < _SMALL_ROW or any(column.dtype.hasobject for column in columns):
             return self
-        own = nbytes // (ranks or 1)
+        own = nbytes // (sharing or 1)
         blocks, reader, kept = self.blocks(), self._reader, None
         if len(self) * row_bytes > nbytes:
             # The whole of two windows for each rank: it decodes all chunks of a window for its own rows. With a part of
@@ -324,7 +327,7 @@ class FileSource(Source):
             if self._shared is not None:
                 self._shared.limit(self._most_decoded(decoded))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
-            kept = self._rows_in_memory(own if ranks or not mpi.among_several() else 0, peers)
+            kept = self._rows_in_memory(own if sharing or not mpi.among_several() else 0, ranks)
         found = FileSource(
             self._manifests,
             self._structure,
@@ -339,11 +342,11 @@ class FileSource(Source):
         found._share(reader, self._shared)
         return found
 
-    def _rows_in_memory(self, nbytes: int, peers: Peers | None) -> RowsInMemory | None:
+    def _rows_in_memory(self, nbytes: int, ranks: Topology | None) -> RowsInMemory | None:
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
         manifest, block_rows = self._manifest, self.blocks().rows
         make = partial(RowsInMemory, manifest, self._reader, block_rows)
-        kept = self._of_node(peers, make, "each rank reads the files by itself")
+        kept = self._of_node(ranks, make, "each rank reads the files by itself")
         if kept is not None:
             return kept
         if sum(column.row_bytes for column in manifest.records[0].columns) * len(self) > nbytes:
@@ -355,11 +358,11 @@ class FileSource(Source):
             return None
 
     @staticmethod
-    def _of_node(peers: Any, make: Callable[[Any], _T], otherwise: str) -> _T | None:
+    def _of_node(ranks: Any, make: Callable[[Any], _T], otherwise: str) -> _T | None:
         """Return what the ranks of a node make together; or None if they cannot or a rank is alone there."""
-        node = getattr(peers, "node", None)
+        node = getattr(ranks, "node", None)
         if node is not None:
-            with peers.lock.turn(_SHARE):  # collective over all ranks, also a rank that is alone on its node
+            with ranks.lock.turn(_SHARE):  # collective over all ranks, also a rank that is alone on its node
                 if node.size > 1:
                     try:
                         return make(node)
@@ -384,9 +387,9 @@ class FileSource(Source):
         """Return whether read-ahead helps: not for rows in memory."""
         return not self.in_memory
 
-    def agree(self, peers: Peers) -> None:
-        """Build the manifest together with the peers. Collective, even if a rank already has a manifest."""
-        self._built = self._manifests.shared(peers)
+    def agree(self, ranks: Topology) -> None:
+        """Build the manifest together with the other ranks. Collective, even if a rank already has a manifest."""
+        self._built = self._manifests.shared(ranks)
         self._blocks = None
 
     def blocks(self) -> Blocks:

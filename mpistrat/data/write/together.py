@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
-from mpistrat.data.rows.contracts import Peers
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import Storage, put
 from mpistrat.data.write.writable import NewColumn, WritableRows
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.atomic_file import publish, to_disk, write_all
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 _TAG = 7302
 _TOLD = (
@@ -35,17 +37,6 @@ _TOLD = (
     TypeError,
 )
 _BEGIN, _PUBLISH = operation("write_hdf5: make the file"), operation("write_hdf5: give the file its name")
-
-
-class Ranks(Peers, Protocol):
-    """The ranks that write one file. A `Topology` is one."""
-
-    @property
-    def world(self) -> Any:
-        """The communicator of these ranks."""
-
-    def on_first(self, fn: Callable[[], Any], what: Any) -> Any:
-        """Return ``fn()``, called on rank 0, on every rank; or raise its error on every rank. Collective."""
 
 
 class Contribution(NamedTuple):
@@ -70,12 +61,12 @@ class _Description(NamedTuple):
     options: tuple[Any, ...]
 
 
-def write_together(ranks: Ranks, prepare: Callable[[], Contribution]) -> None:
+def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None:
     """Write the rows of all ranks to one file. Collective.
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Topology
     prepare : callable
         Checks the arguments of this rank, and returns its part.
 
@@ -118,7 +109,7 @@ def write_together(ranks: Ranks, prepare: Callable[[], Contribution]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _all_or_raise(ranks: Ranks, fn: Callable[[], Any]) -> list[Any]:
+def _all_or_raise(ranks: Topology, fn: Callable[[], Any]) -> list[Any]:
     """Return the results of a function on all ranks, or raise on every rank if it raised on one. Collective."""
     mine: Any = None
     failure: Exception | None = None

@@ -329,7 +329,7 @@ def paces():
         for line, text in zip(
             lines,
             (
-                r"epoch 0: 40 samples in .*\(of 2 of 3 replicas; the others have not ended the epoch\)",
+                r"epoch 0: 40 samples in .*\(of 2 of 3 ranks; the others have not ended the epoch\)",
                 r"epoch 2: 60 samples in [\d.]+ s, [\d,]+ samples/s, [\d.]+ GB/s, [\d.]+% of the time waiting for "
                 r"data; waiting longest: rank \d \([\d.]+%\), rank \d \([\d.]+%\), rank \d \([\d.]+%\)",
                 r"epoch 3: 36 samples in",

@@ -14,6 +14,7 @@ from mpistrat.data.distribute.autoshard import deal, divide, imbalance
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import Source
+from mpistrat.replicas import ReplicaGroup
 
 many = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -56,7 +57,7 @@ def chain(lengths, batch, drop=False, seed=None, mode="block", turns=1):
 
 def divided(dataset, policy, replicas, balance=False):
     """Return the division of every replica."""
-    peers = [SimpleNamespace(size=replicas, rank=rank) for rank in range(replicas)]
+    peers = [ReplicaGroup(SimpleNamespace(size=replicas, rank=rank)) for rank in range(replicas)]
     return [
         divide(
             AutoShardPolicy[policy], dataset.definition.source, dataset.definition.transforms, peer, balance
@@ -103,7 +104,7 @@ def test_every_sample_once(lengths, replicas, batch, drop, policy, turns, balanc
                     AutoShardPolicy.FILE,
                     dataset.definition.source,
                     dataset.definition.transforms,
-                    SimpleNamespace(size=replicas, rank=rank),
+                    ReplicaGroup(SimpleNamespace(size=replicas, rank=rank)),
                     balance,
                 )
         return

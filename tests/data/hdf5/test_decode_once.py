@@ -14,6 +14,7 @@ from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5.layouts.through_h5py import _OpenColumn
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.blocks import BlockOrder, Blocks, WholeChunks
+from mpistrat.replicas import ReplicaGroup
 
 ROW = 1 << 10  # bytes
 KEPT = 48 << 10  # instead of 48 MiB: all sizes are divided by 1024 here
@@ -66,7 +67,7 @@ def epoch(dataset, epoch, replicas=1, policy="DATA"):
             AutoShardPolicy[policy],
             dataset.definition.source,
             dataset.definition.transforms,
-            SimpleNamespace(size=replicas, rank=rank),
+            ReplicaGroup(SimpleNamespace(size=replicas, rank=rank)),
             False,
         )
         batches = (batch for made in division.batches(0, epoch, 2) for batch in made)
@@ -102,7 +103,7 @@ def test_once_by_each_replica(tmp_path, decodes, replicas, chunk):
     orders = []
     for rank in range(replicas):
         dataset = Dataset.from_hdf5(pattern, "x").shuffle(seed=3).batch(15)
-        peer = SimpleNamespace(size=replicas, rank=rank)
+        peer = ReplicaGroup(SimpleNamespace(size=replicas, rank=rank))
         division = divide(
             AutoShardPolicy.DATA, dataset.definition.source, dataset.definition.transforms, peer, False
         )
@@ -149,7 +150,7 @@ def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
     for folder in "ab":
         dataset = Dataset.from_hdf5(str(tmp_path / folder / "*.h5"), "x").shuffle(seed=0).batch(8)
         for policy in ("DATA", "FILE"):
-            peers = [SimpleNamespace(size=2, rank=rank) for rank in range(2)]
+            peers = [ReplicaGroup(SimpleNamespace(size=2, rank=rank)) for rank in range(2)]
             made = [
                 divide(
                     AutoShardPolicy[policy],

@@ -10,6 +10,7 @@ import pytest
 
 from mpistrat.data import AUTOTUNE, AutoShardPolicy, Dataset
 from mpistrat.data.distribute.autoshard import divide
+from mpistrat.replicas import ReplicaGroup
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
 BEYOND, GROWTH = 64 << 20, 16 << 20
@@ -72,7 +73,7 @@ def test_how_far_ahead_follows_from_the_batch_size(tmp_path, policy):
     def ahead(size, shuffled):
         rows = dataset.batch(size)
         rows = rows.repeat(2).shuffle(seed=0) if shuffled else rows
-        peers = [SimpleNamespace(size=2, rank=rank) for rank in range(2)]
+        peers = [ReplicaGroup(SimpleNamespace(size=2, rank=rank)) for rank in range(2)]
         made = [
             divide(AutoShardPolicy[policy], rows.definition.source, rows.definition.transforms, peer, False)
             for peer in peers
