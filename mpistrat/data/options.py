@@ -24,7 +24,7 @@ PREFETCH, MOST_PREFETCH = 2, 8192
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called. Both modes are the same, as each process has one replica.
+    """How often an input function is called: for each rank, or for each replica. With virtual replicas, the latter.
 
     Examples
     --------
@@ -53,12 +53,13 @@ class AutoShardPolicy(enum.IntEnum):
         Files are dealt round-robin. With ``balance``, the longest file comes first and each file goes to the
         replica that has the fewest rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
         rows of its own files, in batches of its share of the global batch. All replicas make as many steps as
-        the one with the most steps. The others get empty batches at the end.
+        the one with the most steps. The others get empty batches at the end. Where a rank plays several devices
+        that are not virtual replicas, files are dealt to ranks, which share batches out to their devices.
     HINT
-        ``shard(SHARD_HINT, SHARD_HINT)`` becomes the replica's shard. Otherwise the same as OFF.
+        ``shard(SHARD_HINT, SHARD_HINT)`` becomes the shard of the input pipeline. Otherwise the same as OFF.
     OFF
         Every replica gets every row, in batches of the size of a replica's share. With R replicas, an epoch
-        has R times as many steps.
+        has R times as many steps. Devices of one rank take these batches in turn.
 
     Examples
     --------
@@ -84,7 +85,7 @@ class InputContext:
     Parameters
     ----------
     num_input_pipelines : int
-        Number of pipelines: one per replica.
+        Number of pipelines: one per rank, or one per replica with virtual replicas.
     input_pipeline_id : int
         Index of this pipeline.
     num_replicas_in_sync : int

@@ -298,7 +298,7 @@ class Strategy(Collectives, FormerNames):
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         """Split the global batches of a dataset between the replicas. Collective.
 
-        Every replica passes an equal dataset and then reads only its own rows. All replicas take the same
+        Every rank passes an equal dataset and then reads only the rows of its replicas. All replicas take the same
         number of steps. A replica without rows in a step gets an empty batch.
 
         Parameters
@@ -325,11 +325,12 @@ class Strategy(Collectives, FormerNames):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> Any:
-        """Return the datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per replica.
+        """Return the datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per pipeline.
 
         Parameters
         ----------
         dataset_fn : callable
+            Called once on each rank, or for each virtual replica.
         options : InputOptions, optional
 
         Returns

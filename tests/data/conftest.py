@@ -16,6 +16,7 @@ class Peer:
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self._shared = rank, size, shared
+        self.nodes = (tuple(range(size)),)
         self.gathers = 0
 
     def all_gather_object(self, obj):

@@ -1,15 +1,20 @@
-"""Distributed datasets: global batches divided over the replicas, or a dataset for each replica by a function."""
+"""Distributed datasets: global batches divided over the replicas, or a dataset for each pipeline by a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import Division, OwnDataset, divide
+from mpistrat.data.distribute.autoshard import Division, described, divide, pipelines_of
 from mpistrat.data.distribute.iterator import DistributedIterator, Passes
-from mpistrat.data.distribute.until_all_end import OwnUntilAllEnd, divide_until_all_end
+from mpistrat.data.distribute.own_datasets import OwnDatasets, OwnUntilAllEnd
+from mpistrat.data.distribute.until_all_end import divide_until_all_end
 from mpistrat.data.options import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -21,7 +26,7 @@ from mpistrat.data.options import (
 )
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
-from mpistrat.data.rows.contracts import ranks_of_node
+from mpistrat.data.rows.contracts import Seed, ranks_of_node
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.device import Device
 
@@ -76,14 +81,14 @@ class Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Structure of this replica's batches, with an `ArraySpec` for each array.
+        """Structure of the batches of a replica, with an `ArraySpec` for each array.
 
         With several replicas, None stands for the number of rows, because their pieces may differ by one row.
         """
         return self._passes.element_spec
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Fold this replica's batches of one epoch into a state.
+        """Fold the batches of one epoch on this rank into a state.
 
         Parameters
         ----------
@@ -95,7 +100,7 @@ class Distributed:
         Returns
         -------
         object
-            The last state, of this replica only: the states of the replicas are not combined.
+            The last state, of this rank only: the states of the ranks are not combined.
         """
         state = initial_state
         for batch in self:
@@ -213,17 +218,17 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
 
 
 class DistributedDatasetsFromFunction(DistributedDataset):
-    """The datasets that a function made, one for each replica, iterated with equal numbers of steps.
+    """The datasets that a function made, one for each input pipeline, iterated with equal numbers of steps.
 
     Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. The library does not
     divide these datasets. The function does that itself, for example with `Dataset.shard`. A replica with a
     shorter dataset gets empty batches until the longest ends. Shuffles without a seed take the seeds of
-    replica 0, so that ``shuffle()`` before ``shard()`` loses no row.
+    pipeline 0, so that ``shuffle()`` before ``shard()`` loses no row.
 
     Parameters
     ----------
     dataset_fn : callable
-        Called with an `InputContext`. Returns a Dataset, in batches of the replica's own size.
+        Called with an `InputContext` for each pipeline of this rank. Returns a Dataset, in batches of a replica's size.
     ranks : Topology
         The ranks that call the function.
     options : InputOptions, optional
@@ -263,50 +268,95 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
         check_input_options(options)
         replicas = replicas or ReplicaGroup(ranks)
-        dataset: Any = None
+        mode = InputReplicationMode.PER_WORKER if options is None else options.experimental_replication_mode
+        fed = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
+        local = [number for number, block in enumerate(fed) if block.start in replicas.local]
+        of_all = replicas.is_virtual or len(fed) > len(pipelines_of(replicas))
+        made: list[Definition] = []
         failure: Exception | None = None
-        report: dict[str, Any] = {"length": None, "batched": True, "seeds": [], "kind": "", "failure": ""}
-        try:
-            dataset = dataset_fn(InputContext(replicas.size, replicas.first, replicas.size))
-            if isinstance(dataset, Dataset):
-                report["length"] = dataset.cardinality()
-                report["batched"] = dataset.batch_size is not None
-                report["seeds"] = dataset.definition.seeds()
-            else:
-                report["kind"] = type(dataset).__name__
-        except Exception as error:
-            failure = error
-            report["failure"] = f"{type(error).__name__}: {error}"
-        reports = ranks.all_gather_object(report)
+        mine: list[_Report] = []
+        for number in local:
+            report = _Report(number, f"rank {ranks.rank}" + f", for replica {number}" * of_all)
+            mine.append(report)
+            try:
+                dataset = dataset_fn(InputContext(len(fed), number, replicas.size))
+                if isinstance(dataset, Dataset):
+                    made.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
+                    report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None
+                    report.describe(made[-1], of_all)
+                else:
+                    report.kind = type(dataset).__name__
+            except Exception as error:
+                failure = error
+                report.failure = f"{type(error).__name__}: {error}"
+                break  # the datasets of further replicas are of no use
+        everyone = [*chain.from_iterable(ranks.all_gather_object(mine))]
         if failure is not None:
             raise failure
-        _check(reports)
-        lengths = [each["length"] for each in reports]
-        ready = dataset.definition.with_drawn(reports[0]["seeds"]).ready(ranks_of_node(ranks))
+        _check(everyone)
+        reports = [*{each.pipeline: each for each in sorted(everyone, key=attrgetter("pipeline"))}.values()]
+        datasets = [each.with_drawn(reports[0].seeds) for each in made]
+        shared = reports[0].described if of_all else None
+        if shared is not None:
+            shared["datasets"] = [each.digest for each in reports]
         own: Division
+        lengths = [each.length for each in reports]
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(ready.source, ready.transforms, replicas, ranks, ready.plan)
+            own = OwnUntilAllEnd(datasets, replicas, fed, shared, ranks)
         else:
-            length = None if INFINITE_CARDINALITY in lengths else max(lengths)
-            own = OwnDataset(ready.source, ready.transforms, replicas, length)
-        Distributed.__init__(self, own, ranks, ready.options.prefetch, options, device)
+            ends = zip(lengths, fed, strict=True)
+            steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
+            own = OwnDatasets(datasets, replicas, fed, steps, shared)
+        Distributed.__init__(self, own, ranks, datasets[0].options.prefetch, options, device)
 
 
-def _check(reports: list[dict[str, Any]]) -> None:
-    for rank, report in enumerate(reports):
-        if report["failure"]:
-            raise RuntimeError(f"dataset_fn raised on rank {rank}: {report['failure']}")
-    for rank, report in enumerate(reports):
-        if report["kind"]:
+@dataclass
+class _Report:
+    """What a rank tells the others of the dataset of a pipeline.
+
+    Attributes
+    ----------
+    described : dict
+        What a state says of it, if a state is that of all ranks.
+    digest : str
+        A digest of that.
+    """
+
+    pipeline: int
+    where: str
+    length: int = 0
+    batched: bool = True
+    seeds: Sequence[Seed] = ()
+    kind: str = ""
+    failure: str = ""
+    described: dict[str, Any] | None = None
+    digest: str = ""
+
+    def describe(self, ready: Definition, for_state: bool) -> None:
+        """Describe the definition of a dataset, ready for its shuffles."""
+        self.seeds = ready.seeds()
+        if for_state:
+            self.described = described(ready.source, ready.transforms)
+            self.described["source"].pop("list", None)  # of files, up to 64 KiB for each pipeline
+            given = [each.value for each in self.seeds if each.given]
+            text = json.dumps({**self.described, "seeds": given}, sort_keys=True, default=str)
+            self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _check(reports: list[_Report]) -> None:
+    for report in reports:
+        if report.failure:
+            raise RuntimeError(f"dataset_fn raised on {report.where}: {report.failure}")
+    for report in reports:
+        if report.kind:
             raise TypeError(
-                f"dataset_fn must return a mpistrat.data.Dataset, but on rank {rank} it returned "
-                f"{report['kind']}"
+                f"dataset_fn must return a mpistrat.data.Dataset, but on {report.where} it returned {report.kind}"
             )
-    lengths = [report["length"] for report in reports]
-    unbatched = [rank for rank, report in enumerate(reports) if not report["batched"]]
+    lengths = [report.length for report in reports]
+    unbatched = [report.where for report in reports if not report.batched]
     if unbatched and (len(set(lengths)) > 1 or UNKNOWN_CARDINALITY in lengths):
         raise ValueError(
             "datasets of unequal or unknown length must be batched, so that empty batches can follow a short one: "
-            f"rank {unbatched[0]} has single rows, and the lengths by rank are {lengths}; call "
+            f"{unbatched[0]} has single rows, and the lengths are {lengths}; call "
             ".batch(context.get_per_replica_batch_size(...))"
         )

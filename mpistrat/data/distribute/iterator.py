@@ -1,4 +1,4 @@
-"""Iteration over the batches of this replica: the passes over a distributed dataset, and their iterators."""
+"""Iteration over the batches of this rank: the passes over a distributed dataset, and their iterators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from mpistrat.runtime.device import Device
 from mpistrat.runtime.gpu.feed import Sent, feed, received
 from mpistrat.runtime.record import flight_record
 from mpistrat.runtime.record.layout import Phase
+from mpistrat.values import PerReplica
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -56,7 +58,7 @@ def fetched(batch: Any, device: Device) -> Any:
     """
     if device.kind == "cpu":
         return batch
-    leaves, rebuild = nest.flatten(batch)
+    leaves, rebuild = _by_replica(batch)
     copied = [each for each in leaves if _goes(each)]
     with feed(device.index) as stream:
         sent = stream.send(copied)
@@ -69,6 +71,16 @@ def handed_over(batch: Any, device: Device) -> Any:
         return batch
     arrived = iter(received(batch.sent))
     return batch.rebuild([next(arrived) if each is None else each for each in batch.leaves])
+
+
+def _by_replica(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the leaves of a batch, those of one replica after another's, and the function that builds the batch."""
+    leaves, rebuild = nest.flatten(batch)
+    if not leaves or type(leaves[0]) is not PerReplica:
+        return leaves, rebuild
+    number = len(leaves)
+    of_replicas = [*chain(*zip(*(each.values for each in leaves), strict=True))]
+    return of_replicas, lambda each: rebuild([PerReplica(each[k::number]) for k in range(number)])
 
 
 def _goes(value: Any) -> bool:
@@ -135,7 +147,7 @@ class Passes:
 
     @property
     def element_spec(self) -> Any:
-        """Structure of this replica's batches."""
+        """Structure of the batches of a replica."""
         of_plan = self.division.plan.element_spec()
         if self.division.replicas.size == 1 or self.division.plan.batch is None:
             return of_plan
@@ -160,11 +172,12 @@ class Passes:
 
 
 class DistributedIterator(NextAsOptional):
-    """This replica's batches of one epoch. Made by ``iter()`` of a distributed dataset.
+    """The batches of one epoch on this rank. Made by ``iter()`` of a distributed dataset.
 
-    Every replica makes the same number of steps. A replica without rows in a step gets an empty batch.
-    Replicas may be at different steps, because reading does not communicate (except for datasets made of an
-    iterable). A thread reads the next batches meanwhile and ends with the iterator (`Dataset.prefetch`).
+    Where a rank plays several replicas, and with virtual replicas, the leaves of a batch are PerReplica values. Every
+    replica makes the same number of steps. A replica without rows in a step gets an empty batch. Ranks may be at
+    different steps, because reading does not communicate (except for datasets made of an iterable). A thread reads the
+    next batches meanwhile and ends with the iterator (`Dataset.prefetch`).
 
     Examples
     --------
@@ -193,7 +206,7 @@ class DistributedIterator(NextAsOptional):
         return self
 
     def get_next(self) -> Any:
-        """Return the next batch of this replica.
+        """Return the next batch.
 
         Returns
         -------
@@ -290,7 +303,8 @@ class DistributedIterator(NextAsOptional):
         Under AutoShardPolicy.DATA the rest of the epoch follows, each row once. The number of replicas and the
         batch size may differ from those of the saved run. They must be the same under the other policies, and
         where another transform than ``map`` follows ``batch``. The call does not communicate: give the same
-        state to all replicas. With ``distribute_datasets_from_function`` give each replica its own state.
+        state to all replicas. With ``distribute_datasets_from_function`` give each rank its own state, or any
+        with virtual replicas.
 
         Parameters
         ----------

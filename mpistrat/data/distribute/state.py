@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.hdf5.manifest import unpacked
-from mpistrat.data.pipeline.definition import seeds_of, with_seeds
-from mpistrat.data.pipeline.transforms import Batch, Transform
+from mpistrat.data.pipeline.transforms import Batch
 
 _VERSION = 1
 _FILES_SHOWN = 3
@@ -23,6 +22,7 @@ _TYPES: dict[str, Any] = {
     "batch": (int, type(None)),
     "pipeline": list,
     "seeds": list,
+    "datasets": list,
     "source": Mapping,
 }
 
@@ -50,17 +50,18 @@ class Position(NamedTuple):
 
 def state_of(whole: Division, at: Position) -> dict[str, Any]:
     """Return the state of a position in an epoch of a division."""
+    described = whole.described()
     state: dict[str, Any] = {
         "version": _VERSION,
         "epoch": at.epoch,
         "policy": whole.name,
         "replicas": whole.replicas.size,
-        "batch": _batch_size(whole.transforms),
-        "pipeline": _pipeline(whole.transforms),
-        "seeds": [each.value for each in seeds_of(whole.source, whole.transforms)],
-        "source": whole.source.identity(),
+        **described,
+        "seeds": [each.value for each in described["seeds"]],
     }
     if not _by_rows(whole):
+        if len(whole.pipelines) != whole.replicas.size:
+            state["pipelines"] = len(whole.pipelines)
         return {**state, "step": at.step}
     rows = at.skipped + at.step * (state["batch"] or 1)
     length = whole.plan.row_length
@@ -84,11 +85,9 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             f"the state has version {state['version']}, but this mpistrat knows version {_VERSION} only: "
             "restore it with the mpistrat that wrote it"
         )
-    by_rows = _by_rows(whole)
+    by_rows, now = _by_rows(whole), whole.described()
     _check_types(state, state_of(whole, Position(whole, 0)))
     _same("policy", state["policy"], whole.name, "set the policy of the saved run")
-    _same_source(state["source"], whole.source.identity())
-    _same("pipeline", state["pipeline"], _pipeline(whole.transforms), "chain the same transforms")
     if not by_rows:
         which = f"under the policy {whole.name}" if whole.name != "DATA" else "with transforms after batch()"
         hint = f"{which} a state can be continued only with the same number; use AutoShardPolicy.DATA"
@@ -96,15 +95,23 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             hint += " and put everything but map() before batch()"
         else:
             _same("number of replicas", state["replicas"], whole.replicas.size, hint)
-        _same("batch size", state["batch"], _batch_size(whole.transforms), hint)
-    given = seeds_of(whole.source, whole.transforms)
+            pipelines = state.get("pipelines", state["replicas"])
+            _same("number of input pipelines", pipelines, len(whole.pipelines), hint)
+    _same_source(state["source"], now["source"])
+    _same("pipeline", state["pipeline"], now["pipeline"], "chain the same transforms")
+    if not by_rows:
+        _same("batch size", state["batch"], now["batch"], hint)
+        for replica, (one, other) in enumerate(
+            zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)
+        ):
+            _same(f"dataset of replica {replica}", one, other, "let dataset_fn return that of the saved run")
+    given = now["seeds"]
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
-        now = whole.source.identity().get("blocks")
         _same(
             blocks,
             state["source"].get("blocks"),
-            now,
+            now["source"].get("blocks"),
             "read the HDF5 datasets of the saved run, with its Options.shuffle_memory",
         )
     if len(state["seeds"]) != len(given):
@@ -125,8 +132,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             "unchanged"
         )
     if list(state["seeds"]) != [each.value for each in given]:
-        source, transforms = with_seeds(whole.source, whole.transforms, state["seeds"])
-        whole = whole.rebuilt(transforms, source)
+        whole = whole.with_seeds(state["seeds"])
     if by_rows:
         rows = state["position"]
         return whole, Position(whole.after(rows), state["epoch"], 0, rows)
@@ -163,14 +169,6 @@ def _by_rows(division: Division) -> bool:
             return False
         after_batch = after_batch or isinstance(each, Batch)
     return division.name == "DATA"
-
-
-def _batch_size(transforms: tuple[Transform, ...]) -> int | None:
-    return next((each.size for each in transforms if isinstance(each, Batch)), None)
-
-
-def _pipeline(transforms: tuple[Transform, ...]) -> list[str]:
-    return [each.without_numbers() for each in transforms]
 
 
 def _same(what: str, then: Any, now: Any, fix: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.runtime.process import mpi
+from mpistrat.values import PerReplica
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -54,6 +55,10 @@ class ThroughputLog:
             if type(leaf) is not np.ndarray:
                 leaves, _ = nest.flatten(batch)
                 break
+        if leaves and type(leaves[0]) is PerReplica:
+            for each in zip(*(leaf.values for leaf in leaves), strict=True):
+                self.got(each, 0.0)
+            return
         self._samples += len(leaves[0]) if leaves and getattr(leaves[0], "ndim", 0) else 1
         for leaf in leaves:
             self._bytes += getattr(leaf, "nbytes", 0)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpistrat import nest
-from mpistrat.data.distribute.autoshard import Division, with_hints
+from mpistrat.data.distribute.autoshard import Division, Reading, with_hints
 from mpistrat.data.options import UNKNOWN_CARDINALITY, AutoShardPolicy
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Transform
-from mpistrat.data.rows import spec
-from mpistrat.data.rows.split import piece
+from mpistrat.data.rows import elements
+from mpistrat.data.rows.split import part_of
 from mpistrat.replicas import ReplicaGroup
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class _Streamed(Division):
     def __init__(self, source: Any, transforms: Sequence[Transform], replicas: ReplicaGroup, ranks: Topology):
         super().__init__(source, transforms, replicas)
         self._ranks = ranks
-        self.plan: Any = StreamPlan(source, self._of_replica(transforms), shared=True)
+        self.readings = self._made()
 
     @property
     def cardinality(self) -> int:
@@ -38,23 +38,18 @@ class _Streamed(Division):
         return type(self)(self.source if source is None else source, transforms, self.replicas, self._ranks)
 
     def batch(self, step: int, iteration: int) -> Any:
-        """Return this replica's batch of a step; raise StopIteration if no replica has a row.
+        """Return the batch of a step; raise StopIteration if no replica has a row.
 
         Collective: all ranks call it for the same step.
         """
-        number, part = self._part(step)
-        rows = self.plan.rows(number, iteration)
-        if self._ranks.all_true(rows is None):
+        found = [(each.plan, rows) for each in self.readings for rows in each.of_step(step, iteration)]
+        if self._ranks.all_true(all(rows is None for _, rows in found)):
             raise StopIteration
-        first, last = piece(len(rows or ()), self.replicas.size, part)
-        return self.plan.read((rows or [])[first:last])
+        return self.formed([plan.read(rows or []) for plan, rows in found])
 
-    def _part(self, step: int) -> tuple[int, int]:
-        """Return the number of the global batch of a step, and the number of its piece."""
-        raise NotImplementedError
-
-    def _of_replica(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
-        return transforms
+    def _made(self) -> list[Reading]:
+        plan = StreamPlan(self.source, self.transforms, shared=True)
+        return self._read_by([plan] * len(self.local))  # one, as some iterables can be read only once
 
 
 class _ByData(_Streamed):
@@ -62,24 +57,35 @@ class _ByData(_Streamed):
 
     name = "DATA"
 
-    def _part(self, step: int) -> tuple[int, int]:
-        return step, self.replicas.first
+    def _made(self) -> list[Reading]:
+        plan = StreamPlan(self.source, self.transforms, shared=True)
+        return [Reading(plan, self.replicas.count, partial(self._rows, plan, self.replicas.count))]
+
+    def _rows(self, plan: StreamPlan, fed: int, k: int, iteration: int) -> list[Any] | None:
+        rows = plan.rows(k // fed, iteration)
+        return None if rows is None else part_of(rows, self.replicas.size, self.replicas.local[k % fed])
 
 
 class _Everything(_Streamed):
-    """The division that gives every replica all pieces of a global batch, then those of the next."""
+    """The division that gives every pipeline all pieces of a global batch, then those of the next."""
 
     name = "OFF"
 
-    def _part(self, step: int) -> tuple[int, int]:
-        return divmod(step, self.replicas.size)
+    def _rows(self, plan: StreamPlan, fed: int, k: int, iteration: int) -> list[Any] | None:
+        number, part = divmod(k, self.replicas.size)
+        rows = plan.rows(number, iteration)
+        own = None if rows is None else part_of(rows, self.replicas.size, part)
+        # Another replica of this rank gets the same rows, and a function of one may write to them.
+        return [*map(elements.copied, own)] if own and self.replicas.count > 1 else own
 
 
 class _ByHint(_Everything):
     name = "HINT"
 
-    def _of_replica(self, transforms: Sequence[Transform]) -> Sequence[Transform]:
-        return with_hints(transforms, self.replicas.size, self.replicas.first)
+    def _made(self) -> list[Reading]:
+        number = len(self.pipelines)
+        of_pipelines = [with_hints(self.transforms, number, each) for each, _ in self.local]
+        return self._read_by(StreamPlan(self.source, each, shared=True) for each in of_pipelines)
 
 
 _DIVISIONS: dict[AutoShardPolicy, type[_Streamed]] = {
@@ -99,51 +105,3 @@ def divide_until_all_end(
 ) -> Division:
     """Return the division of the rows of an iterable that all replicas go through."""
     return _DIVISIONS[policy](source, transforms, replicas, ranks)
-
-
-class OwnUntilAllEnd(Division):
-    """The division of datasets that the replicas made themselves, some of them of unknown length."""
-
-    name = "its own"
-    communicates = True
-    steps = None
-
-    def __init__(
-        self,
-        source: Any,
-        transforms: Sequence[Transform],
-        replicas: ReplicaGroup,
-        ranks: Topology,
-        plan: Any,
-    ):
-        super().__init__(source, transforms, replicas)
-        self._ranks, self.plan = ranks, plan
-        self._spec: Any = None
-
-    @property
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> OwnUntilAllEnd:
-        """Return the same division with other transforms, and perhaps another source of the same rows."""
-        source = self.source if source is None else source
-        plan = type(self.plan)(source, transforms)
-        return OwnUntilAllEnd(source, transforms, self.replicas, self._ranks, plan)
-
-    def batch(self, step: int, iteration: int) -> Any:
-        """Return the next batch of this replica's dataset, an empty batch after the last one.
-
-        Raises StopIteration on all replicas once all datasets have ended.
-        """
-        batch = self.plan.element_if_any(step, iteration)
-        if self._spec is None:
-            # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
-            mine = None if batch is None else nest.map_structure(spec.of_array, batch)
-            everyone = self._ranks.all_gather_object(mine)
-            self._spec = next((each for each in everyone if each is not None), None)
-            ended = self._spec is None
-        else:
-            ended = self._ranks.all_true(batch is None)
-        if ended:
-            raise StopIteration
-        return spec.no_rows_of(self._spec) if batch is None else batch

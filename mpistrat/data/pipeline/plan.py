@@ -174,7 +174,7 @@ class PipelinePlan:
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
         """Yield the batches that are made of these rows. All rows are read in one call."""
-        if len(parts) > 1:
+        if len(parts) > 1 and self.batch is not None:
             try:
                 tree = self._source.read(np.concatenate(parts))
             except Exception:
@@ -195,9 +195,9 @@ class PipelinePlan:
             yield self.read(rows)
 
     def lists(
-        self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int
+        self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int, each: int = 1
     ) -> Iterator[list[Any]]:
-        """Yield the batches from ``first`` up to ``stop``, in lists. Up to ``together`` batches are read at once.
+        """Yield the batches of steps from ``first`` up to ``stop`` in lists. Up to ``together`` steps are read at once.
 
         In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks again.
         An error is raised after the batches before it. Batches that functions of the program make come one by one: a
@@ -211,17 +211,19 @@ class PipelinePlan:
         stop : int or None
             None for an endless one.
         together : int
+        each : int
+            How many batches a step has.
         """
         size = 1 if self._rows.windows is None else together
         while stop is None or first < stop:
             last = first + size if stop is None else min(first + size, stop)
-            batches = self.read_each([rows_of(k) for k in range(first, last)])
+            batches = self.read_each([rows_of(k) for k in range(first * each, last * each)])
             if self.maps:
                 for batch in batches:
                     yield [batch]
                     del batch
             else:
-                yield from _in_a_list(batches)
+                yield from in_a_list(batches)
             first, size = last, min(2 * size, together)
 
     def element(self, k: int, iteration: int) -> Any:
@@ -239,9 +241,8 @@ class PipelinePlan:
     def elements(self, iteration: int) -> Iterator[Any]:
         """Yield the elements of an iteration, one after another."""
         if self.batch is not None:
-            rows_of = partial(self.rows, iteration=iteration)
             together = min(self.together(self.batch.size), MOST_PREFETCH) // 2
-            for made in self.lists(rows_of, 0, self.length, max(1, together)):
+            for made in self.lists(partial(self.rows, iteration=iteration), 0, self.length, max(1, together)):
                 while made:  # only the caller keeps a batch alive
                     yield made.pop(0)
             return
@@ -404,7 +405,7 @@ class PipelinePlan:
         return mapped_rows(rows, self._row_maps)
 
 
-def _in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:
+def in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:
     """Yield all batches in one list. An error is raised after those before it."""
     made: list[Any] = []
     error = None

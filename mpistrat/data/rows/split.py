@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
     """Return the first row of a replica's piece of ``n`` rows, and one past the last.
@@ -16,3 +18,22 @@ def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
     size, longer = divmod(n, replicas)
     first = replica * size + min(replica, longer)
     return first, first + size + (replica < longer)
+
+
+def pieces(n: int, replicas: int, block: range) -> tuple[int, int]:
+    """Return the first row of the pieces of consecutive replicas, and one past the last.
+
+    `part_of` finds the piece of one of them among the rows between.
+
+    Examples
+    --------
+    >>> pieces(7, 3, range(1, 3)), part_of([3, 4, 5, 6], 2, 0)
+    ((3, 7), [3, 4])
+    """
+    return piece(n, replicas, block[0])[0], piece(n, replicas, block[-1])[1]
+
+
+def part_of(rows: Any, replicas: int, replica: int) -> Any:
+    """Return a replica's piece of rows."""
+    first, last = piece(len(rows), replicas, replica)
+    return rows[first:last]

@@ -15,8 +15,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.data import AutoShardPolicy, Dataset, Options
+from mpistrat.data import AutoShardPolicy, Dataset, DistributedDataset, Options
 from mpistrat.data.hdf5 import describe as describe_hdf5
+from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
 RANK = WORLD.rank
@@ -49,10 +51,13 @@ def odd_filter(path):
     path.write_bytes(content.replace((32000).to_bytes(2, "little"), (31999).to_bytes(2, "little")))
 
 
-def distributed(strategy, files, datasets="x", policy="DATA", **options_of_files):
+def distributed(strategy, files, datasets="x", policy="DATA", several=None, **options_of_files):
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
     dataset = Dataset.from_hdf5(files, datasets, **options_of_files).batch(6).with_options(options)
+    if several:
+        ranks = Topology.of(WORLD)
+        return DistributedDataset(dataset, ranks, replicas=ReplicaGroup.dealt(ranks, several))
     return strategy.experimental_distribute_dataset(dataset)
 
 
@@ -215,7 +220,7 @@ def opens_once():
 # --- faults that are found while rows are read --------------------------------------------
 
 
-def spoilt(fn):
+def spoilt(fn, several=None):
     """Begin an epoch on all ranks, then spoil file 1, which one rank will read."""
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     files = [FOLDER / f"{i}.h5" for i in range(4)]
@@ -224,7 +229,7 @@ def spoilt(fn):
             with h5py.File(path, "w") as f:
                 f.create_dataset("x", data=np.arange(1200.0).reshape(600, 2), chunks=(50, 2), fletcher32=True)
     WORLD.Barrier()
-    batches = iter(distributed(strategy, files))
+    batches = iter(distributed(strategy, files, several=several))
     next(batches)
     WORLD.Barrier()
     if RANK == 0:
@@ -232,8 +237,9 @@ def spoilt(fn):
         say("at", time.time())
     WORLD.Barrier()
     for batch in batches:
-        assert batch.any(axis=1).all(), batch
-        strategy.reduce("SUM", float(len(batch)), axis=None)
+        rows = np.concatenate(batch.values) if several else batch
+        assert rows.any(axis=1).all(), rows
+        strategy.reduce("SUM", float(len(rows)), axis=None)
 
 
 def truncated_while_read():
@@ -242,6 +248,10 @@ def truncated_while_read():
 
 def vanished_while_read():
     spoilt(lambda path: path.unlink())
+
+
+def vanished_while_several_replicas_read():
+    spoilt(lambda path: path.unlink(), several=5)
 
 
 def flipped_while_read():

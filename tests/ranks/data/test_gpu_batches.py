@@ -50,6 +50,15 @@ def test_batches_come_on_the_gpu(cupy, on_gpu, ahead):
         assert type(x) is np.ndarray
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_batches_of_virtual_replicas_come_on_the_gpu(cupy, on_gpu, ahead):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda:0", virtual_replicas=SIZE)
+    dataset = mpistrat.data.Dataset.from_arrays((np.arange(12.0), np.arange(12).astype(str)))
+    for x, text in strategy.experimental_distribute_dataset(dataset.batch(4).prefetch(ahead)):
+        assert [type(each) for each in x.values] == [cupy.ndarray]
+        assert x.values[0].get().astype(int).astype(str).tolist() == text.values[0].tolist()
+
+
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("first", ["copies", "work"])
 def test_memory_is_used_again_once_the_work_is_done(cupy, on_gpu, ahead, first):
