@@ -135,7 +135,7 @@ class Passes:
         self.in_line = automatic and not division.communicates
         self._ranks = ranks
         # Equal on all ranks, because making a distributed dataset is collective.
-        self._number: int = getattr(ranks, "sequence", 0)
+        self._number: int = getattr(getattr(ranks, "lock", None), "sequence", 0)
         self._next = Position(division, 0)
         self._newest: Pass | None = None
 

@@ -353,5 +353,35 @@ def paces():
         assert not lines
 
 
+def paces_of_two_datasets():
+    """End the first epoch of one dataset late on rank 1, and that of another never: the figures are not mixed up."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    lines = []
+    logger = logging.getLogger("mpistrat.data")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.Handler())
+    logger.handlers[0].emit = lambda record: lines.append(record.getMessage())
+    training, validation = (
+        strategy.experimental_distribute_dataset(Dataset.range(rows).batch(6)) for rows in (60, 30)
+    )
+    batches = iter(training)
+    for _ in range(10):
+        next(batches)
+    if RANK == 0:
+        assert next(batches, None) is None
+    strategy.barrier()
+    if RANK:
+        assert next(batches, None) is None  # and sends its figures, which the log no longer waits for
+    strategy.barrier()
+    for step, _ in enumerate(validation):
+        if RANK and step == 2:
+            break
+    strategy.barrier()
+    if RANK == 0:
+        assert [line.split(" samples")[0] for line in lines] == ["epoch 0: 30", "epoch 0: 15"], lines
+        assert all("of 1 of 2 ranks" in line for line in lines), lines
+        say("seen")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -40,6 +40,10 @@ def test_a_line_for_every_epoch_and_nobody_is_waited_for(run_ranks, tmp_path):
     run_ranks(3, PROGRAMS, "paces", tmp_path, limit=LIMIT).check().shows("seen")
 
 
+def test_the_log_tells_two_datasets_apart(run_ranks, tmp_path):
+    run_ranks(2, PROGRAMS, "paces_of_two_datasets", tmp_path, limit=LIMIT).check().shows("seen")
+
+
 READ = {
     "truncated_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it was truncated", "bytes now)"),
     "vanished_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it can no longer be found"),
