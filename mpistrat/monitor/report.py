@@ -168,9 +168,11 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
     waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
     left = [each.rank for each in wait.missing if seen.ended and _has_left(each, seen)]
-    wait_for = f"wait{'s' if len(waiting) == 1 else ''} for {_missing_in_words(wait, cut_off or left)}"
+    waited_for = (
+        f"{'has' if len(waiting) == 1 else 'have'} waited for {_missing_in_words(wait, cut_off or left)}"
+    )
     lines = [
-        f"{ranks_in_words(waiting)} of {wait.size} {wait_for} since {since}, for {waited:.0f} s",
+        f"{ranks_in_words(waiting)} of {wait.size} {waited_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
     ]
     groups: dict[Verdict, list[Record]] = {}

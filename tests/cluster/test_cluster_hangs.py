@@ -30,7 +30,7 @@ def start(cluster, tmp_path):
 def test_one_report_for_all_nodes(start, tmp_path):
     started = start("sleep", "stopped", "skipped")
     assert started.wait(LIMIT) == 0, started.output()
-    found = hang_reports.first_reports(tmp_path, "ranks 0-2, 4 of 5 wait for rank 3", "all_reduce ")
+    found = hang_reports.first_reports(tmp_path, "ranks 0-2, 4 of 5 have waited for rank 3", "all_reduce ")
     for text, cause in zip(found.values(), ("sleep", "stopped", "skipped"), strict=True):
         assert "rank 3 (node2 process " in text
         assert f"cause: {cause}." in text, text
@@ -42,7 +42,7 @@ def test_one_report_for_all_nodes(start, tmp_path):
 @pytest.mark.parametrize(("name", "cause"), [("link", "network"), ("node", "node")])
 def test_a_node_that_is_cut_off(cluster, start, tmp_path, name, cause):
     def reports():
-        return hang_reports.first_reports(tmp_path, "ranks 0-2 of 5 wait for ranks 3-4")
+        return hang_reports.first_reports(tmp_path, "ranks 0-2 of 5 have waited for ranks 3-4")
 
     started = start(name)
     started.wait_for("in step\n", LIMIT)

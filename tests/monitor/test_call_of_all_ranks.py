@@ -47,5 +47,7 @@ def test_a_node_whose_link_was_cut_in_the_call_before(dead):
     facts = {each.key: ProcessFacts("R") for each in records}
     seen = JobView(NOW, records, facts, {}, frozenset(), links)
     lines = report.causes(seen, report.waits_in(seen))
-    assert any(each.startswith("rank 0 of 2 waits for rank 1 since") for each in lines[: 1 if dead else None])
+    assert any(
+        each.startswith("rank 0 of 2 has waited for rank 1 since") for each in lines[: 1 if dead else None]
+    )
     assert {each.split(".")[0] for each in lines if "cause:" in each} == {"  cause: network"}

@@ -66,7 +66,7 @@ def test_a_rank_of_another_node_may_have_been_the_first(here):
 
 def test_of_two_missing_ranks_the_first_was_killed():
     text = told(job({0, 3}), 2)
-    assert text.startswith("ranks 0, 3 of 4 wait for rank 2 since")
+    assert text.startswith("ranks 0, 3 of 4 have waited for rank 2 since")
     assert text.index("rank 2 (node") < text.index("rank 1 (node")
     assert "rank 2 (node process 1002): is gone: its process has ended. It was killed by a signal" in text
     assert (
@@ -80,7 +80,9 @@ def test_of_two_missing_ranks_the_first_was_killed():
 @pytest.mark.parametrize("of_rank_two", [{}, {"exit_status": 0}])
 def test_a_rank_that_was_killed_in_the_call_of_all_ranks(of_rank_two):
     first = None if of_rank_two else 2
-    assert told(job(range(SIZE), **of_rank_two), first).startswith("ranks 0-1, 3 of 4 wait for rank 2 since")
+    assert told(job(range(SIZE), **of_rank_two), first).startswith(
+        "ranks 0-1, 3 of 4 have waited for rank 2 since"
+    )
 
 
 def test_all_ranks_ended_in_one_call_and_the_first_is_not_known():

@@ -69,7 +69,7 @@ def test_two_nodes_with_different_clocks_and_equal_processes():
     assert [each.rank for each in wait.missing] == [3]
     assert {each.last.entered for found in both.records for each in found.memberships} == {50.0}
     text = report.text(both, [wait], 0)
-    assert "ranks 0-2 of 4 wait for rank 3 since" in text
+    assert "ranks 0-2 of 4 have waited for rank 3 since" in text
     assert "rank 3 (node1 process 1001): sleeps, at a.py:9 in g" in text
     assert "for 10 s" in text
 
@@ -86,7 +86,7 @@ def test_of_two_orders_the_rank_that_differs_is_named_first():
     records = [waits(each, *((9, 40.0) if each.rank == 2 else (8, 50.0))) for each in both.records]
     seen = dataclasses.replace(both, records=tuple(records))
     lines = report.causes(seen, report.waits_in(seen))
-    assert lines[0].startswith("ranks 0-1, 3 of 4 wait for rank 2 since")
+    assert lines[0].startswith("ranks 0-1, 3 of 4 have waited for rank 2 since")
     assert [line for line in lines if "cause: " in line] == [
         "  cause: other order. Use two strategies in the same order on all ranks."
     ]
@@ -98,7 +98,7 @@ def test_a_node_that_does_not_answer(answered, cause):
     if answered:  # by a third node, which has no rank in this communicator
         seen = dataclasses.replace(seen, links=(*seen.links, Links("node2", (), (), (), ())))
     text = report.text(seen, report.waits_in(seen), 0)
-    assert "ranks 0-1 of 4 wait for ranks 2-3 since" in text
+    assert "ranks 0-1 of 4 have waited for ranks 2-3 since" in text
     assert "ranks 2-3 (node1): no " in text
     assert f"cause: {cause}. " in text
 

@@ -49,6 +49,12 @@ class Remark(str):
         return "Remark"
 
 
+class Checksum(str):
+    """A part of a description that ranks compare, and that says nothing to a reader of the flight record."""
+
+    __slots__ = ()
+
+
 class Operation:
     """The description of a collective: its name, and everything that must be equal on all ranks.
 
@@ -78,7 +84,16 @@ class Operation:
         self.site: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(_word(part) for part in self.parts if part not in ((), None))])
+        return self._in_words(True)
+
+    @property
+    def label(self) -> str:
+        """The text without checksums, for the flight record."""
+        return self._in_words(False)
+
+    def _in_words(self, checksums: bool) -> str:
+        words = (_word(part, checksums) for part in self.parts if part not in ((), None))
+        return " ".join([self.name, *filter(None, words)])
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -169,19 +184,23 @@ def _nbytes(part: Hashable) -> int:
     return 0
 
 
-def _word(part: Hashable) -> str:
+def _word(part: Hashable, checksums: bool) -> str:
     match part:
         case (np.dtype() as dtype, tuple() as shape):
             return str(dtype) + str(list(shape)).replace(" ", "")
+        case Checksum():
+            return f"(checksum {part})" if checksums else ""
         case tuple():
-            runs = [(word, len(list(same))) for word, same in groupby(map(_word, part))]
+            found = filter(None, (_word(each, checksums) for each in part))
+            runs = [(word, len(list(same))) for word, same in groupby(found)]
             words = ", ".join(
                 word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS]
             )
             if len(runs) <= _MOST_PARTS:
                 return words
             # The checksum tells apart two lists that differ only after the first parts.
-            return f"{words}, ... ({len(part)} in all, checksum {zlib.crc32(repr(part).encode()):08x})"
+            more = f", checksum {zlib.crc32(repr(part).encode()):08x}" if checksums else ""
+            return f"{words}, ... ({len(part)} in all{more})"
     return str(part)
 
 

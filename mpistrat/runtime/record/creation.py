@@ -23,10 +23,7 @@ class _Named:
     nbytes = 0
 
     def __init__(self, text: str):
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
+        self.label = text
 
 
 class Creation:

@@ -39,11 +39,16 @@ class Described(Protocol):
     ----------
     record : int
         The number of its text in the record, and 0 before it has one. Set by the record.
+    label : str
+        Its text in the record.
     nbytes : int
         The bytes that a rank gives to it.
     """
 
     record: int
+
+    @property
+    def label(self) -> str: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -97,7 +102,7 @@ class Texts:
         def forget() -> None:
             operation.record = 0
 
-        operation.record = self.add(str(operation), forget)
+        operation.record = self.add(operation.label, forget)
         return operation.record
 
     def of(self, number: int) -> str:

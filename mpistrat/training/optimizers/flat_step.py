@@ -12,6 +12,7 @@ import numpy as np
 
 from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.runtime.cache import Cache
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
@@ -94,8 +95,8 @@ class FlatStep:
     variables : list of Variable
     dtypes, shapes : list
         Those of the gradients.
-    form : str
-        What the ranks compare: a string, since the hash of many names and shapes would take as long as a message.
+    form : tuple
+        What the ranks compare: a checksum, since the hash of many names and shapes would take as long as a message.
     completed : numpy.ndarray
         The number of completed steps, in the memory of its variable.
     """
@@ -117,7 +118,12 @@ class FlatStep:
         self.dtypes = list(dtypes)
         # Equal shapes are one object: cold, each object that a comparison reads costs 0.1 us.
         self.shapes = [kept.setdefault(value.shape, value.shape) for value in self._values]
-        self.form = _in_words([*names, *zip(map(str, self.dtypes), self.shapes, strict=True)])
+        compared = repr([*names, *map(str, self.dtypes), *self.shapes])
+        more = ", ..." if len(names) > _SHOWN else ""
+        self.form = (
+            f"of {', '.join(map(str, names[:_SHOWN]))}{more}",
+            Checksum(f"{zlib.crc32(compared.encode()):08x}"),
+        )
         groups: dict[Hashable, list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
             alone = value.size * dtype.itemsize >= least_alone
@@ -290,13 +296,6 @@ class FlatSteps(Cache[Hashable, FlatStep]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatSteps:
         return FlatSteps()
-
-
-def _in_words(parts: Sequence[Hashable]) -> str:
-    """Return a text that differs where the parts differ, and shows the first ones."""
-    shown = ", ".join(map(str, parts[:_SHOWN]))
-    more = ", ..." if len(parts) > _SHOWN else ""
-    return f"{shown}{more} ({len(parts)} in all, checksum {zlib.crc32(repr(parts).encode()):08x})"
 
 
 def may_join(

@@ -46,7 +46,7 @@ _ENVIRON = {
 def told(text: str) -> list[tuple[str, str]]:
     """Return the ranks that are waited for, or ended first, and the cause, of each report in a text."""
     ranks = r"ranks? [\d, -]+"
-    head = rf"(?:{ranks} of \d+ waits? for ({ranks}) since|(rank \d+) of \d+ ended first)"
+    head = rf"(?:{ranks} of \d+ ha(?:s|ve) waited for ({ranks}) since|(rank \d+) of \d+ ended first)"
     found = re.findall(rf"^.*?{head}.*\n(?:  (?!cause).*\n)+  cause: ([^.]+)\.", text, re.MULTILINE)
     return [(waited_for or first, cause) for waited_for, first, cause in found]
 

@@ -27,7 +27,7 @@ FOLDER = os.environ["MPISTRAT_RECORD_DIR"]
 CULPRIT = int(os.environ.get("CULPRIT", "2")) % comm.size
 OTHERS = ranks_in_words([rank for rank in range(comm.size) if rank != CULPRIT])
 # The reports on a fault. There may be others: on a busy machine a rank may be late for a barrier.
-REPORTS = (FOLDER, f"{OTHERS} of {comm.size} wait for rank {CULPRIT}", "all_reduce ")
+REPORTS = (FOLDER, f"{OTHERS} of {comm.size} have waited for rank {CULPRIT}", "all_reduce ")
 
 
 def was_reported():

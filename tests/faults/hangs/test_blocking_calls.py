@@ -45,7 +45,9 @@ def test_what_it_waits_for(run_ranks, tmp_path, name):
         MPISTRAT_RECORD_DIR=str(tmp_path),
     )
     assert ended.status == 42, str(ended)
-    named = re.findall(r"rank 0 of 2 waits for rank 1 since.*\n.*\n(.*)\n  cause: ([^.]+)\.", ended.output)
+    named = re.findall(
+        r"rank 0 of 2 has waited for rank 1 since.*\n.*\n(.*)\n  cause: ([^.]+)\.", ended.output
+    )
     assert named, str(ended)
     assert {cause for _, cause in named} == {name.removesuffix(" with the lock")}, str(ended)
     assert ("another thread of it is in C code" in named[0][0]) == (name == "C code"), str(ended)

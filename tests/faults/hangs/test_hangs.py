@@ -48,7 +48,7 @@ def jobs(run_ranks, tmp_path_factory):
 
 def told(text, waiting="ranks 0-1, 3"):
     """The ranks that are waited for and the cause, of each report in a text."""
-    ranks = rf"^.*{waiting} of 4 waits? for (ranks? [\d, -]+) since"
+    ranks = rf"^.*{waiting} of 4 ha(?:s|ve) waited for (ranks? [\d, -]+) since"
     return re.findall(ranks + r".*\n  in .*\n  .*\n  cause: ([^.]+)\.", text, re.MULTILINE)
 
 
@@ -56,7 +56,9 @@ def test_the_ranks_and_the_causes(jobs):
     ended, folder = jobs[tuple(GO_ON)].result()
     assert ended.status == 0, str(ended)
     # The report that ends a fault counts. The fault may end while the next one is made.
-    reports = hang_reports.first_reports(folder, f"ranks 0-1, 3 of 4 wait for rank {CULPRIT}", "all_reduce ")
+    reports = hang_reports.first_reports(
+        folder, f"ranks 0-1, 3 of 4 have waited for rank {CULPRIT}", "all_reduce "
+    )
     found = [told(text)[0] for text in reports.values()]
     assert found == [(f"rank {CULPRIT}", each) for each in GO_ON.values()], str(ended)
 
@@ -109,7 +111,7 @@ folder = pathlib.Path(os.environ["MPISTRAT_RECORD_DIR"])
 
 def late(text, start):
     def is_reported():
-        return bool(hang_reports.first_reports(folder, "ranks 0, 2 of 3 wait for rank 1", text))
+        return bool(hang_reports.first_reports(folder, "ranks 0, 2 of 3 have waited for rank 1", text))
 
     while rank == 1 and (sys.argv[1] == "never" or not is_reported()):
         time.sleep(1)
@@ -164,7 +166,7 @@ def test_a_rank_that_comes_late_to_what_ranks_do_first(late, tmp_path):
     if "without torch" not in ended.output:
         starts.append("the start of a store of torch.distributed")
     for each in starts:
-        reports = hang_reports.first_reports(tmp_path, "ranks 0, 2 of 3 wait for rank 1", each)
+        reports = hang_reports.first_reports(tmp_path, "ranks 0, 2 of 3 have waited for rank 1", each)
         named = rf" since .*\n  in {re.escape(each)} at .*program\.py.*\n  rank 1 .*\n  cause: "
         assert all(re.search(named, text) for text in reports.values()), f"{each} {ended}"
         assert reports, f"{each} {ended}"
@@ -173,7 +175,7 @@ def test_a_rank_that_comes_late_to_what_ranks_do_first(late, tmp_path):
 def test_the_end_of_a_job_of_which_a_rank_does_not_start_mpi(late):
     ended = late("never", MPISTRAT_HANG_ABORT_SECONDS="10")  # after reports at 1, 2, 4 and 8 s
     assert ended.status in (42, 128 + signal.SIGKILL), str(ended)  # MPICH kills the others, and tells that
-    ended.shows("wait for rank 1 since", "in the start of MPI at", "ends the job after")
+    ended.shows("waited for rank 1 since", "in the start of MPI at", "ends the job after")
 
 
 SLOW = """
@@ -186,7 +188,7 @@ strategy = mpistrat.MultiWorkerMirroredStrategy()
 for step in range(2):
     if strategy.comm.rank == step:
         time.sleep(1.5)
-        while sys.argv[1] == "reported" and f"waits for rank {step} since" not in errors.read_text():
+        while sys.argv[1] == "reported" and f"waited for rank {step} since" not in errors.read_text():
             time.sleep(0.1)
     strategy.reduce("SUM", np.ones(3), axis=None)
 if strategy.comm.rank == 0:
@@ -207,7 +209,7 @@ def test_slow_ranks_are_reported_beyond_the_limit_only(run_ranks, tmp_path, limi
         MPISTRAT_HANG_SECONDS=limit,
         MPISTRAT_RECORD_DIR=str(tmp_path / "file" / "below"),
     ).check()
-    assert ("waits for rank" in ended.output) == reports, str(ended)
+    assert ("waited for rank" in ended.output) == reports, str(ended)
     assert ("This report is in no file" in ended.output) == reports, str(ended)
 
 
@@ -262,7 +264,7 @@ def test_a_program_of_torch_alone(run_ranks, tmp_path):
         MPISTRAT_RECORD_DIR=str(tmp_path),
     ).check()
     named = (
-        r"rank 0 of 2 waits for rank 1 since.*\n  in all_reduce SUM float32\[3\].* at .*program\.py:11 in <module>.*"
+        r"rank 0 of 2 has waited for rank 1 since.*\n  in all_reduce SUM float32\[3\].* at .*program\.py:11 in <module>.*"
         r"\n.*\n  cause: sleep"
     )
     assert any(re.search(named, path.read_text()) for path in tmp_path.glob("hang-*")), str(ended)
