@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import absent, nest
+from mpistrat.data import undistributed
 from mpistrat.data.combine.methods import Combining
 from mpistrat.data.from_files import FromFiles
 from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKNOWN_CARDINALITY
@@ -16,6 +17,7 @@ from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows.elements import lists_to_arrays, one_row
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
+from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:
     from mpistrat.data.options import Options
@@ -297,6 +299,8 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
     def __iter__(self) -> NextAsOptional:
         elements = self._plan.elements(next(self.epochs))
         prefetch = self.options().prefetch
+        if "data" in rc.debug:
+            return Elements(undistributed.noted(elements))
         if not prefetch:
             return Elements(elements)
         return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, making=self._making)

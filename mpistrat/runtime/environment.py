@@ -136,6 +136,16 @@ def _some_of(*words: str) -> Callable[[Any], frozenset[str]]:
     return read
 
 
+CHECKS = ("collectives", "data", "gradients", "output", "variables")
+
+
+def _checks(value: Any) -> frozenset[str]:
+    try:
+        return frozenset(CHECKS) if _flag(value) else frozenset()
+    except (TypeError, ValueError):
+        return _some_of(*CHECKS)(value)
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
@@ -230,8 +240,10 @@ class RuntimeOptions:
     data_root : str
         The folder in which all data files must lie, also those that other files name; empty for any folder.
     debug : frozenset of str
-        What the ranks compare in addition. ``"collectives"``: the lines that call collectives. ``"variables"``: which
-        variable is written, and its copies afterwards. Read once for each communicator, by its first strategy.
+        Checks that cost time; True for all of them. ``"collectives"`` compares the lines that call collectives,
+        ``"variables"`` which variable is written, and its copies afterwards, ``"data"`` the arrays of datasets, and
+        warns of batches that are not distributed. ``"gradients"`` looks for NaN, ``"output"`` for what all ranks print
+        or write alike. Read once for each communicator, by its first strategy.
     device : str
         The device of each rank where a strategy does not get one.
     gpu_direct : str
@@ -275,7 +287,7 @@ class RuntimeOptions:
     data_blocks = Option(1 << 24, _bytes, "a number above 0", same=False)
     data_root = Option("", _folder, "a directory", same=False)
     debug = Option[frozenset[str]](
-        frozenset(), _some_of("collectives", "variables"), "collectives, variables, or both with a comma"
+        frozenset(), _checks, f"1 for all checks, 0, or some of {', '.join(CHECKS)} with commas"
     )
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")

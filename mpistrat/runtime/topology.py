@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpistrat.runtime import environment
+from mpistrat.runtime import environment, repeated_output
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
@@ -83,6 +83,8 @@ class Topology(ObjectCollectives):
         What a thread holds in a collective of these ranks, and by which they agree on it. See `limited`.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
+    checks : frozenset of str
+        The checks that cost time (``rc.debug``).
     compares_variables : bool
         Whether the ranks compare the copies of variables (``rc.debug``).
     limits : Limits
@@ -99,6 +101,7 @@ class Topology(ObjectCollectives):
 
     limits = Limits()
     memory: NodeMemory | None = None
+    checks: frozenset[str] = frozenset()
     compares_variables = False
 
     def __init__(self, parent: Any, split: Split | None = None, limits: Limits | None = None):
@@ -111,7 +114,10 @@ class Topology(ObjectCollectives):
 
     def _create(self, parent: Any, color: int | None, record: FlightRecord | None, MPI: Any) -> None:
         environment.agree(parent)
-        self.compares_variables = "variables" in environment.rc.debug
+        self.checks = environment.rc.debug
+        self.compares_variables = "variables" in self.checks
+        if self.checks:
+            failure.show_all_lines()
         self.parent = parent
         self.world = world = parent.Dup()
         self.size: int = world.size
@@ -143,7 +149,7 @@ class Topology(ObjectCollectives):
             self.memory = self._share_memory(MPI)
             agreement = self._way_to_agree()
         flight = None if record is None else record.of(int(told[0, 1]), self.size, self.rank)
-        places = "collectives" in environment.rc.debug
+        places = "collectives" in self.checks
         self.lock = CollectiveLock(self.rank, self.size, world, agreement, flight, places)
         if self.traced:
             self.compare_clocks()
@@ -209,6 +215,8 @@ class Topology(ObjectCollectives):
                 failure.revoke_at_end(comm)
         elif self.size > 1:
             program_end.register(EndStep.GOODBYES, self._say_goodbye)
+            if "output" in self.checks:
+                repeated_output.note()
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
         between_nodes = len(self.nodes) > 1
@@ -273,6 +281,8 @@ class Topology(ObjectCollectives):
             try:
                 self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
                 self.lock.compare(_END)
+                if "output" in self.checks and self.size == mpi.start().COMM_WORLD.size:
+                    repeated_output.report(self.world)
                 self._close_slots()
                 if self.traced:
                     self.compare_clocks()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import absent, context, data, nest, representation
 from mpistrat.collectives.arenas.arena import buffers_like
+from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.runtime.agreement.operation import MismatchError
@@ -219,7 +220,9 @@ class Strategy(Collectives, FormerNames):
             different cross-replica calls.
         """
         if not isinstance(args, (list, tuple)):
-            raise ValueError(f"args must be a tuple or a list of arguments, not {args!r}")
+            raise ValueError(
+                f"args must be a tuple or a list of arguments, not {args!r}: for one argument write args=(value,)"
+            )
         extended = self._extended
         stack = context.local.stack
         depth = len(stack)
@@ -230,6 +233,9 @@ class Strategy(Collectives, FormerNames):
             flight_record.step(flight_record.RUN)
             return result
         if args:
+            if undistributed.arrays:
+                replicas = extended.engine.replicas
+                undistributed.warn_of(args, replicas.first, replicas.size)
             args = [*map(components_but_variables, args)]
         if kwargs:
             kwargs = {name: components_but_variables(arg) for name, arg in kwargs.items()}

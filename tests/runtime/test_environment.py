@@ -71,6 +71,24 @@ def test_program_before_variable_before_default(monkeypatch, attribute):
     assert getattr(mpistrat.rc, attribute) == default
 
 
+@pytest.mark.parametrize(
+    ("value", "checks"),
+    [
+        ("1", environment.CHECKS),
+        (True, environment.CHECKS),
+        ("on", environment.CHECKS),
+        ("0", ()),
+        (False, ()),
+        ((), ()),
+        ("data, output", ("data", "output")),
+        (("gradients",), ("gradients",)),
+    ],
+)
+def test_all_checks_by_one_switch(value, checks):
+    mpistrat.rc.debug = value
+    assert mpistrat.rc.debug == set(checks)
+
+
 @pytest.mark.parametrize("attribute", [name for name, case in CASES.items() if case[3]])
 def test_values_that_cannot_be_read(monkeypatch, attribute):
     wrong = CASES[attribute][3]

@@ -52,6 +52,7 @@ class _PythonLike(click.Command):
     "--ft", is_flag=True, help="Go on when a rank is lost, by ULFM: a coordinator goes on without a worker."
 )
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
+@click.option("--debug", is_flag=True, help="Make all checks that cost time: MPISTRAT_DEBUG=1.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -65,6 +66,7 @@ def command(
     bind: bool,
     ft: bool,
     trace: str | None,
+    debug: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> None:
@@ -110,6 +112,8 @@ def command(
     # Open MPI fails with an internal error where HOME is not set, as in some containers and cron jobs.
     home = os.path.expanduser("~")
     environ.setdefault("HOME", home if os.path.isabs(home) else "/")
+    if debug:
+        environ[RuntimeOptions.debug.variable] = "1"
     if trace is not None:
         environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine(

@@ -29,6 +29,7 @@ from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
 from mpistrat.data.rows.contracts import Seed, ranks_of_node
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.device import Device
+from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -177,6 +178,8 @@ class DistributedDataset(Distributed):
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
+        if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
+            mine["checksum"] = definition.source.checksum()
         everyone = ranks.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
         definition.source.agree(ranks)
@@ -212,8 +215,8 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
             if value != descriptions[0][what]:
                 raise ValueError(
                     f"the replicas must distribute the same dataset, but its {what} is {value} on rank "
-                    f"{rank} and {descriptions[0][what]} on rank 0: build it in the same way on all ranks, or use "
-                    "distribute_datasets_from_function"
+                    f"{rank} and {descriptions[0][what]} on rank 0: build it in the same way on all ranks, "
+                    "also from the same seeds, or use distribute_datasets_from_function"
                 )
 
 

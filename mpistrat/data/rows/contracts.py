@@ -94,6 +94,10 @@ class Source(Protocol):
     def fingerprint(self) -> Any:
         """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
 
+    def checksum(self) -> int:
+        """Return a checksum of rows in memory, 0 for others."""
+        return 0
+
     def agree(self, ranks: Topology) -> None:
         """Find out, together with the other ranks, which rows there are. Collective."""
         return

@@ -22,9 +22,13 @@ from types import TracebackType
 from typing import Any
 
 from mpistrat.runtime.process import private_file
+from mpistrat.runtime.process.own_files import is_own
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
+_FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
+
+_folding = True
 _name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
@@ -54,8 +58,7 @@ def arm(rank: int, size: int) -> None:
                 time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
             elif previous is sys.__excepthook__:
                 flush()
-                lines = traceback.format_exception(kind, error, trace)
-                write("".join([f"\n{_name} failed, which ends the job:\n", *lines]))
+                write("".join([f"\n{_name} failed, which ends the job:\n", *_in_lines(kind, error, trace)]))
             else:
                 flush()
                 previous(kind, error, trace)
@@ -64,6 +67,36 @@ def arm(rank: int, size: int) -> None:
 
     sys.excepthook = excepthook
     _watch_system_exit()
+
+
+def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
+    """Return a traceback of the user's own lines, unless `show_all_lines` was called."""
+    whole = traceback.TracebackException(kind, error, trace)
+    told: list[traceback.TracebackException | None] = [whole]
+    folded = 0
+    while told and _folding:
+        each = told.pop()
+        if each is None:
+            continue
+        own = [frame for frame in each.stack if not is_own(frame.filename)]
+        if own or each is not whole:  # an error of a thread of the package has no other lines
+            folded += len(each.stack) - len(own)
+            each.stack = traceback.StackSummary.from_list(own)
+        told += [each.__cause__, each.__context__]
+    lines = [*whole.format()]
+    if not folded:
+        return lines
+    lines.insert(0, _FOLDED.format(folded, "s" * (folded > 1)))
+    if not kind.__module__.startswith("mpistrat."):
+        return lines
+    private = f"{kind.__module__}.{kind.__qualname__}: "
+    return [line.replace(private, f"{kind.__qualname__}: ") for line in lines]
+
+
+def show_all_lines() -> None:
+    """Let tracebacks of this rank have the lines of the package, too."""
+    global _folding
+    _folding = False
 
 
 def arm_early(rank: int, size: int, start: Callable[[], object]) -> None:

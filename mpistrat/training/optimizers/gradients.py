@@ -7,11 +7,40 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
 Pairs = list[tuple[Any, Variable]]
+
+
+def as_pair(each: Any) -> tuple[Any, Any]:
+    """Return a gradient and its variable."""
+    if not isinstance(each, (tuple, list)) or len(each) != 2:
+        raise TypeError(
+            f"apply_gradients takes pairs (gradient, variable), not {each!r}: write zip(gradients, variables)"
+        )
+    gradient, variable = each
+    if isinstance(gradient, Variable) and not isinstance(variable, Variable):
+        raise TypeError(
+            f"apply_gradients takes pairs (gradient, variable), and got the variable {gradient.name!r} first: write "
+            "zip(gradients, variables), in this order"
+        )
+    return gradient, variable
+
+
+def no_nan(
+    variables: Sequence[Variable], gradients: Sequence[Any], replicas: ReplicaGroup, step: int
+) -> None:
+    """Raise FloatingPointError if a gradient has NaN."""
+    for variable, gradient in zip(variables, gradients, strict=True):
+        values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
+        if np.isnan(arrays.to_host(values)).any():
+            raise FloatingPointError(
+                f"replica {replicas.first}, step {step}: the gradient of variable {variable.name!r} has NaN, as would "
+                "the sum. Look at the batch of this replica, and for divisions by zero, logarithms and roots"
+            )
 
 
 def names_of(pairs: Pairs) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.gpu.kernels import EachElement
 from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps, may_join
-from mpistrat.training.optimizers.gradients import Pairs, apart, fitting, names_of, places
+from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, fitting, names_of, no_nan, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
@@ -343,9 +343,11 @@ class Optimizer(ABC):
                 others = [*rest]
                 if step is None or others or (engine.arenas and engine.holds_buffer(gradients)):
                     pairs = [] if last is None else [*zip(gradients, last.variables, strict=False)]
-                    pairs += [(gradient, variable) for gradient, variable in others]
+                    pairs += [as_pair(each) for each in others]
                     step, gradients = self._prepared(extended, pairs)
-            except (TypeError, ValueError, NotImplementedError):
+                if "gradients" in topology.checks:
+                    no_nan(step.variables, gradients, engine.replicas, self.iterations + 1)
+            except (TypeError, ValueError, NotImplementedError, FloatingPointError):
                 if not aggregate:
                     raise
                 with structures.refusals("all_reduce", topology):

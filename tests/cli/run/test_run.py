@@ -187,6 +187,12 @@ def test_abort(write, status):
     assert (out, own(err)) == ("", "last words\n" * 2)
 
 
+def test_debug_is_all_checks(write):
+    program = write("import mpistrat; print(*sorted(mpistrat.rc.debug))")
+    status, out, err = run("--debug", "-n", 1, program)
+    assert (status, out) == (0, "collectives data gradients output variables\n"), err
+
+
 @pytest.mark.fault
 def test_traceback_is_the_last_thing(write):
     program = write("if rank == 1: raise ValueError('the last thing')\nMPI.COMM_WORLD.Barrier()")
