@@ -7,8 +7,10 @@ the command is used. A new command is a new file and a line in `COMMANDS`.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +47,28 @@ class _Commands(click.Group):
             if type(error) is not click.ClickException:  # of the command line
                 raise
             raise click.ClickException(printable(error.message)) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if any(each.endswith(".py") for each in given):
+                advice = f"programs are started by `mpistrat run`: mpistrat run {shlex.join(given)}"
+                raise click.UsageError(f"No such option {error.option_name!r}: {advice}", ctx) from None
+            raise
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in COMMANDS or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0].endswith(".py"):
+            advice = f"programs are started by `mpistrat run`: mpistrat run {shlex.join(args)}"
+        else:
+            advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+        raise click.UsageError(f"No such command {args[0]!r}: {advice}", ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

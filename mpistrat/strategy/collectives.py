@@ -398,3 +398,10 @@ class Collectives:
     @property
     def _engine(self) -> Engine:
         return self._extended.engine
+
+
+# Python names a method by this in its messages, and users know the methods of a strategy.
+for _name, _method in vars(Collectives).items():
+    if not _name.startswith("_"):
+        for _function in {_method, getattr(_method, "__wrapped__", _method)}:
+            _function.__qualname__ = f"Strategy.{_name}"

@@ -191,7 +191,9 @@ class StrategyExtended:
             If another strategy created it.
         """
         if not isinstance(variable, Variable):
-            raise TypeError(f"{method} takes a variable, not {variable!r}")
+            raise TypeError(
+                f"{method} takes a variable, not {variable!r}: make it by mpistrat.Variable(value) in strategy.scope()"
+            )
         if not self.variable_created_in_scope(self.value_container(variable)):
             raise ValueError(
                 f"{method}: the variable {variable.name!r} was created by {variable.distribute_strategy!r}, "
@@ -449,7 +451,7 @@ class StrategyExtended:
             Called in cross-replica context, so that it calls `Strategy.run` itself. It keeps what the caller needs by
             ``context.set_last_step_output(name, value, reduce_op)``.
         iterator : iterator
-            Of a distributed dataset, say.
+            For example that of a distributed dataset.
         iterations : int
             The number of batches.
         initial_loop_values : dict, optional

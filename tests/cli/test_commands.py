@@ -41,7 +41,22 @@ def test_every_command_has_its_file(name):
 def test_no_such_command():
     result = invoke("fly")
     assert result.exit_code == 2
-    assert "No such command 'fly'" in result.output
+    assert "No such command 'fly': there are run, info" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ("rnu -n 2 x.py", "No such command 'rnu': did you mean 'run'?"),
+        ("-n 2 x.py", "No such option '-n': programs are started by `mpistrat run`: mpistrat run -n 2 x.py"),
+        ("x.py 7", "No such command 'x.py': programs are started by `mpistrat run`: mpistrat run x.py 7"),
+        ("-n 2", "No such option '-n'"),
+    ],
+)
+def test_habits_of_other_commands(arguments, advice):
+    result = invoke(*arguments.split())
+    assert result.exit_code == 2
+    assert advice in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     else:
         error = MismatchError(
             f"rank {rank}: the ranks met in different collectives (collective number {sequence}):\n"
-            f"{lines}\nall ranks must make the same calls in the same order."
+            f"{lines}\nall ranks must make the same calls in the same order. Take a call that only some ranks make out "
+            "of its `if`, and leave a loop on all ranks at once: `strategy.agree(ok)` decides for all."
         )
     error.said = tuple(said)
     return error

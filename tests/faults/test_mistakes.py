@@ -1,0 +1,149 @@
+"""What beginners type, and what they read: what is wrong, on which rank, in which line, and what to do."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.fault
+
+START = """
+import numpy as np, mpistrat
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+rank = strategy.comm.rank
+with strategy.scope():
+    v = mpistrat.Variable(np.ones(3), name="v")
+    optimizer = mpistrat.optimizers.SGD(0.1)
+"""
+
+# Name -> the program after START, and patterns of what its user reads.
+TOLD = {
+    "made_outside_of_the_scope": (
+        "w = mpistrat.Variable(0.0)\nstrategy.run(lambda: optimizer.apply_gradients([(1.0, w)]))",
+        r"'Variable' was created by <default strategy.*create it in this strategy's scope",
+    ),
+    "a_plain_array": (
+        "strategy.run(lambda: optimizer.apply_gradients([(np.ones(3), np.ones(3))]))",
+        r"takes a variable, not array.*mpistrat\.Variable\(value\) in strategy\.scope\(\)",
+    ),
+    "variables_without_gradients": (
+        "strategy.run(lambda: optimizer.apply_gradients([v]))",
+        r"takes pairs \(gradient, variable\), not <Mirrored.*write zip\(gradients, variables\)",
+    ),
+    "pairs_the_wrong_way_round": (
+        "strategy.run(lambda: optimizer.apply_gradients(zip([v], [np.ones(3)])))",
+        r"got the variable 'v' first: write zip\(gradients, variables\)",
+    ),
+    "arguments_that_are_not_a_tuple": (
+        "strategy.run(lambda rows: rows.sum(), args=np.ones(3))",
+        r"args must be a tuple.*for one argument write args=\(value,\)",
+    ),
+    "a_collective_below_if": (
+        "if strategy.is_chief: strategy.reduce('SUM', 1.0, axis=None)\nstrategy.barrier()",
+        r"rank 0: all_reduce SUM.*program\.py:8\n +rank 1: barrier at .*program\.py:9\n.*out of its `if`",
+    ),
+    "a_loop_that_one_rank_leaves": (
+        "for i in range(9):\n    strategy.run(lambda: optimizer.apply_gradients([(np.ones(3), v)]))\n"
+        "    if i == 2 + rank: break",
+        r"the end of the program(.|\n)*leave a loop on all ranks at once",
+    ),
+    "a_save_on_one_rank": (
+        "if strategy.is_chief: mpistrat.training.save([v], 'x.h5')",
+        r"rank 0: save of v at .*program\.py:8(.|\n)*out of its `if`",
+    ),
+    "no_axis": ("strategy.reduce('SUM', 1.0)", r"Strategy\.reduce\(\) missing 1 required.* 'axis'"),
+    "a_name_of_another_library": (
+        "strategy.allreduce(1.0)",
+        r"has no 'allreduce': use strategy\.all_reduce\(\)",
+    ),
+    "different_lengths": (
+        "strategy.reduce('SUM', np.ones(3 + rank), axis=None)",
+        r"rank 0: all_reduce SUM float64\[3\] at .*:8\n +rank 1: all_reduce SUM float64\[4\] at .*:8",
+    ),
+}
+
+# The same for what goes on without a word, and is told by MPISTRAT_DEBUG=1: an error, or a line and status 0.
+ONLY_BY_DEBUG = {
+    "an_assignment_that_differs": (
+        "v.assign(np.full(3, rank))",
+        r"'v' differs between replicas after assign",
+        1,
+    ),
+    "one_rank_changes_a_variable": (
+        "v -= np.ones(3) * rank",
+        r"'v' differs between replicas after assign",
+        1,
+    ),
+    "a_dataset_that_is_not_distributed": (
+        "rows = mpistrat.data.Dataset.from_arrays(np.arange(10.0)).batch(5)\n"
+        "for each in rows:\n    strategy.run(lambda each: each.sum(), args=(each,))",
+        r"program\.py:10: RuntimeWarning: replica [01]: `run` gets a batch.*experimental_distribute_dataset",
+        0,
+    ),
+    "a_split_without_a_seed": (
+        "rows = np.random.default_rng(rank).permutation(100)[:80]\n"
+        "strategy.experimental_distribute_dataset(mpistrat.data.Dataset.from_arrays(rows).batch(10))",
+        r"its checksum is \d+ on rank 1 and \d+ on rank 0.*the same seeds",
+        1,
+    ),
+    "nan_on_one_rank": (
+        "gradient = np.full(3, np.nan if rank else 1.0)\n"
+        "for _ in range(2): strategy.run(lambda: optimizer.apply_gradients([(gradient, v)]))",
+        r"replica 1, step 1: the gradient of variable 'v' has NaN.*divisions by zero",
+        1,
+    ),
+    "all_ranks_print": (
+        "for _ in range(2): print('here')\nprint('on', rank)",
+        r"program\.py:8 prints 'here' on all 2 ranks, 2 times: print on one of them by `if strategy\.is_chief:`\n$",
+        0,
+    ),
+    "all_ranks_write_one_file": (
+        "np.savetxt('out.csv', np.ones(3))\nopen(f'own-{rank}.txt', 'w').close()\nopen('out.csv').close()\n"
+        "mpistrat.training.save([v], 'v.h5')",
+        r"out\.csv was opened for writing by 2 ranks \(rank 0 at .*py:8, rank 1 at .*py:8\).*\n$",
+        0,
+    ),
+    "all_ranks_write_one_hdf5_file": (
+        "import h5py\nfor each in range(2):\n    strategy.barrier()\n"
+        "    if each == rank: h5py.File('x.h5', 'w').close()",
+        r"x\.h5 was opened for writing by 2 ranks \(rank 0 at .*py:11, rank 1 at .*py:11\)",
+        0,
+    ),
+    "nothing_wrong": (
+        "if strategy.is_chief: print('one'); open('x', 'w').close()\nstrategy.barrier()",
+        r"one\nmpistrat, MPISTRAT_DEBUG at the end of 2 ranks:\n  no line that all ranks print",
+        0,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ends(two_at_a_time, run_ranks, tmp_path_factory):
+    def start(name):
+        folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
+        text, *_ = (TOLD | ONLY_BY_DEBUG)[name.removeprefix("debug ")]
+        (folder / "program.py").write_text(START + text)
+        options = {"MPISTRAT_DEBUG": "1"} if name.startswith("debug ") else {}
+        return run_ranks(2, "program.py", cwd=folder, MPISTRAT_HANG_ABORT_SECONDS="20", **options)
+
+    return two_at_a_time(start)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_mistakes_say_what_to_do(ends, name):
+    ended = ends[name].result()
+    assert ended.status == 1, str(ended)
+    assert re.search(TOLD[name][1], ended.output), str(ended)
+    lines = re.findall(r'^  File "(.*)", line', ended.output, re.MULTILINE)
+    assert lines, str(ended)
+    assert {each.rpartition("/")[2] for each in lines} == {"program.py"}, str(ended)
+    folded = "inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\nTraceback"
+    assert (folded in ended.output) == (name not in ("no_axis",)), str(ended)
+
+
+@pytest.mark.parametrize("name", [f"debug {each}" for each in ONLY_BY_DEBUG])
+def test_debug_tells_the_others(ends, name):
+    ended = ends[name].result()
+    _, pattern, status = ONLY_BY_DEBUG[name.removeprefix("debug ")]
+    assert ended.status == status, str(ended)
+    assert re.search(pattern, ended.output), str(ended)
+    assert ("/mpistrat/" in ended.output) == bool(status), str(ended)  # the lines of the package, too
