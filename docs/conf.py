@@ -1,5 +1,6 @@
 """Sphinx: ``sphinx-build -W docs docs/_build``."""
 
+import functools
 import importlib
 import sys
 import types
@@ -7,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,11 +30,20 @@ extensions = [
     "sphinx.ext.viewcode",
     "myst_parser",
     "sphinx_design",
+    "sphinx_copybutton",
+    "sphinx_codeautolink",
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["ref.python"]  # `Strategy` is also a class of mpistrat.compat.v1
+suppress_warnings = [
+    "ref.python",  # `Strategy` is also a class of mpistrat.compat.v1
+    "codeautolink.match_block",  # examples of which Sphinx does not show "# doctest: +SKIP"
+]
 default_role = "py:obj"
+
+# Names in programs are links to the reference. The programs of a page are one program.
+codeautolink_concat_default = True
+copybutton_prompt_text = "$ "
 
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
@@ -77,5 +90,46 @@ def warn_of_missing_names(app: Sphinx, env: BuildEnvironment) -> None:
             )
 
 
+# --- names in sentences are links to the reference -----------------------------------------------------------
+
+
+_OWNERS = {
+    "strategy": "Strategy",
+    "context": "ReplicaContext",
+    "dataset": "Dataset",
+    "optimizer": "Optimizer",
+}
+
+
+@functools.cache
+def addresses(objects: frozenset[str]) -> dict[str, str]:
+    """Return the shortest address by each way to write a name: with all of it, without the package, by its class."""
+    found: dict[str, str] = {}
+    for address in sorted(objects, key=len, reverse=True):
+        parts = address.split(".")
+        for way in (address, address.removeprefix("mpistrat."), ".".join(parts[-2:]), parts[-1]):
+            if "." in way or way[0].isupper():
+                found[way] = address
+    return found
+
+
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Make a link of each literal that is a name of the reference, where it is written like one."""
+    objects = app.env.get_domain("py").objects
+    known = addresses(frozenset(name for name in objects if not objects[name].aliased))
+    for literal in list(doctree.findall(nodes.literal)):
+        inside = literal.parent
+        while inside is not None and not isinstance(inside, (nodes.reference, nodes.title, addnodes.desc)):
+            inside = inside.parent
+        owner, dot, name = literal.astext().partition("(")[0].partition(".")
+        address = known.get(_OWNERS.get(owner, owner) + dot + name)
+        if inside is None and address is not None and not literal.get("refuri"):
+            entry = objects[address]
+            link = make_refnode(app.builder, page, entry.docname, entry.node_id, [], address)
+            literal.replace_self(link)
+            link += literal
+
+
 def setup(app: Sphinx) -> None:
     app.connect("env-check-consistency", warn_of_missing_names)
+    app.connect("doctree-resolved", link_names)
