@@ -237,7 +237,6 @@ OF_METRICS = {
             "SquaredHinge",
             "LogCoshError",
             "CosineSimilarity",
-            "MeanAbsoluteError",
         )
         + (
             "MeanAbsolutePercentageError",
@@ -258,7 +257,6 @@ OF_METRICS = {
         + ("huber", "log_cosh"),
         _VALUES,
     ),
-    "RootMeanSquaredError": "the square root of mpistrat.metrics.MeanSquaredError.result()",
     **dict.fromkeys(
         ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU", "F1Score", "FBetaScore")
         + ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives"),

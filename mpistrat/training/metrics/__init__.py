@@ -9,7 +9,13 @@ from mpistrat.training.metrics.accuracy import (
     TopKCategoricalAccuracy,
 )
 from mpistrat.training.metrics.confusion_matrix import ConfusionMatrix
-from mpistrat.training.metrics.mean_and_sum import Mean, MeanSquaredError, Sum
+from mpistrat.training.metrics.mean_and_sum import (
+    Mean,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    RootMeanSquaredError,
+    Sum,
+)
 from mpistrat.training.metrics.metric import Metric
 from mpistrat.training.metrics.thresholds import AUC, Precision, Recall
 
@@ -20,10 +26,12 @@ __all__ = [
     "CategoricalAccuracy",
     "ConfusionMatrix",
     "Mean",
+    "MeanAbsoluteError",
     "MeanSquaredError",
     "Metric",
     "Precision",
     "Recall",
+    "RootMeanSquaredError",
     "SparseCategoricalAccuracy",
     "SparseTopKCategoricalAccuracy",
     "Sum",

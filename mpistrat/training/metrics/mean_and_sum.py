@@ -1,4 +1,4 @@
-"""The metrics of a mean, a sum, and a mean squared error."""
+"""The metrics of a mean, a sum, and means of errors."""
 
 from __future__ import annotations
 
@@ -97,23 +97,10 @@ class Sum(Metric):
         return self._total.result()
 
 
-class MeanSquaredError(Mean):
-    """The mean of ``(y_pred - y_true) ** 2`` over all elements.
+class _MeanOfErrors(Mean):
+    """The mean of what `_error` returns for predictions, over all elements."""
 
-    Parameters
-    ----------
-    name : str
-
-    Examples
-    --------
-    >>> metric = MeanSquaredError()
-    >>> metric.update_state([0.0, 1.0], [0.0, 3.0])
-    >>> float(metric.result())
-    2.0
-    """
-
-    def __init__(self, name: str = "mean_squared_error"):
-        super().__init__(name)
+    _error: Any
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]  # as in Keras
         """Count predictions of this replica.
@@ -130,4 +117,69 @@ class MeanSquaredError(Mean):
         """
         y_true, y_pred = (arrays.as_numpy(y, np.float64) for y in (y_true, y_pred))
         require_same_shape(y_true, y_pred)
-        super().update_state((y_pred - y_true) ** 2, sample_weight)
+        super().update_state(self._error(y_pred - y_true), sample_weight)
+
+
+class MeanAbsoluteError(_MeanOfErrors):
+    """The mean of ``abs(y_pred - y_true)`` over all elements.
+
+    Parameters
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> metric = MeanAbsoluteError()
+    >>> metric.update_state([0.0, 1.0], [0.0, 3.0])
+    >>> float(metric.result())
+    1.0
+    """
+
+    _error = staticmethod(np.abs)
+
+    def __init__(self, name: str = "mean_absolute_error"):
+        super().__init__(name)
+
+
+class MeanSquaredError(_MeanOfErrors):
+    """The mean of ``(y_pred - y_true) ** 2`` over all elements.
+
+    Parameters
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> metric = MeanSquaredError()
+    >>> metric.update_state([0.0, 1.0], [0.0, 3.0])
+    >>> float(metric.result())
+    2.0
+    """
+
+    _error = staticmethod(np.square)
+
+    def __init__(self, name: str = "mean_squared_error"):
+        super().__init__(name)
+
+
+class RootMeanSquaredError(MeanSquaredError):
+    """The square root of `MeanSquaredError`.
+
+    Parameters
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> metric = RootMeanSquaredError()
+    >>> metric.update_state([0.0, 1.0], [0.0, 1.5])
+    >>> round(float(metric.result()), 4)
+    0.3536
+    """
+
+    def __init__(self, name: str = "root_mean_squared_error"):
+        super().__init__(name)
+
+    def result(self) -> Any:
+        """Return the root of the mean over the predictions of all replicas."""
+        return np.sqrt(super().result())

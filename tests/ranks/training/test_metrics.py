@@ -39,6 +39,11 @@ CASES = {
         lambda t, p: (one_hot(t), p),
         lambda t, p: (one_hot(t) - p) ** 2,
     ),
+    "mean absolute error": (
+        metrics.MeanAbsoluteError,
+        lambda t, p: (one_hot(t), p),
+        lambda t, p: abs(one_hot(t) - p),
+    ),
     "top 2": (
         lambda: metrics.TopKCategoricalAccuracy(k=2),
         lambda t, p: (one_hot(t), p),
@@ -120,6 +125,18 @@ def test_labels_of_no_class_are_wrong(strategy):
     assert float(metric.result()) == 0.5
 
 
+def test_root_is_that_of_the_mean_over_all_replicas(strategy):
+    """Not the mean of the replicas' roots."""
+    rank = strategy.comm.rank
+    with strategy.scope():
+        metric, mean = metrics.RootMeanSquaredError(), metrics.MeanSquaredError()
+    for each in (metric, mean):
+        strategy.run(lambda each=each: each.update_state(np.zeros(rank + 1), np.full(rank + 1, rank + 2.0)))
+    counts = np.arange(strategy.num_replicas_in_sync) + 1
+    assert float(metric.result()) == np.sqrt((counts * (counts + 1.0) ** 2).sum() / counts.sum())
+    assert float(metric.result()) == np.sqrt(float(mean.result()))
+
+
 def test_wrong_shapes_raise(strategy):
     with strategy.scope():
         for make, arguments in (
@@ -128,6 +145,8 @@ def test_wrong_shapes_raise(strategy):
             (metrics.CategoricalAccuracy, (np.ones((2, 3)), np.ones((2, 4)))),
             (metrics.SparseCategoricalAccuracy, ([1, 2], np.ones((3, 4)))),
             (metrics.MeanSquaredError, ([1.0], [1.0, 2.0])),
+            (metrics.MeanAbsoluteError, ([1.0], [1.0, 2.0])),
+            (metrics.RootMeanSquaredError, ([1.0], [1.0, 2.0])),
             (metrics.Mean, ([1.0, 2.0, 3.0], [1.0, 2.0])),
         ):
             metric = make()
