@@ -55,6 +55,14 @@ TOLD = {
         "strategy.allreduce(1.0)",
         r"has no 'allreduce': use strategy\.all_reduce\(\)",
     ),
+    "a_text": (
+        "strategy.reduce('SUM', 'text', axis=None)",
+        r"SUM of <U4 is not defined: only integers.*strategy\.gather_object\(\) takes other objects",
+    ),
+    "a_gradient_of_another_shape": (
+        "strategy.run(lambda: optimizer.apply_gradients([(np.ones((5, 3)), v)]))",
+        r"'v' has shape \(3,\), and its gradient \(5, 3\): sum over the rows",
+    ),
     "different_lengths": (
         "strategy.reduce('SUM', np.ones(3 + rank), axis=None)",
         r"rank 0: all_reduce SUM float64\[3\] at .*:8\n +rank 1: all_reduce SUM float64\[4\] at .*:8",

@@ -45,7 +45,8 @@ def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
             f"{op.name} of bool is not defined: cast to an integer to count, or use strategy.agree for 'all'"
         )
     raise TypeError(
-        f"{op.name} of {dtype} is not defined: numbers can be reduced, see numpy dtype kinds 'iufc'"
+        f"{op.name} of {dtype} is not defined: only integers, floats and complex numbers can be reduced; "
+        "strategy.gather_object() takes other objects"
     )
 
 

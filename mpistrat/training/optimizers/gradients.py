@@ -70,7 +70,8 @@ def fitting(gradient: Any, variable: Variable) -> Any:
     array = arrays.numpy_or_cupy(gradient)
     if array.shape != variable.shape:
         raise ValueError(
-            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {array.shape}"
+            f"variable {variable.name!r} has shape {variable.shape}, and its gradient {array.shape}: sum over the "
+            "rows of the batch, or gradient.reshape(variable.shape)"
         )
     if not np.can_cast(array.dtype, variable.dtype, "same_kind"):
         raise ValueError(
