@@ -41,10 +41,10 @@ def played(run_ranks, n, ways, first, last):
 @pytest.mark.parametrize(
     ("n", "ways", "draws"),
     [
-        pytest.param(2, "meeting", 240, marks=pytest.mark.mpich),
-        (3, "meeting", 200),
-        (2, "any", 30),
-        (3, "any", 30),
+        pytest.param(2, "meeting", 80, marks=pytest.mark.mpich),
+        (3, "meeting", 60),
+        (2, "any", 15),
+        (3, "any", 15),
     ],
 )
 def test_right_sums_or_an_error_on_all_ranks(run_ranks, summarize, n, ways, draws):
