@@ -80,8 +80,7 @@ class Engine:
         if self.replicas.by_rank:
             self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
         else:
-            blocks = [self.replicas.block_of(rank) for rank in range(self.topology.size)]
-            self.ops = self.of_replicas = ReplicasAllReduce(blocks)
+            self.ops = self.of_replicas = ReplicasAllReduce(self.replicas.blocks)
             self.ops.bound_to(self.topology)
         self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device

@@ -33,6 +33,8 @@ class ReplicaGroup:
     ----------
     size : int
         The number of replicas: the divisor of a mean, and ``num_replicas_in_sync``.
+    blocks : tuple of range
+        The replicas of each rank.
     local : range
         The replicas that this rank plays.
     first, count : int
@@ -56,8 +58,8 @@ class ReplicaGroup:
     """
 
     __slots__ = (
-        "_blocks",
         "_groups",
+        "blocks",
         "by_rank",
         "count",
         "first",
@@ -88,7 +90,7 @@ class ReplicaGroup:
         if not all(dealt) or [*chain(*dealt)] != [*range(dealt[-1].stop)]:
             raise ValueError(f"blocks must make up the replicas 0, 1, 2, ... without a gap, not {dealt}")
         self.local = local = blocks[topology.rank]
-        self._blocks = tuple(blocks)
+        self.blocks = tuple(blocks)
         self._groups = tuple(tuple(ranks[block]) for block in dealt for _ in block)
         self.size: int = len(self._groups)
         self.first, self.count = local.start, len(local)
@@ -125,7 +127,7 @@ class ReplicaGroup:
 
     def block_of(self, rank: int) -> range:
         """Return the replicas that a rank plays."""
-        return self._blocks[rank]
+        return self.blocks[rank]
 
     def group(self, replica: int) -> tuple[int, ...]:
         """Return the ranks that play a replica, in order."""
@@ -137,7 +139,7 @@ class ReplicaGroup:
 
     def subtrees(self, rank: int) -> tuple[range, ...]:
         """Return the largest subtrees of the fixed tree whose replicas a rank plays all, in order."""
-        return tuple(subtrees(range(self.size), self._blocks[rank]))
+        return tuple(subtrees(range(self.size), self.blocks[rank]))
 
     def __repr__(self) -> str:
         own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"

@@ -77,7 +77,7 @@ class MirroredStrategy(Strategy):
             )
         replicas = replicas_of(topology, virtual_replicas)
         if parsed is not None and len(parsed) != replicas.size:
-            if len(parsed) < topology.size:
+            if len(parsed) < replicas.size:
                 raise ValueError(
                     f"devices names {len(parsed)} devices for {replicas.size} replicas: name one for each, in the "
                     "order of ranks"

@@ -25,7 +25,7 @@ from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
 from mpistrat.training.optimizers.options.weight_decay import WeightDecay
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
-from mpistrat.training.optimizers.rule import Rule
+from mpistrat.training.optimizers.rule import Rule, place_of, rate_of
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.training.optimizers.state import State
 from mpistrat.values import IndexedSlices, ReduceOp
@@ -115,7 +115,9 @@ class Optimizer(ABC):
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
         for name in _OF_UPDATE:
-            if _place(cls, name) > _place(cls, "update"):  # it was written for an `update` that is overridden
+            if place_of(cls, name) > place_of(
+                cls, "update"
+            ):  # it was written for an `update` that is overridden
                 setattr(cls, name, vars(Optimizer)[name])
 
     def __init__(
@@ -298,8 +300,7 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        # A function costs 3 us if its code has left the caches. So `merge_call`, `FlatStep.fits` and the search of a
-        # step are written out below.
+        # A function costs 3 us, cold: `merge_call`, `FlatStep.fits` and the search of a step are written out below.
         modes = context.local.stack
         mode = modes[-1] if modes else context.current()
         if mode.replica_context is None:
@@ -372,11 +373,12 @@ class Optimizer(ABC):
     def _apply_in_replica(self, mode: context.Mode, given: Pairs, aggregate: bool) -> None:
         """Do `apply_gradients` together with the other replicas of this rank."""
         replica, strategy = mode.replica_context, mode.strategy
+        begin = partial(ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended)
         if self._accumulation is not None:
             given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
-        if given or self._accumulation is None:
-            begin = partial(ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended)
-            replica.meet("apply_gradients", begin, (given, aggregate))
+            if not given:
+                return
+        replica.meet("apply_gradients", begin, (given, aggregate))
 
     def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
@@ -401,8 +403,9 @@ class Optimizer(ABC):
             extended.check_variable(variable, "apply_gradients")
         gradients = [fitting(gradient, variable) for gradient, variable in pairs]
         known, completed = self._state.slots, self._state.iterations
-        joins = self.elementwise and may_join(extended.engine, known, gradients, variables)
-        if completed is None or not joins:
+        if completed is None or not (
+            self.elementwise and may_join(extended.engine, known, gradients, variables)
+        ):
             return SeparateStep(extended, variables, known, names_of(given)), gradients
         gradients = [*map(arrays.to_host, gradients)]
         key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
@@ -420,13 +423,13 @@ class Optimizer(ABC):
     def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
-        rate = self._rate(number)  # may fail, so before the first collective
+        rate = rate_of(self._learning_rate, number)  # may fail, so before the first collective
         if aggregate:
             gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
         if self.iterations != number:  # a checkpoint that was restored before the first step had it
             number = self.iterations
-            rate = self._rate(number)
+            rate = rate_of(self._learning_rate, number)
         if not aggregate:
             gradients = apart(gradients, places(step.changed()))
         if self._clipping is not None:
@@ -434,11 +437,6 @@ class Optimizer(ABC):
         step.update(self._rule, gradients, number + 1, rate)
         assert self._state.iterations is not None
         strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
-
-    def _rate(self, number: int) -> float:
-        """Return the learning rate of a step after ``number`` others."""
-        rate = self._learning_rate
-        return float(rate(number) if callable(rate) else rate)
 
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
@@ -505,8 +503,3 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
-
-
-def _place(kind: type, name: str) -> int:
-    """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
-    return next(place for place, each in enumerate(kind.__mro__) if name in vars(each))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -57,3 +57,13 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
             raise ValueError(f"an array of shape {array.shape} is not contiguous")
     flat = [array.reshape(-1) for array in arrays]
     return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]
+
+
+def rate_of(rate: float | Callable[[int], float], number: int) -> float:
+    """Return the learning rate of a step after ``number`` others."""
+    return float(rate(number) if callable(rate) else rate)
+
+
+def place_of(kind: type, name: str) -> int:
+    """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
+    return next(place for place, each in enumerate(kind.__mro__) if name in vars(each))
