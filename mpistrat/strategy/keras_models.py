@@ -1,6 +1,7 @@
 """Models of Keras in a scope: their own training loop would train another model on each rank.
 
-Keras' `fit` computes gradients from the rows that it is given, and knows of no other rank.
+Keras' `fit` computes gradients from the rows that it is given, and knows of no other rank. What trains over ranks
+registers itself with `train_by`; without it, `fit` in a scope of several replicas raises.
 """
 
 from __future__ import annotations
@@ -16,17 +17,29 @@ from typing import Any
 from mpistrat import context
 
 _TRAINING = ("fit", "train_on_batch")
-_MADE_HERE = "_mpistrat_replicas"  # an attribute of models: the number of replicas of the scope
+_LOOKING = ("evaluate", "predict", "test_on_batch")  # without `train_by`, each rank does these alone
+_MADE_HERE = "_mpistrat_strategy"  # an attribute of models: the strategy of the scope
 _REMEDY = (
-    "Keras' training would fit another model on each of {size} ranks, each to its own rows, and say nothing. Write the "
-    "loop with this strategy: compute gradients in `strategy.run`, combine them by "
+    "Keras' training would fit another model on each of {size} ranks, each to its own rows, and say nothing. Add the "
+    "line `import mpistrat.integrations.keras`, with which Keras trains over all ranks; or write the loop with this "
+    "strategy: compute gradients in `strategy.run`, combine them by "
     "`mpistrat.get_replica_context().all_reduce('MEAN', gradients)`, then `model.optimizer.apply(gradients)`; or train "
     "on one rank, outside of `strategy.scope()`"
 )
 
+Trainer = Callable[[Any, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_trainer: Trainer | None = None
+
+
+def train_by(trainer: Trainer) -> None:
+    """Let ``trainer(strategy, model, method, args, kwargs)`` train models of a scope, instead of an error."""
+    global _trainer
+    _trainer = trainer
+    watch()
+
 
 def watch() -> None:
-    """Let models of Keras that are made, compiled or trained in a scope of several replicas raise at `fit`.
+    """Let models of Keras that are made, compiled or trained in a scope be trained by `train_by`, or raise at `fit`.
 
     If the program has not imported Keras, its models are watched when it does: TensorFlow imports Keras at the first
     use of ``tf.keras``, which may be inside the scope.
@@ -65,33 +78,39 @@ def _watch_models(keras: Any) -> None:
     model = getattr(keras, "Model", None)
     if model is None or hasattr(model, _MADE_HERE):
         return
-    setattr(model, _MADE_HERE, 1)
-    for name in ("__init__", "compile"):
-        setattr(model, name, _noting(getattr(model, name)))
-    for name in _TRAINING:
-        setattr(model, name, _refusing(getattr(model, name)))
+    setattr(model, _MADE_HERE, None)
+    for names, wrapper in ((("__init__", "compile"), _noting), ((*_TRAINING, *_LOOKING), _handing_over)):
+        for name in names:
+            # Where it is defined: Keras asks whether a model's `compile` is that of its trainer.
+            owner = next(kind for kind in model.__mro__ if name in vars(kind))
+            setattr(owner, name, wrapper(getattr(owner, name)))
 
 
-def _replicas() -> int:
-    return 1 if context.is_default() else int(context.current().strategy.num_replicas_in_sync)
+def _current() -> Any:
+    return None if context.is_default() else context.current().strategy
 
 
 def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def note(model: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(model, *args, **kwargs)
-        if (size := _replicas()) > 1:
-            object.__setattr__(model, _MADE_HERE, size)
+    def note(self: Any, *args: Any, **kwargs: Any) -> Any:  # Keras reads the first name of __init__
+        result = method(self, *args, **kwargs)
+        if (strategy := _current()) is not None:
+            object.__setattr__(self, _MADE_HERE, strategy)
         return result
 
     return note
 
 
-def _refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+def _handing_over(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def refuse(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if (size := max(_replicas(), getattr(model, _MADE_HERE, 1))) > 1:
+    def train(model: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = _current() or getattr(model, _MADE_HERE, None)
+        if strategy is None:
+            return method(model, *args, **kwargs)
+        if _trainer is not None:
+            return _trainer(strategy, model, method, args, kwargs)
+        if (size := strategy.num_replicas_in_sync) > 1 and method.__name__ in _TRAINING:
             raise RuntimeError(f"{type(model).__name__}.{method.__name__}: {_REMEDY.format(size=size)}")
         return method(model, *args, **kwargs)
 
-    return refuse
+    return train

@@ -1,0 +1,31 @@
+"""Keras' `Model.fit` over the ranks of a strategy, on PyTorch, JAX and TensorFlow. Importing this package is enough.
+
+A model that is made, compiled or trained in the scope of a strategy is then trained by all its ranks. ``batch_size`` is
+that of the whole batch, of which each rank computes its part; weights, metrics and logs are those of one process.
+
+Examples
+--------
+>>> import mpistrat.integrations.keras  # doctest: +SKIP
+>>> with strategy.scope():  # doctest: +SKIP
+...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+...     model.compile("adam", "mse")
+>>> model.fit(x, y, batch_size=256)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+
+from mpistrat.integrations.keras import hooks, step
+from mpistrat.integrations.keras.batch_normalization import SyncBatchNormalization
+from mpistrat.integrations.keras.training import train
+from mpistrat.runtime.process.own_files import skip_in_call_sites
+from mpistrat.strategy import keras_models
+
+__all__ = ["SyncBatchNormalization"]
+
+hooks.wrap_loss_reduction(step.reduced_over_ranks)
+hooks.wrap_apply(step.applied_over_ranks)
+hooks.wrap_scale_loss(step.scaled_over_ranks)
+keras_models.train_by(train)
+skip_in_call_sites(os.path.dirname(hooks.keras.__file__))

@@ -1,0 +1,98 @@
+"""A batch normalization whose statistics are those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from mpistrat.integrations.keras import hooks
+from mpistrat.integrations.keras.hooks import BACKEND
+from mpistrat.integrations.keras.step import RankStep, current
+
+
+class SyncBatchNormalization(hooks.BatchNormalization):
+    """Keras' ``BatchNormalization`` with the mean and the variance of the rows of all ranks.
+
+    Its arguments are those of Keras' layer, as which it is saved. A step makes one all-reduce for each of these layers
+    in its forward part and one in its backward part; with masks, two.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.keras  # doctest: +SKIP
+    >>> layer = mpistrat.integrations.keras.SyncBatchNormalization()  # doctest: +SKIP
+    """
+
+    of_all_ranks = True  # its moving statistics need no averages
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        step = current()
+        if step is None:
+            return super()._moments(inputs, mask)
+        axes = [axis for axis in range(len(inputs.shape)) if axis != self.axis % len(inputs.shape)]
+        if mask is None:
+            ones = ops.ones_like(ops.take(inputs, [0], axis=self.axis))
+            total = self._total(
+                step, ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes), ops.sum(ones)[None]
+            )
+            mean, square = total[0] / total[2], total[1] / total[2]
+            return mean, square - ops.square(mean)
+        weight = ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
+        summed, count = self._total(step, ops.sum(inputs * weight, axes), ops.sum(weight)[None])
+        count += ops.cast(1e-7, count.dtype)  # as Keras, whose epsilon it is
+        mean = summed / count
+        (squares,) = self._total(step, ops.sum(ops.square((inputs - mean) * weight), axes))
+        return mean, squares / count
+
+    @staticmethod
+    def _total(step: RankStep, *parts: Any) -> list[Any]:
+        """Return the sums of vectors over ranks."""
+        total = _sum(step)(ops.concatenate(parts))
+        out, start = [], 0
+        for each in parts:
+            out.append(total[start : start + each.shape[0]])
+            start += each.shape[0]
+        return out
+
+
+def _sum(step: RankStep) -> Callable[[Any], Any]:
+    """Return a function that adds a vector over ranks, and whose derivative does so, too.
+
+    The gradients of a rank are weighted after its backward part. Those that come from other ranks must have the
+    weights of those ranks, and are divided by that of this rank.
+    """
+
+    def backward(gradient: Any) -> Any:
+        if step.scaled:  # its loss has had the weight
+            return step.total(gradient)
+        weight = ops.cast(step.weight, gradient.dtype)
+        return step.total(gradient * weight) * ops.cast(step.inverse_weight, gradient.dtype)
+
+    if BACKEND == "torch":
+        import torch
+
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, vector: Any) -> Any:
+                return step.total(vector)
+
+            @staticmethod
+            def backward(context: Any, gradient: Any) -> Any:
+                return backward(gradient)
+
+        return Sum.apply
+    if BACKEND == "jax":
+        import jax
+
+        summed = jax.custom_vjp(step.total)
+        summed.defvjp(lambda vector: (step.total(vector), None), lambda _, gradient: (backward(gradient),))
+        return summed
+    import tensorflow as tf
+
+    return tf.custom_gradient(lambda vector: (step.total(vector), backward))
+
+
+# The name under which files keep the layer. Keras then loads its own, which is the same on one process.
+SyncBatchNormalization.__name__ = "BatchNormalization"
+SyncBatchNormalization.__module__ = "keras.layers"

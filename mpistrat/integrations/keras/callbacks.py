@@ -1,0 +1,59 @@
+"""Callbacks of `fit` on several ranks: which rank calls them, and what all ranks agree on after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from mpistrat.integrations.keras import hooks, host_calls
+
+if TYPE_CHECKING:
+    from mpistrat.integrations.keras.ranks import TrainingRanks
+
+_WRITING = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+
+
+def is_chief_only(callback: Any) -> bool:
+    """Return whether only the chief calls a callback: it writes, or its attribute ``chief_only`` is true."""
+    return bool(getattr(callback, "chief_only", isinstance(callback, _WRITING)))
+
+
+class LastCallback(keras.callbacks.Callback):
+    """The last callback: it sends the chief's weights, and lets all ranks stop after the same step.
+
+    A callback of one rank may ask for a stop. That rank then goes on until the next all-reduce has told all others.
+    """
+
+    def __init__(self, ranks: TrainingRanks, send: Callable[[], None] | None):
+        super().__init__()
+        self._ranks = ranks
+        self._send = send
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Send the weights and the epoch that a callback of the chief may have restored."""
+        self._ranks.wants_stop = self._ranks.stop = False
+        if self._send is not None:
+            self._send()
+            epoch = self._ranks.topology.broadcast_object(hooks.initial_epoch(self.model))
+            hooks.set_initial_epoch(self.model, epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop if a rank has asked for it in this step, and remember that this one asks."""
+        host_calls.wait()
+        self._ranks.wants_stop |= self.model.stop_training
+        self.model.stop_training = self._ranks.stop
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop if a rank asks for it."""
+        ranks = self._ranks
+        stops = self.model.stop_training or ranks.stop or ranks.wants_stop
+        self.model.stop_training = not ranks.topology.all_true(not stops)

@@ -1,0 +1,330 @@
+"""The training of one model of Keras on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import keras
+import numpy as np
+
+from mpistrat.data.rows.split import piece
+from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
+from mpistrat.integrations.keras.hooks import BACKEND
+from mpistrat.integrations.keras.parts import PartsOfRank
+from mpistrat.integrations.keras.ranks import TrainingRanks
+from mpistrat.integrations.keras.step import RankStep, computing
+from mpistrat.runtime.agreement.whole_call import whole
+
+_FUNCTIONS = ("train_function", "test_function", "jit_compile")
+_BETWEEN_SEEDS = 1_000_003  # of two ranks
+
+
+class DistributedTraining:
+    """The training of one model on several ranks.
+
+    Attributes
+    ----------
+    model, ranks : Model, TrainingRanks
+    compiled : object
+        What the model's last `compile` has made. The compiled steps that are kept here belong to it.
+    alike : bool
+        Whether the ranks have had the same weights once.
+    """
+
+    def __init__(self, model: Any, engine: Any, compiled: Any, alike: bool):
+        self.model, self.compiled, self.alike = model, compiled, alike
+        self.ranks = TrainingRanks(engine)
+        self.topology = engine.topology
+        self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
+        self._depth = 0
+        self._fitting = False
+
+    @whole(attrgetter("topology"), "training by Keras")
+    def call(self, method: Any, name: str, values: dict[str, Any], gather: str) -> Any:
+        """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
+        self.ranks.error = None
+        try:
+            if name == "predict":
+                return self._predict(method, values, gather)
+            return getattr(self, name)(method, values)
+        except Exception:
+            if self.ranks.error is None:
+                raise
+            error, self.ranks.error = self.ranks.error, None
+            raise error from None
+
+    def fit(self, method: Any, values: dict[str, Any]) -> Any:
+        """Call the model's `fit`."""
+        values = split(values)
+        parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True))
+        more: dict[str, Any] = {}
+        if (held := values.get("validation_data")) is not None:
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(held)
+            size = values.get("validation_batch_size") or values.get("batch_size")
+            held = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": size}
+            more["validation_data"] = self._parts(held, values.get("validation_steps"))
+        mine, chief_has_more = self._callbacks(values)
+        agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
+        arguments = {**given(values, parts), **more, **self._quiet(values), "callbacks": [*mine, agreement]}
+        with self._over_ranks(parts.first, fitting=True):
+            return method(**arguments)
+
+    def evaluate(self, method: Any, values: dict[str, Any]) -> Any:
+        """Call the model's `evaluate`."""
+        parts = self._parts(values, values.get("steps"))
+        arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
+        with self._over_ranks(parts.first):
+            return method(**arguments)
+
+    def train_on_batch(self, method: Any, values: dict[str, Any]) -> Any:
+        """Call the model's `train_on_batch`."""
+        return self._on_batch(method, values, fitting=True)
+
+    def test_on_batch(self, method: Any, values: dict[str, Any]) -> Any:
+        """Call the model's `test_on_batch`."""
+        return self._on_batch(method, values, fitting=False)
+
+    def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
+        rows = len(keras.tree.flatten(values["x"])[0])
+        parts = self._with_parts(source_of({**values, "batch_size": rows}, None), marked=True)
+        ((part, info),) = parts.batches()
+        with self._over_ranks(parts.first, fitting):
+            logs = self._logs(method(x=part, y=info, return_dict=True))
+        logs = hooks.pythonify_logs(logs)
+        return logs if values.get("return_dict") else hooks.flattened(self.model, logs)
+
+    def _predict(self, method: Any, values: dict[str, Any], gather: str) -> Any:
+        """Call the model's `predict`. Return its rows in the order of the input."""
+        if gather not in ("all", "chief"):
+            raise ValueError(f"gather must be 'all' or 'chief', not {gather!r}")
+        parts = self._parts(values, values.get("steps"), with_info=False)
+        arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
+        outputs = method(**arguments)
+        batches = list(zip(parts.read, np.cumsum([0, *parts.read]), strict=False))
+        ranks = range(self.topology.size)
+        rows = [[np.arange(*piece(n, len(ranks), rank)) + start for n, start in batches] for rank in ranks]
+        real = np.concatenate(
+            [np.full(max(len(mine), 1), len(mine) > 0) for mine in rows[self.topology.rank]]
+        )
+        order = np.concatenate([part for of_rank in rows for part in of_rank])
+
+        def in_order(own: Any) -> Any:
+            if not isinstance(own, np.ndarray) or own.shape[:1] != real.shape:
+                raise TypeError(
+                    "predict needs outputs that are arrays of as many rows as the input; this is a "
+                    f"{type(own).__name__} of shape {getattr(own, 'shape', None)} for {len(real)} rows"
+                )
+            total = self.ranks.gathered(own[real], gather == "chief")
+            if total is None:
+                return None
+            out = np.empty_like(total)
+            out[order] = total
+            return out
+
+        return keras.tree.map_structure(in_order, outputs)
+
+    # --- arguments -----------------------------------------------------------------------
+
+    def _with_parts(self, source: Any, **more: Any) -> PartsOfRank:
+        return PartsOfRank(source, self.topology.rank, self.topology.size, **more)
+
+    def _parts(
+        self, values: dict[str, Any], steps: int | None, shuffle: Any = False, with_info: bool = True
+    ) -> PartsOfRank:
+        """Return this rank's parts of the input of a call. All ranks must be given the same arrays."""
+        seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
+        parts = self._with_parts(source_of(values, steps, shuffle), with_info=with_info, seed=seed)
+        arrays = [np.asarray(each) for each in parts.arrays]
+        arrays = [each for each in arrays if not each.dtype.hasobject]
+        found = self.ranks.different([f"array {number}" for number in range(len(arrays))], arrays)
+        if found is not None:
+            raise ValueError(
+                f"the input of rank {found[1]} is not that of rank 0: {found[0]} differs; each rank takes its rows of "
+                "the whole arrays, so give the same to all ranks"
+            )
+        return parts
+
+    def _callbacks(self, values: dict[str, Any]) -> tuple[list[Any], bool]:
+        """Return the callbacks of this rank, and whether the chief has some that others lack."""
+        callbacks = values.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            raise TypeError(
+                "give the callbacks as a list, not as a CallbackList: each rank calls its own of them"
+            )
+        callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+        mine = [each for each in callbacks if self.topology.rank == 0 or not is_chief_only(each)]
+        return mine, any(map(is_chief_only, callbacks))
+
+    def _quiet(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the argument that lets only the chief report."""
+        return {"verbose": values.get("verbose", "auto") if self.topology.rank == 0 else 0}
+
+    # --- weights -------------------------------------------------------------------------
+
+    def _variables(self) -> list[Any]:
+        optimizer = getattr(self.model, "optimizer", None)
+        return [*self.model.variables, *(() if optimizer is None else optimizer.variables)]
+
+    def _send(self, variables: list[Any]) -> None:
+        """Give variables the values of the chief."""
+        for variable, value in zip(variables, self.ranks.broadcast(_values(variables)), strict=True):
+            variable.assign(value)
+
+    def _send_restored(self) -> None:
+        self._send(self._variables())
+        self._move_seeds(1)
+
+    def _agree_on_weights(self) -> None:
+        """Send the chief's weights to all ranks, the first time. Later the ranks must have the same.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, if a weight of a rank differs.
+        """
+        seeds = hooks.seed_states(self.model)
+        variables = [each for each in self._variables() if not any(each is seed for seed in seeds)]
+        names = [f"{each.path} of shape {tuple(each.shape)}, {each.dtype}" for each in variables]
+        found = self.ranks.different(names, _values(variables) if self.alike else [np.empty(0)] * len(names))
+        if found is not None:
+            raise ValueError(
+                f"{self.model.name} differs between ranks: {found[0]} of rank {found[1]} is not that of rank 0; make "
+                "the model, and load or set its weights, on all ranks alike"
+            )
+        self._send(seeds if self.alike else [*variables, *seeds])
+        self.alike = True
+
+    def _move_seeds(self, sign: int) -> None:
+        """Give each rank random numbers of its own, for dropout, or take them back."""
+        for state in hooks.seed_states(self.model):
+            moved = np.array(keras.ops.convert_to_numpy(state.value))
+            moved[0] += np.array(sign * self.topology.rank * _BETWEEN_SEEDS).astype(moved.dtype)
+            state.assign(moved)
+
+    # --- steps ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _over_ranks(self, first: Callable[[], Any], fitting: bool = False) -> Iterator[None]:
+        """Context in which the steps of the model are those of several ranks. Collective."""
+        if self._depth:  # a callback of `fit` evaluates
+            yield
+            return
+        model = self.model
+        hooks.require_supported(model)
+        hooks.build(model, first())
+        self._agree_on_weights()
+        steps = [self._step(model.train_step), self._step(model.test_step)]
+        alone = {name: getattr(model, name) for name in _FUNCTIONS}
+        if BACKEND == "tensorflow":
+            model.jit_compile = False  # XLA cannot call a function on the host
+        for name, function in self._functions.items():
+            setattr(model, name, function)
+        hooks.put_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
+        self._move_seeds(1)
+        self._depth, self._fitting = 1, fitting
+        try:
+            yield
+        finally:
+            self._depth, self._fitting = 0, False
+            hooks.put_back_methods(model)
+            self._functions = {name: getattr(model, name) for name in self._functions}
+            for name, function in alone.items():
+                setattr(model, name, function)
+            self._move_seeds(-1)
+
+    def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``train_step`` or ``test_step`` for data of `PartsOfRank`: a batch and its ``info``.
+
+        A rank without rows computes with a row of another rank, and forgets what it learned from it.
+        """
+
+        model = self.model
+
+        def with_state(state: Any, data: Any) -> Any:
+            batch, info, *_ = data
+            moving = {id(each) for each in hooks.moving_statistics(model)}
+            with computing(RankStep(self.ranks, info)) as step:
+                logs, after = method(state, batch)
+                fixed = [
+                    step.if_rows(new, old) if id(variable) in moving else new
+                    for variable, new, old in zip(
+                        model.non_trainable_variables, after[1], state[1], strict=True
+                    )
+                ]
+                metrics = [step.if_rows(*each) for each in zip(after[-1], state[-1], strict=True)]
+                return logs, (after[0], fixed, *after[2:-1], metrics)
+
+        def on_variables(data: Any) -> Any:
+            batch, info, *_ = data
+            with computing(RankStep(self.ranks, info)) as step:
+                if BACKEND == "torch" and step.own:
+                    return method(batch)
+                learned = [*model.metrics_variables, *hooks.moving_statistics(model)]
+                before = [each.value + 0 for each in learned]
+                logs = method(batch)
+                for variable, value in zip(learned, before, strict=True):
+                    variable.assign(step.if_rows(variable.value, value))
+                return logs
+
+        return with_state if BACKEND == "jax" else on_variables
+
+    def _logs(self, logs: Any) -> Any:
+        """Return the results of the metrics over all ranks, and average moving statistics. Collective."""
+        host_calls.wait()
+        metrics = self.model.metrics_variables
+        for each in metrics:
+            if each.aggregation != "sum":
+                raise ValueError(
+                    f"metric variable {each.path} has aggregation={each.aggregation!r}: metrics over several ranks "
+                    "add their variables, so write the metric with sums"
+                )
+        moving = hooks.moving_statistics(self.model) if self._fitting else []
+        size = self.topology.size
+        mine = [*_values(metrics), *[each.astype(np.float64) / size for each in _values(moving)]]
+        for variable, total in zip([*metrics, *moving], self.ranks.sums(mine), strict=True):
+            variable.assign(total.astype(variable.dtype))
+        result = hooks.metrics_result(self.model, logs)
+        if result is logs and logs:  # of an own step, with other names: means over the rows of its last batch
+            names, own = sorted(logs), self.ranks.rows
+            numbers = [float(keras.ops.convert_to_numpy(logs[name])) for name in names]
+            (total,) = self.ranks.sums([np.array([own, *[own * each if own else 0.0 for each in numbers]])])
+            result = dict(zip(names, total[1:] / total[0], strict=True))
+        return result
+
+
+def _values(variables: list[Any]) -> list[np.ndarray]:
+    return [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables]
+
+
+def split(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `fit` with ``validation_data`` instead of ``validation_split``."""
+    part = values.get("validation_split")
+    if not part or values.get("validation_data") is not None:
+        return values
+    arrays = (values.get("x"), values.get("y"), values.get("sample_weight"))
+    (x, y, sample_weight), held = hooks.train_validation_split(arrays, validation_split=part)
+    more = {"x": x, "y": y, "sample_weight": sample_weight, "validation_data": held, "validation_split": 0.0}
+    return {**values, **more}
+
+
+def source_of(values: dict[str, Any], steps: int | None, shuffle: Any = False) -> Any:
+    """Return Keras' adapter for the input of a call."""
+    return hooks.get_data_adapter(
+        x=values.get("x"),
+        y=values.get("y"),
+        sample_weight=values.get("sample_weight"),
+        batch_size=values.get("batch_size"),
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        class_weight=values.get("class_weight"),
+    )
+
+
+def given(values: dict[str, Any], parts: PartsOfRank) -> dict[str, Any]:
+    """Return the arguments of a call with ``parts`` as its input."""
+    told = ("y", "sample_weight", "class_weight", "batch_size", "shuffle")
+    return {**{name: value for name, value in values.items() if name not in told}, "x": parts}

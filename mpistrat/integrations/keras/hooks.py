@@ -1,0 +1,253 @@
+"""What this package uses of Keras that Keras does not document. Checked at import; no other file names these.
+
+Each is a name of a module, or an attribute of a class or of its instances, as of Keras 3.15.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+try:
+    import keras
+except ImportError as error:
+    raise ImportError("mpistrat.integrations.keras needs Keras 3: pip install keras") from error
+
+OLDEST = (3, 15)
+_NEEDED = {
+    "keras.src.losses.loss": ("reduce_weighted_values", "apply_mask", "Loss"),
+    "keras.src.trainers.trainer.Trainer": (
+        "_symbolic_build",
+        "_get_metrics_result_or_logs",
+        "_flatten_metrics_in_order",
+        "_aggregate_additional_loss",
+    ),
+    "keras.src.trainers.data_adapters": ("get_data_adapter",),
+    "keras.src.trainers.data_adapters.data_adapter.DataAdapter": ("get_numpy_iterator", "num_batches"),
+    "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": ("_get_iterator",),
+    "keras.src.trainers.data_adapters.array_slicing": ("convert_to_sliceable", "train_validation_split"),
+    "keras.src.trainers.data_adapters.data_adapter_utils": ("class_weight_to_sample_weights",),
+    "keras.src.utils.python_utils": ("pythonify_logs",),
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": ("apply", "stateless_apply", "build"),
+    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": (
+        "apply",
+        "stateless_apply",
+        "scale_loss",
+    ),
+    "keras.src.layers.layer.Layer": ("_flatten_layers",),
+    "keras.src.layers.normalization.batch_normalization.BatchNormalization": ("_moments",),
+}
+
+
+_OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayDataAdapter`
+# Attributes of a model, an optimizer, a layer and a layer.
+_OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables")
+
+
+def _found(path: str) -> Any:
+    try:
+        return importlib.import_module(path)
+    except ImportError:
+        module, _, name = path.rpartition(".")
+        return getattr(_found(module), name)
+
+
+def _require(path: str, missing: list[str]) -> None:
+    if missing:
+        raise ImportError(
+            f"Keras {keras.__version__} has no {', '.join(missing)} in {path}, which mpistrat.integrations.keras "
+            "needs: it was written for Keras 3.15; use that version, or write the training loop with strategy.run"
+        )
+
+
+def _check() -> None:
+    version = keras.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise ImportError(
+            f"mpistrat.integrations.keras needs Keras {'.'.join(map(str, OLDEST))} or newer, and this is Keras "
+            f"{version}: pip install --upgrade keras"
+        )
+    for path, names in _NEEDED.items():
+        try:
+            missing = [name for name in names if not hasattr(_found(path), name)]
+        except (ImportError, AttributeError):
+            missing = list(names)
+        _require(path, missing)
+    adapter = _found("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")(np.zeros((1, 1)))
+    _require("ArrayDataAdapter", [name for name in _OF_ARRAYS if not hasattr(adapter, name)])
+
+
+_check()
+
+_losses = _found("keras.src.losses.loss")
+_adapters = _found("keras.src.trainers.data_adapters")
+_slicing = _found("keras.src.trainers.data_adapters.array_slicing")
+DataAdapter: Any = _found("keras.src.trainers.data_adapters.data_adapter.DataAdapter")
+ArrayDataAdapter: Any = _found("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")
+BatchNormalization: Any = _found("keras.src.layers.normalization.batch_normalization.BatchNormalization")
+get_data_adapter: Callable[..., Any] = _adapters.get_data_adapter
+train_validation_split: Callable[..., Any] = _slicing.train_validation_split
+class_weight_to_sample_weights: Callable[..., Any] = _found(
+    "keras.src.trainers.data_adapters.data_adapter_utils"
+).class_weight_to_sample_weights
+pythonify_logs: Callable[..., Any] = _found("keras.src.utils.python_utils").pythonify_logs
+apply_mask: Callable[..., Any] = _losses.apply_mask
+BACKEND: str = keras.backend.backend()
+
+
+# --- models ----------------------------------------------------------------------------
+
+
+def build(model: Any, batch: Any) -> None:
+    """Make all variables of a model and of its optimizer, from a batch."""
+    type(model)._symbolic_build(model, data_batch=batch)
+
+
+def metrics_result(model: Any, logs: Any) -> Any:
+    """Return the results of the model's metrics, or ``logs`` if these have other names."""
+    return type(model)._get_metrics_result_or_logs(model, logs)
+
+
+def flattened(model: Any, logs: Any) -> Any:
+    """Return the values of logs as `train_on_batch` does."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def initial_epoch(model: Any) -> int | None:
+    """Return the epoch that a callback has set in ``on_train_begin``."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Set the epoch with which `fit` begins, as a callback does."""
+    model._initial_epoch = epoch
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return the model and all layers in it."""
+    return list(model._flatten_layers())
+
+
+def mark_of_compile(model: Any) -> Any:
+    """Return an object that each `compile` makes anew."""
+    return getattr(model, "_loss_tracker", None)
+
+
+def moving_statistics(model: Any) -> list[Any]:
+    """Return the variables that layers update from a rank's rows, such as the mean of a batch norm."""
+    return [
+        variable
+        for layer in layers_of(model)
+        if not getattr(layer, "of_all_ranks", False)
+        for variable in layer._non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]
+
+
+def require_supported(model: Any) -> None:
+    """Raise for what no rank could compute of its rows alone.
+
+    Raises
+    ------
+    ValueError
+        If a layer has an activity regularizer, or asks for ``synchronized=True``.
+    """
+    for layer in layers_of(model):
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise ValueError(
+                f"layer {layer.path} has an activity regularizer, which Keras adds up over the rows of a batch: on "
+                "several ranks, use add_loss with a mean over rows instead"
+            )
+        if getattr(layer, "synchronized", False):
+            raise ValueError(
+                f"layer {layer.path} has synchronized=True, which Keras ignores over processes: use "
+                "mpistrat.integrations.keras.SyncBatchNormalization"
+            )
+
+
+def drawn_seed() -> int:
+    """Return a number of NumPy's global generator, which `keras.utils.set_random_seed` seeds."""
+    return int(np.random.randint(1 << 31))  # noqa: NPY002
+
+
+METHODS = ("train_step", "test_step", "_symbolic_build", "_get_metrics_result_or_logs")
+
+
+def put_methods(model: Any, *methods: Callable[..., Any]) -> None:
+    """Replace the methods `METHODS` of one model."""
+    for name, method in zip(METHODS, methods, strict=True):
+        object.__setattr__(model, name, method)
+
+
+def put_back_methods(model: Any) -> None:
+    """Undo `put_methods`."""
+    for name in METHODS:
+        vars(model).pop(name, None)
+
+
+# --- arrays ----------------------------------------------------------------------------
+
+
+class Sliced:
+    """The arrays of an `ArrayDataAdapter`, of which batches are cut."""
+
+    def __init__(self, adapter: Any):
+        self.rows: int = adapter._num_samples
+        self.shuffle = adapter._shuffle
+        self.arrays = adapter._inputs
+        self._sliceable = _slicing.convert_to_sliceable(
+            self.arrays, target_backend="torch" if BACKEND == "torch" else "numpy"
+        )
+
+    def cut(self, indices: Any) -> Any:
+        """Return the rows of ``indices`` of each array, as arrays that the backend takes."""
+
+        def one(sliceable: Any) -> Any:
+            rows = sliceable[indices]
+            if BACKEND == "torch":
+                return keras.ops.convert_to_tensor(sliceable.convert_to_torch_compatible(rows))
+            return sliceable.convert_to_numpy(rows)
+
+        return keras.tree.map_structure(lambda each: None if each is None else one(each), self._sliceable)
+
+
+# --- losses and optimizers -----------------------------------------------------------------
+
+
+def wrap_loss_reduction(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the function with which losses are reduced."""
+    _losses.reduce_weighted_values = wrapper(_losses.reduce_weighted_values)
+
+
+def wrap_apply(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the method with which optimizers take gradients: ``stateless_apply`` on JAX, else ``apply``."""
+    name = "stateless_apply" if BACKEND == "jax" else "apply"
+    for path in (
+        "keras.src.optimizers.base_optimizer.BaseOptimizer",
+        "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer",
+    ):
+        owner = _found(path)
+        setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+def wrap_scale_loss(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the method with which a `LossScaleOptimizer` scales a loss."""
+    keras.optimizers.LossScaleOptimizer.scale_loss = wrapper(keras.optimizers.LossScaleOptimizer.scale_loss)
+
+
+def variables_of_gradients(optimizer: Any, given: Any) -> list[Any]:
+    """Return the variables to which a list of gradients belongs."""
+    return list(given) if given is not None else list(optimizer._trainable_variables)
+
+
+def seed_states(model: Any) -> list[Any]:
+    """Return the variables that hold the states of random generators."""
+    return [
+        generator.state
+        for layer in layers_of(model)
+        for generator in getattr(layer, "_seed_generators", ())
+        if hasattr(generator, "state")
+    ]

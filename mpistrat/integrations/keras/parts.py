@@ -1,0 +1,169 @@
+"""The rows of a rank: of each batch of an input of Keras, one contiguous part."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from mpistrat.data.rows.split import piece
+from mpistrat.integrations.keras import hooks
+from mpistrat.integrations.keras.hooks import BACKEND
+from mpistrat.integrations.keras.ranks import digest
+
+_flatten = keras.tree.flatten
+_DIGESTS = 1 << 20  # so many digests: float64 holds sums of their squares without rounding
+
+
+class PartsOfRank(hooks.DataAdapter):
+    """The part of a rank of each batch of ``source``.
+
+    Parameters
+    ----------
+    source : DataAdapter
+        Of Keras, for the whole input.
+    rank, size : int
+    with_info : bool
+        Whether each batch comes as ``(batch, info)``: see `RankStep.info`.
+    seed : int
+        Arrays are shuffled by it and the number of the epoch alone.
+    marked : bool
+        Whether ``info`` has a digest of arrays, too. That of other sources always has one.
+
+    Attributes
+    ----------
+    read : list of int
+        The rows of the batches of this epoch so far.
+    """
+
+    def __init__(
+        self, source: Any, rank: int, size: int, with_info: bool = True, seed: int = 0, marked: bool = False
+    ):
+        self.source, self.rank, self.size = source, rank, size
+        self.with_info, self.seed, self.marked = with_info, seed, marked
+        self.read: list[int] = []
+        self._epoch = itertools.count()
+        self._seen: list[Any] = []
+        self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays that batches are cut of; none if the source makes its batches."""
+        return [each for each in _flatten(self._sliced.arrays) if each is not None] if self._sliced else []
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches, if it is known."""
+        return self.source.num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of rows of a whole batch, if it is known."""
+        return self.source.batch_size
+
+    def on_epoch_begin(self) -> None:
+        """Tell the source."""
+        self.source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the source."""
+        self.source.on_epoch_end()
+
+    def first(self) -> Any:
+        """Return a batch, which comes again when the batches are read."""
+        if self._sliced:
+            return self._sliced.cut(slice(0, min(self.source.batch_size, self._sliced.rows)))
+        if not self._seen:
+            self._iterator = iter(self.source.get_numpy_iterator())
+            self._seen.append(next(self._iterator))
+        return self._seen[0]
+
+    def get_numpy_iterator(self) -> _Batches:
+        """Return the batches of an epoch, whatever the backend: arrays of NumPy, or tensors of PyTorch."""
+        return _Batches(self)
+
+    get_jax_iterator = get_torch_dataloader = get_tf_dataset = get_numpy_iterator
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the parts of an epoch."""
+        self.read.clear()
+        for rows, mark, cut in self._cut_arrays() if self._sliced else self._cut_batches():
+            self.read.append(rows)
+            first, last = piece(rows, self.size, self.rank)
+            own = last - first
+            if not own:  # a row of another rank stands in, which weighs nothing
+                first, last = 0, 1
+            part = cut(first, last)
+            yield (part, np.array([own, rows, mark], np.float32)) if self.with_info else part
+
+    def _cut_arrays(self) -> Iterator[tuple[int, int, Callable[[int, int], Any]]]:
+        assert self._sliced is not None
+        arrays, size = self._sliced, self.source.batch_size
+        random = np.random.default_rng((self.seed, next(self._epoch)))
+        order = random.permutation(arrays.rows) if arrays.shuffle else None
+        if arrays.shuffle == "batch":
+            order = np.arange(arrays.rows)
+            for start in range(0, arrays.rows, size):
+                random.shuffle(order[start : start + size])
+
+        def cut_from(start: int, first: int, last: int) -> Any:
+            rows = slice(start + first, start + last)
+            return arrays.cut(rows if order is None else order[rows])
+
+        mark = sum(map(digest, map(np.asarray, self.arrays))) % _DIGESTS if self.marked else 0
+        for start in range(0, arrays.rows, size):
+            yield min(size, arrays.rows - start), mark, functools.partial(cut_from, start)
+
+    def _cut_batches(self) -> Iterator[tuple[int, int, Callable[[int, int], Any]]]:
+        batches = iter(self.source.get_numpy_iterator()) if not self._seen else self._iterator
+        for batch in itertools.chain(self._seen, batches):
+            self._seen = []
+            leaves = [each for each in _flatten(batch) if each is not None]
+            for each in leaves:
+                if not isinstance(each, np.ndarray):
+                    raise TypeError(
+                        f"a batch holds a {type(each).__name__}, of which ranks cannot take rows: give dense arrays"
+                    )
+
+            yield len(leaves[0]), sum(map(digest, leaves)) % _DIGESTS, functools.partial(_cut, batch)
+
+
+def _cut(batch: Any, first: int, last: int) -> Any:
+    native = keras.ops.convert_to_tensor if BACKEND == "torch" else np.asarray
+    return keras.tree.map_structure(lambda each: None if each is None else native(each[first:last]), batch)
+
+
+class _Batches:
+    """The batches of one epoch.
+
+    The first is read when it is asked for: Keras makes the iterator of an epoch before the last one has ended.
+    """
+
+    def __init__(self, parts: PartsOfRank):
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._parts.batches()
+        return _EndsAsInGraph(batches) if BACKEND == "tensorflow" else batches
+
+
+class _EndsAsInGraph:
+    """An iterator whose end TensorFlow's trainer understands: it takes ``StopIteration`` for a step of no batch."""
+
+    def __init__(self, batches: Iterator[Any]):
+        self._batches = batches
+
+    def __iter__(self) -> _EndsAsInGraph:
+        return self
+
+    def __next__(self) -> Any:
+        import tensorflow as tf
+
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise tf.errors.OutOfRangeError(None, None, "the input has ended") from None

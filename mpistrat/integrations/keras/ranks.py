@@ -1,0 +1,141 @@
+"""The collectives of a model that trains on several ranks.
+
+What they raise is kept: JAX and TensorFlow make errors of their own of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+
+from mpistrat.collectives.movement import gather
+from mpistrat.collectives.movement.broadcast import broadcast
+from mpistrat.engine import Engine
+from mpistrat.runtime import arrays
+from mpistrat.values import ReduceOp
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _kept(method: _Method) -> _Method:
+    """Decorate a method whose error is kept in ``self.error``."""
+
+    @functools.wraps(method)
+    def call(self: TrainingRanks, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def digest(array: np.ndarray) -> int:
+    """Return a digest of an array, its dtype and its shape."""
+    kind = xxhash.xxh3_64_intdigest(f"{array.dtype.str}{array.shape}".encode())
+    return xxhash.xxh3_64_intdigest(arrays.as_bytes(np.ascontiguousarray(array)).data, kind)
+
+
+class TrainingRanks:
+    """The ranks that train a model together.
+
+    Attributes
+    ----------
+    engine, topology : Engine, Topology
+    wants_stop : bool
+        Whether a callback of this rank wants training to stop.
+    stop : bool
+        Whether one of any rank did, in a step that all have made.
+    rows : int
+        The rows of this rank in its last step.
+    error : BaseException or None
+        What the last collective that failed has raised.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.topology = engine.topology
+        self.wants_stop = self.stop = False
+        self.rows = 1
+        self.error: BaseException | None = None
+
+    # --- in a step -----------------------------------------------------------------------
+
+    @_kept
+    def totals(self, number: Any) -> list[Any]:
+        """Return the sum of an array over ranks."""
+        return self.engine.all_reduce(ReduceOp.SUM, [number])
+
+    @_kept
+    def gradients(self, info: Any, *weighted: Any) -> list[Any]:
+        """Return the sums of weighted gradients."""
+        numbers, *total = self.engine.all_reduce(ReduceOp.SUM, [self._numbers(info), *weighted])
+        self._learn(numbers)
+        return total
+
+    @_kept
+    def tensors(self, info: Any, weight: float, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the sums of gradients of PyTorch, weighted here. A rank without rows gives zeros."""
+        import torch
+
+        rows = bool(info[0])
+        mine = [
+            torch.zeros_like(variable.value) if each is None or not rows else each.detach() * weight
+            for each, variable in zip(gradients, variables, strict=True)
+        ]
+        have = np.array([rows and each is not None for each in gradients], np.float64)
+        numbers, have, *total = self.engine.all_reduce(ReduceOp.SUM, [self._numbers(info), have, *mine])
+        self._learn(numbers)
+        return [each if any_rank else None for each, any_rank in zip(total, have, strict=True)]
+
+    @_kept
+    def slices(self, values: Any, indices: Any) -> list[Any]:
+        """Return the rows and indices of all ranks."""
+        return [gather.all_gather(self.topology, each, 0) for each in (values, indices)]
+
+    def _numbers(self, info: Any) -> np.ndarray:
+        self.rows, seen = int(info[0]), float(info[2])
+        return np.array([self.wants_stop, seen, seen * seen])
+
+    def _learn(self, numbers: np.ndarray) -> None:
+        """Take note of a stop. Raise, on all ranks, if the sums of digests and of squares show that one differs."""
+        self.stop = bool(numbers[0])
+        if numbers[1] ** 2 != self.topology.size * numbers[2]:
+            raise ValueError(
+                "the ranks have read other batches: a dataset that Keras cannot divide is read whole by every rank, "
+                "and must give the same batches on all of them; give it the same seed, or distribute it with "
+                "strategy.experimental_distribute_dataset"
+            )
+
+    # --- between steps -------------------------------------------------------------------
+
+    def sums(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the sums of arrays over ranks."""
+        return self.engine.all_reduce(ReduceOp.SUM, list(values)) if values else []
+
+    def broadcast(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the arrays of the chief."""
+        return broadcast(self.topology, values)
+
+    def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> tuple[str, int] | None:
+        """Return the first name whose value is another on some rank, and the rank; else None."""
+        own = [(name, digest(value)) for name, value in zip(names, values, strict=True)]
+        first, *others = self.topology.all_gather_object(own)
+        for rank, other in enumerate(others, 1):
+            if len(other) != len(first):
+                return f"{len(other)} variables, not {len(first)}", rank
+            for mine, its in zip(first, other, strict=True):
+                if mine != its:
+                    return mine[0], rank
+        return None
+
+    def gathered(self, value: np.ndarray, chief_only: bool) -> np.ndarray | None:
+        """Return the rows of all ranks, in the order of ranks; None on other ranks than the chief, if only it asks."""
+        if chief_only:
+            return gather.gather(self.topology, value, 0, 0)
+        return gather.all_gather(self.topology, value, 0)

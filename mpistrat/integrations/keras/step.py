@@ -1,0 +1,219 @@
+"""The step of a rank: how its loss and its gradients become those of the whole batch.
+
+A rank computes a batch of its own rows. Keras makes the mean of a loss over rows, so the mean over the whole batch is
+the mean over ranks in which each weighs as many rows as it has. That holds for own losses, regularizers and
+``add_loss`` too. Where Keras divides by another number (valid tokens, the sum of weights, 1), `reduced_over_ranks`
+corrects the loss of the rank, so that the weighted mean is right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from keras import ops
+
+from mpistrat.integrations.keras import hooks
+from mpistrat.integrations.keras.hooks import BACKEND
+from mpistrat.integrations.keras.host_calls import call_on_host
+
+if TYPE_CHECKING:
+    from mpistrat.integrations.keras.ranks import TrainingRanks
+
+
+class RankStep:
+    """The step that is computed or traced.
+
+    Attributes
+    ----------
+    ranks : TrainingRanks
+    info : array
+        The rows of this rank, the rows of the whole batch, and a digest of the batch.
+    own, rows : array or float
+        The first two of ``info``.
+    """
+
+    def __init__(self, ranks: TrainingRanks, info: Any):
+        self.ranks = ranks
+        self.info = info
+        self.own: Any = info[0]
+        self.rows: Any = info[1]
+        if BACKEND == "torch":
+            self.own, self.rows = float(self.own), float(self.rows)
+        self.reducing = False
+        self.scaled: list[Any] = []  # the optimizers whose loss has its weight already
+
+    @property
+    def weight(self) -> Any:
+        """The part of the batch that this rank computes."""
+        return self.own / self.rows
+
+    @property
+    def inverse_weight(self) -> Any:
+        """The inverse of ``weight``, where that is not 0."""
+        return self.rows / (max(self.own, 1) if BACKEND == "torch" else ops.maximum(self.own, 1))
+
+    def if_rows(self, value: Any, otherwise: Any) -> Any:
+        """Return ``value``, or ``otherwise`` on a rank without rows, whose batch holds a row of other ranks."""
+        if BACKEND == "torch":
+            return value if self.own else otherwise
+        return ops.where(self.own > 0, value, otherwise)
+
+    def total(self, number: Any) -> Any:
+        """Return the sum of a number over the ranks that have rows."""
+        mine = self.if_rows(number, ops.zeros_like(number))
+        return call_on_host(self.ranks.totals, [mine], mine)[0]
+
+    def by_total(self, weights: Any) -> Any:
+        """Return the factor of a loss that was divided by the sum of this rank's weights, not of all weights."""
+        own = ops.sum(ops.cast(weights, "float32"))
+        return ops.divide_no_nan(own * ops.cast(self.inverse_weight, "float32"), self.total(own))
+
+    def all_reduce(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the gradients of the whole batch. None stays None where no rank has a gradient."""
+        weight = 1.0 if any(each is optimizer for each in self.scaled) else self.weight
+        if BACKEND == "torch":
+            return self.ranks.tensors(self.info, weight, gradients, variables)
+        if BACKEND == "tensorflow":
+            gradients = self._gathered(gradients, weight)
+        have = [each for each in gradients if _dense(each)]
+        mine = [self.if_rows(each * ops.cast(weight, each.dtype), ops.zeros_like(each)) for each in have]
+        total = iter(call_on_host(self.ranks.gradients, mine, self.info, *mine)) if mine else iter(())
+        return [next(total) if _dense(each) else each for each in gradients]
+
+    def _gathered(self, gradients: list[Any], weight: Any) -> list[Any]:
+        """Return the gradients, those of some rows of a variable as the rows of all ranks, in their order.
+
+        Keras does not add rows of one index before it updates a variable, so only the order of the whole batch gives
+        the result of one process.
+        """
+        import tensorflow as tf
+
+        out = []
+        for each in gradients:
+            if isinstance(each, tf.IndexedSlices):
+                kept = tf.cast(self.own > 0, tf.int32)
+                rows = tf.shape(each.indices)[0] * kept
+                values = each.values[:rows] * tf.cast(weight, each.values.dtype)
+                like = [
+                    tf.TensorSpec([None, *each.values.shape[1:]], values.dtype),
+                    tf.TensorSpec([None], each.indices.dtype),
+                ]
+                values, indices = call_on_host(self.ranks.slices, like, values, each.indices[:rows])
+                each = tf.IndexedSlices(values, indices, each.dense_shape)
+            out.append(each)
+        return out
+
+
+def _dense(gradient: Any) -> bool:
+    return gradient is not None and type(gradient).__name__ != "IndexedSlices"
+
+
+_steps: list[RankStep] = []  # the step that is traced or computed, last
+
+
+def current() -> RankStep | None:
+    """Return the step that is computed or traced, if it is one of several ranks."""
+    return _steps[-1] if _steps else None
+
+
+@contextmanager
+def computing(step: RankStep) -> Iterator[RankStep]:
+    """Context in which ``step`` is current."""
+    _steps.append(step)
+    try:
+        yield step
+    finally:
+        _steps.pop()
+
+
+def reduced_over_ranks(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' reduction of the values of a loss, corrected by the denominator of the whole batch."""
+
+    @functools.wraps(reduce)
+    def reduced(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        step = current()
+        factor = None
+        if step is not None and reduction == "sum":
+            factor = step.inverse_weight
+        elif (
+            step is not None
+            and reduction == "mean_with_sample_weight"
+            and not (sample_weight is mask is None)
+        ):
+            weights = (
+                None if sample_weight is None else sample_weight * 1
+            )  # Keras multiplies it by the mask in place
+            factor = step.by_total(hooks.apply_mask(weights, mask, dtype="float32", reduction=reduction))
+        elif step is not None and mask is not None and reduction not in (None, "none"):
+            factor = step.by_total(mask)
+        loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+        return loss if factor is None else loss * ops.cast(factor, loss.dtype)
+
+    return reduced
+
+
+def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of an optimizer that takes gradients, with gradients of the whole batch.
+
+    The outermost optimizer reduces them: that of a scaled loss then finds the same infinities on all ranks.
+    """
+    if BACKEND == "jax":
+
+        @functools.wraps(apply)
+        def stateless(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            with _reducing() as step:
+                if step is not None:
+                    grads = step.all_reduce(optimizer, list(grads), trainable_variables)
+                return apply(optimizer, optimizer_variables, grads, trainable_variables)
+
+        return stateless
+
+    @functools.wraps(apply)
+    def stateful(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        with _reducing() as step:
+            if step is not None:
+                variables = hooks.variables_of_gradients(optimizer, trainable_variables)
+                grads = step.all_reduce(optimizer, list(grads), variables)
+            return apply(optimizer, grads, trainable_variables)
+
+    return stateful
+
+
+def scaled_over_ranks(scale: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that scales a loss of half precision, with the weight of this rank in its scale.
+
+    Of a part of the batch, the mean has larger gradients: they would overflow where those of the whole do not.
+    """
+
+    @functools.wraps(scale)
+    def scaled(optimizer: Any, loss: Any) -> Any:
+        step = current()
+        if step is not None:
+            step.scaled.append(optimizer)
+            loss = loss * ops.cast(step.weight, loss.dtype)
+        return scale(optimizer, loss)
+
+    return scaled
+
+
+@contextmanager
+def _reducing() -> Iterator[RankStep | None]:
+    """Context of an optimizer. It yields the step if no outer optimizer has reduced the gradients."""
+    step = current()
+    if step is None or step.reducing:
+        yield None
+        return
+    step.reducing = True
+    try:
+        yield step
+    finally:
+        step.reducing = False

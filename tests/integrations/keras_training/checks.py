@@ -1,0 +1,370 @@
+"""Callbacks, errors and files of Keras' training on several ranks. Prints the name of each check that has passed."""
+
+import contextlib
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import mpistrat
+import mpistrat.integrations.keras as distributed
+
+BACKEND = keras.backend.backend()
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+RANKS, RANK = strategy.num_replicas_in_sync, strategy.comm.rank
+folder = pathlib.Path(strategy.comm.bcast(sys.argv[1]))
+random = np.random.default_rng(0)
+X = random.normal(size=(40, 4)).astype("f")
+Y = X.sum(1, keepdims=True)
+STEPS = 5
+FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+def made(*more, seed=1, optimizer=None, metrics=None, **compiled):
+    """A compiled model, of equal weights on all ranks."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(6, activation="tanh", name="first"), *more, layers.Dense(1)]
+    )
+    model.compile(optimizer or keras.optimizers.SGD(0.05), "mse", metrics=metrics, **compiled)
+    return model
+
+
+def everywhere(value):
+    return strategy.comm.allgather(value)
+
+
+def alike(model):
+    """Whether all ranks have the same weights."""
+    mine = model.get_weights()
+    theirs = strategy.comm.bcast(mine)
+    return all(everywhere(all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))))
+
+
+def refused(kind, text, function):
+    """Fail unless a function raises such an error on every rank."""
+    try:
+        function()
+    except Exception as error:
+        found = type(error) is kind and text in str(error), repr(error)
+    else:
+        found = False, "no error"
+    assert all(right for right, _ in everywhere(found)), everywhere(found)
+
+
+class Counts(keras.callbacks.Callback):
+    """Counts batches, and calls a function after each and after each epoch."""
+
+    def __init__(self, after_batch=None, after_epoch=None):
+        super().__init__()
+        self.batches, self.after_batch, self.after_epoch = 0, after_batch, after_epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.after_batch:
+            self.after_batch(self)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.after_epoch:
+            self.after_epoch(self)
+
+
+class Chiefs(Counts):
+    chief_only = True
+
+
+def callbacks_of_the_chief():
+    model, chiefs, every = made(), Chiefs(), Counts()
+    log, file = folder / "log.csv", folder / "model.keras"
+    written = [keras.callbacks.CSVLogger(log), keras.callbacks.ModelCheckpoint(file)]
+    model.fit(X, Y, epochs=3, callbacks=[chiefs, every, *written], **FIT)
+    assert chiefs.batches == (3 * STEPS if RANK == 0 else 0)
+    assert every.batches == 3 * STEPS
+    assert len(log.read_text().splitlines()) == 4
+    strategy.barrier()
+    for mine, kept in zip(model.get_weights(), keras.saving.load_model(file).get_weights(), strict=True):
+        assert np.array_equal(mine, kept)
+    assert alike(model)
+
+
+def stop_by_one_rank():
+    for at in (2, STEPS, STEPS + 1):  # in an epoch, at its end, in the next one
+
+        def stop(counts, at=at):
+            if RANK == RANKS - 1 and counts.batches == at:
+                counts.model.stop_training = True
+
+        model, counts = made(), Counts(stop)
+        model.fit(X, Y, epochs=4, callbacks=[counts], **FIT)
+        assert counts.batches == (at if at == STEPS else at + 1), counts.batches
+        assert alike(model)
+
+
+def stop_after_an_epoch():
+    def stop(counts):
+        counts.model.stop_training = RANK == 0
+
+    model, counts = made(), Counts(after_epoch=stop)
+    model.fit(X, Y, epochs=4, callbacks=[counts], **FIT)
+    assert counts.batches == STEPS
+
+
+def nan_on_one_rank():
+    x = X.copy()
+    x[15] = np.nan  # of the last rank, in the second batch
+    model, counts = made(), Counts()
+    model.fit(x, Y, epochs=2, callbacks=[counts, keras.callbacks.TerminateOnNaN()], **FIT)
+    assert everywhere(counts.batches) == [3] * RANKS, everywhere(counts.batches)
+
+
+def weights_of_one_rank():
+    model = made()
+    model.fit(X, Y, epochs=1, **FIT)
+    before = model.layers[0].get_weights()
+    if RANK == RANKS - 1:
+        model.layers[0].set_weights([each + 1 for each in before])
+    refused(
+        ValueError,
+        f"first/kernel of shape (4, 6), float32 of rank {RANKS - 1}",
+        lambda: model.fit(X, Y, **FIT),
+    )
+    model.layers[0].set_weights(before)
+    model.fit(X, Y, epochs=1, **FIT)
+    assert alike(model)
+
+
+def first_weights():
+    model = made(seed=RANK)
+    model.fit(X, Y, epochs=1, **FIT)
+    assert alike(model)
+
+
+def other_input():
+    x = X + RANK
+    refused(ValueError, "array 0 differs", lambda: made().fit(x, Y, **FIT))
+    refused(ValueError, "the ranks have read other batches", lambda: made().train_on_batch(x, Y))
+
+    def batches():
+        for start in range(0, 40, 8):
+            yield x[start : start + 8], Y[start : start + 8]
+
+    refused(ValueError, "the ranks have read other batches", lambda: made().fit(batches(), verbose=0))
+
+
+def order_of_rows():
+    """Of a seed, whatever the number of ranks."""
+    for shuffle in (True, "batch"):
+        fit = {**FIT, "shuffle": shuffle, "epochs": 2}
+        with strategy.scope():
+            model = made()
+        model.fit(X, Y, **fit)
+        with mpistrat.OneDeviceStrategy("cpu").scope():
+            alone = made()
+            alone.fit(X, Y, **fit)
+        for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+def predictions_for_the_chief():
+    model = made()
+    whole = model.predict(X[:9], batch_size=4, verbose=0)
+    mine = model.predict(X[:9], batch_size=4, verbose=0, gather="chief")
+    assert whole.shape == (9, 1)
+    assert np.array_equal(mine, whole) if RANK == 0 else mine is None
+    refused(ValueError, "gather must be 'all' or 'chief'", lambda: model.predict(X, gather="some"))
+
+
+def what_cannot_be_trained():
+    model = made(layers.Dense(3, activity_regularizer="l2", name="active"))
+    refused(ValueError, "active has an activity regularizer", lambda: model.fit(X, Y, **FIT))
+    if BACKEND == "tensorflow":  # elsewhere Keras raises
+        model = made(layers.BatchNormalization(synchronized=True))
+        refused(ValueError, "has synchronized=True", lambda: model.fit(X, Y, **FIT))
+    several = keras.callbacks.CallbackList()
+    refused(TypeError, "give the callbacks as a list", lambda: made().fit(X, Y, callbacks=several, **FIT))
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(ops.maximum(self.value, ops.max(y_pred)))
+
+    def result(self):
+        return self.value
+
+
+def metric_without_sums():
+    refused(ValueError, "has aggregation='mean'", lambda: made(metrics=[Largest()]).fit(X, Y, **FIT))
+
+
+def files_of_batch_norm():
+    model = made(distributed.SyncBatchNormalization(name="norm"))
+    model.fit(X, Y, epochs=1, **FIT)
+    if RANK == 0:
+        model.save(folder / "norm.keras")
+    strategy.barrier()
+    loaded = keras.saving.load_model(folder / "norm.keras")
+    assert type(loaded.get_layer("norm")) is keras.layers.BatchNormalization
+    for mine, kept in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        assert np.array_equal(mine, kept)
+    assert alike(model)
+
+
+def plain_batch_norm():
+    """Its moving statistics are averaged at the end of an epoch."""
+    model = made(layers.BatchNormalization())
+    model.fit(X, Y, epochs=2, validation_data=(X, Y), **FIT)
+    assert alike(model)
+
+
+def no_tracing_after_an_epoch():
+    traced = []
+
+    class Traced(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            traced.append(1)
+            return super().compute_loss(*args, **kwargs)
+
+    model = Traced([keras.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = slice(0, 37)
+    counts = Counts(after_epoch=lambda counts: seen.append(len(traced)))
+    seen = []
+    model.fit(X[rows], Y[rows], epochs=3, callbacks=[counts], **FIT)
+    model.fit(X[rows], Y[rows], epochs=1, callbacks=[counts], **FIT)
+    assert BACKEND == "torch" or len(set(seen)) == 1, seen
+
+
+def random_numbers():
+    """Of each rank its own, and as before after `fit`."""
+    model = made(layers.Dropout(0.5))
+    states = []
+    drawn = Counts(lambda counts: states.append(int(ops.convert_to_numpy(generator.state.value)[0])))
+    (generator,) = [each.seed_generator for each in model.layers if hasattr(each, "seed_generator")]
+    before = int(ops.convert_to_numpy(generator.state.value)[0])
+    model.fit(X, Y, epochs=1, callbacks=[drawn], **FIT)
+    assert int(ops.convert_to_numpy(generator.state.value)[0]) == before
+    if BACKEND != "jax":  # whose variables hold nothing while it trains
+        assert len(set(everywhere(states[0]))) == RANKS
+    assert alike(model)
+
+
+def evaluation_in_a_callback():
+    found = []
+    look = Counts(after_epoch=lambda counts: found.append(counts.model.evaluate(X, Y, verbose=0)))
+    model = made()
+    logs = model.fit(X, Y, epochs=2, validation_data=(X, Y), callbacks=[look], **FIT).history
+    np.testing.assert_allclose(found, logs["val_loss"], rtol=1e-5)
+
+
+def backup():
+    class Broken(Counts):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def train(*callbacks):
+        model = made(optimizer=keras.optimizers.Adam(0.01))
+        try:
+            model.fit(X, Y, epochs=4, callbacks=[*callbacks], **FIT)
+        except KeyboardInterrupt:
+            return None
+        return model
+
+    keep = lambda: keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)  # noqa: E731
+    whole = train()
+    # In a new strategy: the interruption leaves the collectives of this one out of step.
+    assert train(Broken(), keep()) is None
+    resumed = train(keep())
+    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def overflow_on_one_rank():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=1024.0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = made(optimizer=optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    y = Y.copy()
+    y[7] = 1e38  # of the last rank
+    before = model.get_weights()
+    model.train_on_batch(X[:8], y[:8])
+    assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+    assert everywhere(float(ops.convert_to_numpy(optimizer.dynamic_scale.value))) == [512.0] * RANKS
+    model.train_on_batch(X[:8], Y[:8])
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+class Branch(keras.Model):
+    """A layer that only batches with a large row use: on PyTorch the other ranks have no gradient of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes, self.never = layers.Dense(1), layers.Dense(1), layers.Dense(1)
+
+    def build(self, shape):
+        for each in (self.always, self.sometimes, self.never):
+            each.build(shape)
+
+    def call(self, x):
+        out = self.always(x)
+        if not isinstance(x, keras.KerasTensor) and float(ops.max(x)) > 50:
+            out = out + self.sometimes(x)
+        return out
+
+
+def no_gradient_on_one_rank():
+    if BACKEND != "torch":
+        return
+    x = X[:8].copy()
+    x[7] = 100
+    keras.utils.set_random_seed(1)
+    model = Branch()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.build((None, 4))
+    before = [each.numpy() for each in (model.sometimes.kernel, model.never.kernel)]
+    model.train_on_batch(x, Y[:8])
+    assert not np.array_equal(model.sometimes.kernel.numpy(), before[0])
+    assert np.array_equal(model.never.kernel.numpy(), before[1])
+    assert alike(model)
+
+
+CHECKS = [
+    callbacks_of_the_chief,
+    stop_by_one_rank,
+    stop_after_an_epoch,
+    nan_on_one_rank,
+    weights_of_one_rank,
+    first_weights,
+    other_input,
+    order_of_rows,
+    predictions_for_the_chief,
+    what_cannot_be_trained,
+    metric_without_sums,
+    files_of_batch_norm,
+    plain_batch_norm,
+    no_tracing_after_an_epoch,
+    random_numbers,
+    evaluation_in_a_callback,
+    overflow_on_one_rank,
+    no_gradient_on_one_rank,
+    backup,
+]
+if __name__ == "__main__":
+    for check in CHECKS:
+        if len(sys.argv) > 2 and check.__name__ not in sys.argv[2:]:
+            continue
+        # A strategy of its own: an error leaves the collectives of another out of step.
+        strategy = mpistrat.MultiWorkerMirroredStrategy()
+        with contextlib.nullcontext() if check is order_of_rows else strategy.scope():
+            check()
+        strategy.barrier()
+        if RANK == 0:
+            print(f"passed {check.__name__}", flush=True)
