@@ -29,6 +29,7 @@ EXTRAS = {
     "mpistrat.integrations.hvd.torch": "torch",
     "mpistrat.integrations.joblib": "joblib",
     "mpistrat.integrations.lightning": "lightning",
+    "mpistrat.integrations.keras": "tensorflow",  # with Keras, whose own choice of a backend it is
 }
 
 

@@ -22,6 +22,7 @@ PROGRAMS = {
     ),  # the months; averaged models depend on the ranks
     "jax_optax": (("jax", "optax", "sklearn"), ("epoch ", "test accuracy "), 2e-3),
     "keras_gradienttape": (("tensorflow", "sklearn"), "epoch ", 5e-3),
+    "keras_fit": (("keras", "tensorflow", "sklearn"), "epoch ", 5e-3),
 }
 
 

@@ -108,8 +108,7 @@ class TrainingRanks:
         if numbers[1] ** 2 != self.topology.size * numbers[2]:
             raise ValueError(
                 "the ranks have read other batches: a dataset that Keras cannot divide is read whole by every rank, "
-                "and must give the same batches on all of them; give it the same seed, or distribute it with "
-                "strategy.experimental_distribute_dataset"
+                "and must give the same batches on all of them; give it the same seed"
             )
 
     # --- between steps -------------------------------------------------------------------
