@@ -153,8 +153,12 @@ def require_supported(model: Any) -> None:
     Raises
     ------
     ValueError
-        If a layer has an activity regularizer, or asks for ``synchronized=True``.
+        If a layer has an activity regularizer, or asks for ``synchronized=True``, or torch is to compile the step.
     """
+    if BACKEND == "torch" and model.jit_compile:
+        raise ValueError(
+            f"{model.name} was compiled with jit_compile=True; torch cannot compile a step that calls MPI: leave it out"
+        )
     for layer in layers_of(model):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(

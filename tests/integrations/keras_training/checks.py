@@ -182,6 +182,9 @@ def what_cannot_be_trained():
     if BACKEND == "tensorflow":  # elsewhere Keras raises
         model = made(layers.BatchNormalization(synchronized=True))
         refused(ValueError, "has synchronized=True", lambda: model.fit(X, Y, **FIT))
+    if BACKEND == "torch":
+        model = made(jit_compile=True)
+        refused(ValueError, "was compiled with jit_compile=True", lambda: model.fit(X, Y, **FIT))
     several = keras.callbacks.CallbackList()
     refused(TypeError, "give the callbacks as a list", lambda: made().fit(X, Y, callbacks=several, **FIT))
 
@@ -246,7 +249,7 @@ def random_numbers():
     states = []
     drawn = Counts(lambda counts: states.append(int(ops.convert_to_numpy(generator.state.value)[0])))
     (generator,) = [each.seed_generator for each in model.layers if hasattr(each, "seed_generator")]
-    before = int(ops.convert_to_numpy(generator.state.value)[0])
+    before = strategy.comm.bcast(int(ops.convert_to_numpy(generator.state.value)[0]))
     model.fit(X, Y, epochs=1, callbacks=[] if BACKEND == "jax" else [drawn], **FIT)
     assert int(ops.convert_to_numpy(generator.state.value)[0]) == before
     if BACKEND != "jax":  # whose variables hold nothing while it trains
