@@ -20,7 +20,7 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.timeout(3000 if ALL else 290)
+@pytest.mark.timeout(3000 if ALL else 520)
 @pytest.mark.parametrize(("backend", "ranks"), LAUNCHES)
 def test_rows(run_ranks, backend, ranks):
     for needed in (backend, "torch", "tensorflow") if ALL else (backend,):
@@ -28,19 +28,19 @@ def test_rows(run_ranks, backend, ranks):
             pytest.skip(f"{needed} is not installed")
     asked = [] if ALL else ["quick"]
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(ranks, PARITY, *asked, limit=2900 if ALL else 280, **environ).check()
+    ended = run_ranks(ranks, PARITY, *asked, limit=2900 if ALL else 500, **environ).check()
     rows = re.findall(r"^row (.+?): (ok|OFF)", ended.output, re.M)
     assert len(rows) >= (40 if ALL else 10), str(ended)
     assert [name for name, found in rows if found != "ok"] == [], str(ended)
 
 
-@pytest.mark.timeout(900 if ALL else 250)
+@pytest.mark.timeout(900 if ALL else 520)
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_callbacks_and_errors(run_ranks, tmp_path, backend):
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(2, CHECKS, tmp_path, limit=800 if ALL else 240, **environ).check()
+    ended = run_ranks(2, CHECKS, tmp_path, limit=800 if ALL else 500, **environ).check()
     ended.shows("all checks passed")
 
 
