@@ -156,13 +156,15 @@ def test_no_rank_waits_for_a_rank_that_is_stuck(comm, monkeypatch, strategy, dec
     distributed = strategy.experimental_distribute_dataset(dataset)
     found = []
     reading = threading.Thread(target=lambda: found.extend(distributed), daemon=True)
-    reading.start()
-    if RANK:
-        reading.join(60)
-        assert equal(found, wanted)
-    else:
+    if RANK == 0:
+        reading.start()
         while not calls:  # it has begun to make a chunk that all others need
             time.sleep(0.001)
+    comm.Barrier()
+    if RANK:
+        reading.start()
+        reading.join(60)
+        assert equal(found, wanted)
     comm.Barrier()
     go_on.set()
     reading.join(60)

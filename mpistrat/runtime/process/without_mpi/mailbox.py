@@ -137,7 +137,7 @@ class Outbox:
 
 
 def _board(key: str | None) -> Board | None:
-    """Return the board for the letters of a key, or None if there is no directory for it."""
+    """Return the board for the letters of a key; None without a directory for it."""
     board = (
         None if key is None else Board(f"letters {key}")
     )  # the watchdogs of this launch have one of their own
